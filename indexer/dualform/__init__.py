@@ -1,0 +1,72 @@
+"""dualform: the training of a network as an exact key-value memory that answers questions.
+
+    recorder = dualform.Recorder(model, optimizer, "runs/mnist")     # records while you train
+    memory = dualform.open("runs/mnist")                             # answers questions about it
+
+Importing this package loads neither torch nor faiss nor duckdb; each name below loads what it needs when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dualform.answers import (
+        Answers as Answers,
+        Certificate as Certificate,
+        Columns as Columns,
+        GroupSums as GroupSums,
+        Hits as Hits,
+        MemoryInfo as MemoryInfo,
+        Probe as Probe,
+    )
+    from dualform.errors import DualformError as DualformError
+    from dualform.query.engine import Engine as Engine, open_memory as open
+    from dualform.questions import ProbeRows as ProbeRows, SlotKeys as SlotKeys, Vectors as Vectors
+    from dualform.record.recorder import Recorder as Recorder
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Recorder": ("dualform.record.recorder", "Recorder"),
+    "open": ("dualform.query.engine", "open_memory"),
+    "Engine": ("dualform.query.engine", "Engine"),
+    "DualformError": ("dualform.errors", "DualformError"),
+    **{name: ("dualform.questions", name) for name in ("Vectors", "ProbeRows", "SlotKeys")},
+    **{
+        name: ("dualform.answers", name)
+        for name in ("Answers", "Certificate", "Columns", "GroupSums", "Hits", "MemoryInfo", "Probe")
+    },
+}
+
+__all__ = [
+    "Answers",
+    "Certificate",
+    "Columns",
+    "DualformError",
+    "Engine",
+    "GroupSums",
+    "Hits",
+    "MemoryInfo",
+    "Probe",
+    "ProbeRows",
+    "Recorder",
+    "SlotKeys",
+    "Vectors",
+    "__version__",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dualform' has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
