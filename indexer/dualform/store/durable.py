@@ -1,0 +1,42 @@
+"""Putting files on disk so that they are still there after a power cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import xxhash
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file by atomic rename: a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def checksum(content: bytes | bytearray | memoryview) -> str:
+    """XXH3, 128 bits, in hexadecimal: the checksum of every file of a memory."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def checksum_file(path: Path) -> str:
+    """The checksum of a file's content, read in pieces of 16 MiB."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 24):
+            digest.update(piece)
+    return digest.hexdigest()

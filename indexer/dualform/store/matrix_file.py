@@ -1,0 +1,102 @@
+"""The two kinds of matrix file in a memory, written row by row and read whole.
+
+A key segment is a FAISS `IndexFlatIP` file, so that `faiss.read_index` alone opens it; a value segment is a `.npy`
+file, so that `numpy.load` alone opens it. Both are a header that states the number of rows, then float32 rows. Writing
+them here rather than through FAISS lets rows stream to disk as they arrive, and a full disk raises (FAISS can report
+success there).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import Damaged
+from dualform.store.durable import checksum, checksum_file
+
+Header: TypeAlias = Callable[[int, int], bytes]
+"""(rows, width) -> the header's bytes, of a length that does not depend on the number of rows."""
+
+_INNER_PRODUCT = 0
+
+
+def flat_index_header(rows: int, width: int) -> bytes:
+    """The 45 bytes before the vectors of a FAISS IndexFlatIP: kind, shape, training state, metric, size."""
+    unused = 1 << 20
+    return struct.pack("<4siqqq?iQ", b"IxFI", width, rows, unused, unused, True, _INNER_PRODUCT, rows * width)
+
+
+def npy_header(rows: int, width: int) -> bytes:
+    """The header of a float32[rows, width] .npy file; NumPy leaves room for the row count to grow."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
+    )
+    return stream.getvalue()
+
+
+class MatrixWriter:
+    """A matrix file under its temporary name, until `finish` gives it its own."""
+
+    def __init__(self, path: Path, width: int, header: Header) -> None:
+        self.path, self.width, self.rows, self._header = path, width, 0, header
+        self._temporary = path.with_name(path.name + ".tmp")
+        self._file = open(self._temporary, "wb")  # noqa: SIM115  closed by finish or discard
+        self._file.write(header(0, width))
+
+    def append(self, rows: NDArray[np.float32]) -> None:
+        """Add float32[n, width] rows."""
+        self._file.write(memoryview(np.ascontiguousarray(rows, dtype="<f4")).cast("B"))
+        self.rows += len(rows)
+
+    def finish(self) -> tuple[int, str]:
+        """Make the file durable under its own name; returns its size in bytes and its checksum."""
+        self._file.seek(0)
+        self._file.write(self._header(self.rows, self.width))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        digest, size = checksum_file(self._temporary), self._temporary.stat().st_size
+        os.replace(self._temporary, self.path)
+        return size, digest
+
+    def discard(self) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def read_matrix(path: Path, rows: int, width: int, header: Header, expected: str) -> NDArray[np.float32]:
+    """float32[rows, width] of a matrix file, aligned for BLAS, its checksum and header verified.
+
+    Raises Damaged, naming the file, where anything differs from what was committed.
+    """
+    start = header(rows, width)
+    size = len(start) + rows * width * 4
+    buffer = np.empty(size + 64, dtype=np.uint8)
+    # The header's length is no multiple of four: place it so that the numbers behind it fall on a cache line.
+    offset = -(buffer.ctypes.data + len(start)) % 64
+    content = buffer[offset : offset + size]
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != size:
+                raise Damaged(f"{path} has {os.fstat(file.fileno()).st_size} bytes where {size} were committed.")
+            filled = 0
+            while filled < size:
+                got = file.readinto(memoryview(content)[filled:])
+                if not got:
+                    raise Damaged(f"{path} ended after {filled} of {size} bytes.")
+                filled += got
+    except OSError as error:
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(f"{path} cannot be read: {error.strerror or error}.") from None
+    if checksum(memoryview(content)) != expected or bytes(content[: len(start)]) != start:
+        raise Damaged(f"{path} was altered: its checksum is not the one that was committed.")
+    return content[len(start) :].view("<f4").reshape(rows, width)
