@@ -1,0 +1,56 @@
+"""Reader of IDX files, the format of MNIST's originals (http://yann.lecun.com/exdb/mnist, "The IDX file format").
+
+Two zero bytes, one byte for the type (8: unsigned byte), one for the number of dimensions, each dimension as a
+big-endian 32-bit number, then the data, row by row.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from dualform.errors import Damaged
+from numpy.typing import NDArray
+
+_UNSIGNED_BYTE = 8
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array in an IDX file of unsigned bytes, gzipped where the name ends in .gz.
+
+    Raises Damaged, naming the file, where it cannot be decompressed, is no IDX file of so many dimensions, or is
+    shorter or longer than its header says.
+    """
+    content = _content(path)
+    if len(content) < 4:
+        raise _damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
+    zeros, kind, depth = struct.unpack(">HBB", content[:4])
+    if (zeros, kind) != (0, _UNSIGNED_BYTE):
+        raise _damaged(path, f"starts with the bytes {content[:4].hex(' ')}, which no IDX file of unsigned bytes does")
+    if depth != dimensions:
+        raise _damaged(path, f"has {depth} dimensions where {dimensions} are expected")
+    header = 4 + 4 * depth
+    if len(content) < header:
+        raise _damaged(path, "is cut short inside its header")
+    shape = struct.unpack(f">{depth}I", content[4:header])
+    if len(content) - header != math.prod(shape):
+        raise _damaged(
+            path, f"holds {len(content) - header} bytes of data where its header announces {math.prod(shape)}"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise _damaged(path, f"cannot be decompressed ({error})") from None
+
+
+def _damaged(path: Path, what: str) -> Damaged:
+    return Damaged(f"{path} {what}.", hint="Remove the file and fetch it again.")
