@@ -73,7 +73,8 @@ class LayerWriter:
         for kind, writer in self._open.items():
             size, digest = writer.finish()
             first = self._rows_before[kind]
-            rows.append((segment, self.layer.name, kind, writer.path.name, first, writer.rows, size, digest))
+            file = f"layers/{self.layer.folder}/{writer.path.name}"
+            rows.append((segment, self.layer.name, kind, file, first, writer.rows, size, digest))
             self._rows_before[kind] = first + writer.rows
         if self._open:
             sync_folder(self.folder)

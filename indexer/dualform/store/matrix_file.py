@@ -36,9 +36,7 @@ def flat_index_header(rows: int, width: int) -> bytes:
 def npy_header(rows: int, width: int) -> bytes:
     """The header of a float32[rows, width] .npy file; NumPy leaves room for the row count to grow."""
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        stream, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
-    )
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
     return stream.getvalue()
 
 
@@ -53,7 +51,9 @@ class MatrixWriter:
 
     def append(self, rows: NDArray[np.float32]) -> None:
         """Add float32[n, width] rows."""
-        self._file.write(memoryview(np.ascontiguousarray(rows, dtype="<f4")).cast("B"))
+        if not len(rows):
+            return
+        self._file.write(np.ascontiguousarray(rows, dtype="<f4").data.cast("B"))
         self.rows += len(rows)
 
     def finish(self) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def read_matrix(path: Path, rows: int, width: int, header: Header, expected: str
                 raise Damaged(f"{path} has {os.fstat(file.fileno()).st_size} bytes where {size} were committed.")
             filled = 0
             while filled < size:
-                got = file.readinto(memoryview(content)[filled:])
+                got = file.readinto(content.data[filled:])
                 if not got:
                     raise Damaged(f"{path} ended after {filled} of {size} bytes.")
                 filled += got
@@ -97,6 +97,6 @@ def read_matrix(path: Path, rows: int, width: int, header: Header, expected: str
         if isinstance(error, Damaged):
             raise
         raise Damaged(f"{path} cannot be read: {error.strerror or error}.") from None
-    if checksum(memoryview(content)) != expected or bytes(content[: len(start)]) != start:
+    if checksum(content.data) != expected or bytes(content[: len(start)]) != start:
         raise Damaged(f"{path} was altered: its checksum is not the one that was committed.")
     return content[len(start) :].view("<f4").reshape(rows, width)

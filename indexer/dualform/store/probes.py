@@ -30,9 +30,7 @@ def write_probe(
 ) -> tuple[dict[str, FileMark], dict[str, Any]]:
     """Write a probe durably; returns the marks of its files and its entry in the manifest."""
     if not _NAME.fullmatch(name):
-        raise BadInput(
-            f"{name!r} cannot name a probe.", hint="Use letters, digits, '.', '_' and '-'.", field="name"
-        )
+        raise BadInput(f"{name!r} cannot name a probe.", hint="Use letters, digits, '.', '_' and '-'.", field="name")
     if name in manifest.probes:
         raise BadInput(f"there is a probe {name!r} already.", hint="Give each probe its own name.", field="name")
     folder = memory / "probes" / name

@@ -124,8 +124,8 @@ def read(path: Path, tables: Mapping[str, ColumnTypes], marks: Mapping[str, Tabl
 
 def _first_rows(connection: duckdb.DuckDBPyConnection, table: str, types: ColumnTypes, rows: int) -> pa.Table:
     names = ", ".join(quoted(name) for name in types)
-    result = connection.execute(f"SELECT {names} FROM {quoted(table)} ORDER BY rowid LIMIT {rows}")
-    return result.to_arrow_table()
+    # DuckDB keeps insertion order where nothing asks for another; the running digest would notice if it did not.
+    return connection.sql(f"SELECT {names} FROM {quoted(table)} LIMIT {rows}").to_arrow_table()
 
 
 def _verify(path: Path, table: str, rows: pa.Table, bounds: list[int], mark: TableMark) -> None:

@@ -44,7 +44,9 @@ class SlotColumns:
             kind = duckdb_type(column)
             if kind is None:
                 raise BadInput(
-                    f"column {name!r} holds {column.dtype}.", hint="Give integers, floats, booleans or texts.", field=name
+                    f"column {name!r} holds {column.dtype}.",
+                    hint="Give integers, floats, booleans or texts.",
+                    field=name,
                 )
             types[name] = kind
         if self._types is None:
@@ -67,12 +69,14 @@ class SlotColumns:
 
     def take(self) -> dict[str, NDArray[Any]]:
         """The pending slots' columns, joined."""
-        joined = {name: np.ma.concatenate(parts) if _masked(parts) else np.concatenate(parts)
-                  for name, parts in self._parts.items()}  # fmt: skip
+        joined = {name: _joined(parts) for name, parts in self._parts.items()}
         self._parts = {}
         self.pending = 0
         return joined
 
 
-def _masked(parts: list[NDArray[Any]]) -> bool:
-    return any(isinstance(part, np.ma.MaskedArray) for part in parts)
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    whole = np.concatenate([np.asarray(part) for part in parts])
+    if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        return whole
+    return np.ma.MaskedArray(whole, mask=np.concatenate([np.ma.getmaskarray(part) for part in parts]))

@@ -69,7 +69,7 @@ class Writer:
         for writer in self._layers.values():
             writer.folder.mkdir(parents=True)
         self._database = folder / shard.FILE
-        self._shard.tables = shard.create(self._database, TABLES | {name: SLOTS for name in names.values()})
+        self._shard.tables = shard.create(self._database, {**TABLES, **dict.fromkeys(names.values(), SLOTS)})
         self.manifest = Manifest(
             layers=list(layers),
             skipped=dict(skipped),
@@ -157,5 +157,3 @@ class Writer:
     def _set_weights(self, name: str, weights: Mapping[str, NDArray[Any]]) -> None:
         file, size, digest = write_weights(self.path, name, weights)
         self.manifest.files[file] = FileMark(size, digest)
-
-
