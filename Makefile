@@ -27,12 +27,22 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The generated code is checked in, so that installing dualform needs no compiler.
-protos: setup
-	$(BIN)/python -m grpc_tools.protoc --proto_path=protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-		--python_out=protos --grpc_python_out=protos --mypy_out=protos --mypy_grpc_out=protos \
-		protos/dualform_proto/v1/*.proto
+# The generated code is checked in, so that installing dualform needs no compiler. The compiler is the oldest that
+# pyproject.toml allows at run time (generated code refuses a runtime older than itself), so it has its own environment.
+COMPILER := build/protoc
+PROTOC := grpcio-tools==1.80.0 grpcio==1.80.0 mypy-protobuf==3.7.0
+
+protos: $(COMPILER)/ready
+	$(COMPILER)/bin/python -m grpc_tools.protoc --proto_path=protos \
+		--plugin=protoc-gen-mypy=$(COMPILER)/bin/protoc-gen-mypy \
+		--plugin=protoc-gen-mypy_grpc=$(COMPILER)/bin/protoc-gen-mypy_grpc \
+		--python_out=protos --grpc_python_out=protos --mypy_out=quiet:protos --mypy_grpc_out=quiet:protos \
+		protos/dualform_proto/v1/dualform.proto
+
+$(COMPILER)/ready: Makefile
+	$(PYTHON) -m venv $(COMPILER)
+	$(COMPILER)/bin/python -m pip install --quiet $(PROTOC)
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

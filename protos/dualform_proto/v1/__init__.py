@@ -1,0 +1,1 @@
+"""Generated from dualform.proto by `make protos`; not to be edited."""
