@@ -1,0 +1,103 @@
+"""What all figures have in common: page width, type, colours, and a header that shows the query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from dualform_studies.datasets import Dataset
+
+INK = ("#2f6690", "#c8702a", "#5b8c5a", "#7d5ba6")
+"""One colour a dataset, in the order of training."""
+TRUE, GIVEN = "#bfe3c4", "#f6c7c3"
+"""Behind the class that the query has, and the one that the network gives it."""
+
+_WIDTH = 7.5
+_HEADER = 0.85
+_STYLE: Any = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "savefig.dpi": 200,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """The test image that a figure is about."""
+
+    dataset: Dataset
+    row: int
+    """Its row among the test images."""
+    given: int
+    """The class that the final network gives it."""
+
+    @property
+    def label(self) -> int:
+        return int(self.dataset.test.labels[self.row])
+
+    @property
+    def picture(self) -> NDArray[np.float32]:
+        return self.dataset.picture(self.dataset.test.pixels[self.row])
+
+    def __str__(self) -> str:
+        true, given = (self.dataset.label_names[label] for label in (self.label, self.given))
+        return f"{self.dataset.name} test image {self.row}, class {true}, recognised as {given}"
+
+
+@contextmanager
+def new_figure(path: Path, height: float) -> Iterator[Figure]:
+    """A figure as wide as a page and so many inches high, saved as PNG when the block ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        yield figure
+        figure.savefig(path)
+
+
+@contextmanager
+def query_figure(path: Path, query: Query, title: str, height: float, *, classes: bool) -> Iterator[SubFigure]:
+    """A figure under a header with the query's picture; `classes` explains the shades of its classes."""
+    with new_figure(path, _HEADER + height) as figure:
+        grid = figure.add_gridspec(2, 1, height_ratios=(_HEADER, height))
+        _draw_header(figure.add_subfigure(grid[0]), query, title, classes)
+        yield figure.add_subfigure(grid[1])
+
+
+def show_picture(panel: Axes, picture: NDArray[np.float32], caption: str = "") -> None:
+    """One image from 0 (black) to 1 (white), without ticks."""
+    panel.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    panel.set(xticks=[], yticks=[])
+    panel.set_title(caption, fontsize=7.5)
+
+
+def _draw_header(header: SubFigure, query: Query, title: str, classes: bool) -> None:
+    grid = header.add_gridspec(1, 2, width_ratios=(1, 9))
+    show_picture(header.add_subplot(grid[0]), query.picture)
+    words = header.add_subplot(grid[1])
+    words.set_axis_off()
+    words.text(0, 0.97, title, va="top", fontsize=10, weight="bold", transform=words.transAxes)
+    words.text(0, 0.56, f"query: {query}", va="top", transform=words.transAxes)
+    if classes:
+        words.legend(handles=_shades(query), loc="lower left", bbox_to_anchor=(-0.007, -0.16), ncols=2, borderaxespad=0)
+
+
+def _shades(query: Query) -> Sequence[Patch]:
+    if query.given == query.label:
+        return [Patch(color=TRUE, label="its class, recognised")]
+    return [Patch(color=TRUE, label="its class"), Patch(color=GIVEN, label="the class recognised")]

@@ -1,0 +1,130 @@
+"""Two datasets learned one after the other by one network and one optimizer (paper section 5.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from dualform import Recorder
+from dualform.query.engine import Engine
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dualform_studies.datasets import Dataset
+from dualform_studies.network import build_network, predictions, with_weights
+from dualform_studies.training import Progress, Recipe, train_part
+
+Pair: TypeAlias = tuple[Dataset, Dataset]
+Weights: TypeAlias = dict[str, Tensor]
+
+MOMENTS = ("after_first", "final", "masked", "as_of_first")
+"""Networks that a succession is judged by: as training left it after the first dataset, and at the end; rebuilt from
+the memory without the second dataset, and as of the step where the first ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    after_first: Weights
+    """A copy of the weights that the network had when the first dataset was done."""
+    final: Weights
+    seconds: float
+    """Time of the updates; of a recorded training, until the record is on disk."""
+
+
+def train_in_succession(
+    pair: Pair, recipe: Recipe, seed: int, *, record_to: Path | None = None, progress: Progress | None = None
+) -> Trained:
+    """Train a fresh network on both datasets, recorded into the folder `record_to` where there is one.
+
+    A recorded training stores the probes `test-NAME`, all test images of each dataset with their labels, at its end.
+    Raises AlreadyExists where the folder holds something.
+    """
+    network = build_network(recipe.widths(pair[0]), seed)
+    optimizer = recipe.optimizer(network)
+    if record_to is None:
+        return _train(network, optimizer, pair, recipe, seed, None, progress)
+    names = {dataset.name: list(dataset.label_names) for dataset in pair}
+    recorder = Recorder(network, optimizer, record_to, values=True, label_names=names)
+    with recorder:
+        trained = _train(network, optimizer, pair, recipe, seed, recorder, progress)
+        for dataset in pair:
+            images = torch.from_numpy(dataset.inputs(dataset.test))
+            recorder.probe(probe_name(dataset), images, label=torch.from_numpy(dataset.test.labels))
+    return trained
+
+
+def _train(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    pair: Pair,
+    recipe: Recipe,
+    seed: int,
+    recorder: Recorder | None,
+    progress: Progress | None,
+) -> Trained:
+    seconds, weights = 0.0, []
+    for part, dataset in enumerate(pair):
+        start = perf_counter()
+        train_part(network, optimizer, dataset, recipe, seed=seed, part=part, recorder=recorder, progress=progress)
+        if recorder is not None:
+            recorder.flush()
+        seconds += perf_counter() - start
+        weights.append({name: weight.detach().clone() for name, weight in network.state_dict().items()})
+    return Trained(weights[0], weights[1], seconds)
+
+
+def probe_name(dataset: Dataset) -> str:
+    return f"test-{dataset.name}"
+
+
+def without(dataset: Dataset) -> str:
+    """The mask that leaves a dataset out."""
+    return f"dataset <> '{dataset.name}'"
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What the networks of each moment make of the test images."""
+
+    pair: Pair
+    classes: Mapping[str, Mapping[str, NDArray[np.int64]]]
+    """By moment and dataset: int64[n], the class that the network gives each test image."""
+
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """By dataset and moment: the fraction of test images classified as labelled."""
+        return {
+            dataset.name: {
+                moment: float((classes[dataset.name] == dataset.test.labels).mean())
+                for moment, classes in self.classes.items()
+            }
+            for dataset in self.pair
+        }
+
+    def interfered(self) -> NDArray[np.int64]:
+        """Test rows of the first dataset: right after it was learned, wrong at the end, right again with the mask."""
+        first = self.pair[0]
+        right = {moment: self.classes[moment][first.name] == first.test.labels for moment in MOMENTS}
+        return np.flatnonzero(right["after_first"] & ~right["final"] & right["masked"])
+
+
+def judge(memory: Engine, trained: Trained, pair: Pair, recipe: Recipe) -> Judged:
+    """Classify all test images with the network of each moment."""
+    weights: dict[str, Weights] = {
+        "after_first": trained.after_first,
+        "final": trained.final,
+        "masked": memory.weights(where=without(pair[1])),
+        "as_of_first": memory.weights(at_step=recipe.steps),
+    }
+    networks = {moment: with_weights(recipe.widths(pair[0]), weights[moment]) for moment in MOMENTS}
+    return Judged(
+        pair,
+        {
+            moment: {dataset.name: predictions(network, dataset, dataset.test) for dataset in pair}
+            for moment, network in networks.items()
+        },
+    )
