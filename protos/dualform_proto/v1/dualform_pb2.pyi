@@ -76,7 +76,8 @@ class _ScoreEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     SCORE_SIGNED: _Score.ValueType  # 1
     SCORE_ABS: _Score.ValueType  # 2
 
-class Score(_Score, metaclass=_ScoreEnumTypeWrapper): ...
+class Score(_Score, metaclass=_ScoreEnumTypeWrapper):
+    """Unspecified is read as signed."""
 
 SCORE_UNSPECIFIED: Score.ValueType  # 0
 SCORE_SIGNED: Score.ValueType  # 1

@@ -1,0 +1,129 @@
+"""Errors <-> gRPC statuses. One table, used in both directions.
+
+A status carries google.rpc details: ErrorInfo (reason: the error's `code`; domain; the hint as metadata) and, where one
+argument is at fault, BadRequest with its name. So a client raises the class, message, hint and field that the server
+raised. Statuses that the transport makes (nobody there, deadline passed) carry no details: the code alone decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from dualform import errors
+
+DOMAIN = "dualform"
+DETAILS_KEY = "grpc-status-details-bin"
+TEXT_BYTES = 4096
+"""Longest message and hint on the wire. Details travel as metadata, whose size is bounded on both sides."""
+
+STATUS_CODES: dict[type[errors.DualformError], grpc.StatusCode] = {
+    errors.BadInput: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.BadMask: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.EmptyMask: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Inexact: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RecordingError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.FolderError: grpc.StatusCode.INTERNAL,
+    errors.NotAMemory: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Damaged: grpc.StatusCode.DATA_LOSS,
+    errors.Locked: grpc.StatusCode.ABORTED,
+    errors.MissingPackage: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
+    errors.TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ServiceError: grpc.StatusCode.UNKNOWN,
+    errors.DualformError: grpc.StatusCode.INTERNAL,
+}
+"""The first class of a code, in this order, is what a status without details is read as."""
+
+_BY_REASON = {error.code: error for error in STATUS_CODES}
+
+
+def to_status(error: errors.DualformError) -> grpc.Status:
+    """The status that carries the error. A class of later versions travels as its nearest known base."""
+    known = next(base for base in type(error).__mro__ if base in STATUS_CODES)
+    message = _bounded(error.message)
+    details = [_packed(error_details_pb2.ErrorInfo(reason=known.code, domain=DOMAIN, metadata=_hint(error)))]
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=_bounded(error.field), description=message)
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    status = status_pb2.Status(code=STATUS_CODES[known].value[0], message=message, details=details)
+    ready: grpc.Status = rpc_status.to_status(status)
+    return ready
+
+
+def from_status(
+    code: grpc.StatusCode, message: str, metadata: Iterable[tuple[str, str | bytes]], address: str
+) -> errors.DualformError:
+    """The error that a status carries; where it carries none, the one that its code says, naming the address."""
+    carried = next((value for key, value in metadata if key == DETAILS_KEY), None)
+    if isinstance(carried, bytes):
+        error = _carried(status_pb2.Status.FromString(carried))
+        if error is not None:
+            return error
+    return _of_transport(code, message, address)
+
+
+def _carried(status: status_pb2.Status) -> errors.DualformError | None:
+    info, fault = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in status.details:
+        for part in (info, fault):
+            if detail.Is(part.DESCRIPTOR):
+                detail.Unpack(part)
+    if info.domain != DOMAIN:
+        return None
+    field = fault.field_violations[0].field if fault.field_violations else ""
+    kind = _BY_REASON.get(info.reason, errors.ServiceError)
+    return kind(status.message, hint=info.metadata.get("hint", ""), field=field)
+
+
+def _of_transport(code: grpc.StatusCode, message: str, address: str) -> errors.DualformError:
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return errors.Unavailable(
+            f"No server answers at {address} ({message}).",
+            hint=f"Start one: dualform serve RUN --address {address}",
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.TimedOut(
+            f"{address} did not answer before the deadline.",
+            hint="Ask with fewer queries, or give a longer timeout.",
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
+        return errors.BadInput(
+            f"A message to or from {address} is too large ({message}).",
+            hint="Ask with fewer queries, a smaller k or a narrower mask at a time.",
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.Overloaded(f"{address} takes no more questions at present.", hint="Ask again in a moment.")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.ServiceError(
+            f"{address} is a server, but does not speak dualform.v1 ({message}).",
+            hint="Check the address, and that client and server are of one version.",
+        )
+    kind = next((error for error, its in STATUS_CODES.items() if its is code), errors.ServiceError)
+    return kind(f"{address} answered {code.name}: {message}")
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _hint(error: errors.DualformError) -> dict[str, str]:
+    return {"hint": _bounded(error.hint)} if error.hint else {}
+
+
+def _bounded(text: str) -> str:
+    data = text.encode(errors="replace")
+    if len(data) <= TEXT_BYTES:
+        return data.decode()
+    return data[: TEXT_BYTES - 3].decode(errors="ignore") + "…"

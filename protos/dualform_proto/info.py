@@ -1,0 +1,72 @@
+"""What a memory holds <-> `InfoResponse`. Mappings travel as lists, because maps of protobuf keep no order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from dualform.answers import LayerInfo, MemoryInfo, ProbeInfo
+from dualform_proto.v1 import dualform_pb2 as pb
+
+
+def encode_info(info: MemoryInfo) -> pb.InfoResponse:
+    return pb.InfoResponse(
+        format=info.format,
+        snapshot=info.snapshot,
+        recording=info.recording,
+        slots=_counts(info.slots),
+        steps=info.steps,
+        optimizer=info.optimizer,
+        layers=[pb.LayerInfo(**asdict(layer)) for layer in info.layers],
+        skipped=_remarks(info.skipped),
+        datasets=_counts(info.datasets),
+        columns=_remarks(info.columns),
+        probes=[pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers) for probe in info.probes],
+    )
+
+
+def decode_info(message: pb.InfoResponse) -> MemoryInfo:
+    return MemoryInfo(
+        format=message.format,
+        snapshot=message.snapshot,
+        recording=message.recording,
+        slots=_decode_counts(message.slots),
+        steps=message.steps,
+        optimizer=message.optimizer,
+        layers=tuple(_decode_layer(layer) for layer in message.layers),
+        skipped=_decode_remarks(message.skipped),
+        datasets=_decode_counts(message.datasets),
+        columns=_decode_remarks(message.columns),
+        probes=tuple(ProbeInfo(probe.name, probe.rows, tuple(probe.layers)) for probe in message.probes),
+    )
+
+
+def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
+    return LayerInfo(
+        name=message.name,
+        d_in=message.d_in,
+        d_out=message.d_out,
+        bias=message.bias,
+        grain=message.grain,
+        slots=message.slots,
+        distinct_keys=message.distinct_keys,
+        values=message.values,
+        exact=message.exact,
+        reason=message.reason,
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> list[pb.Count]:
+    return [pb.Count(name=name, count=count) for name, count in counts.items()]
+
+
+def _decode_counts(counts: Iterable[pb.Count]) -> dict[str, int]:
+    return {count.name: count.count for count in counts}
+
+
+def _remarks(remarks: Mapping[str, str]) -> list[pb.Remark]:
+    return [pb.Remark(name=name, text=text) for name, text in remarks.items()]
+
+
+def _decode_remarks(remarks: Iterable[pb.Remark]) -> dict[str, str]:
+    return {remark.name: remark.text for remark in remarks}

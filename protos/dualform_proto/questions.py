@@ -1,0 +1,161 @@
+"""Questions <-> request messages. Decoding builds the question, which checks itself; lengths are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput
+from dualform.questions import GroupSum, Output, ProbeRows, Queries, Score, SlotKeys, TopK, Vectors
+from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
+from dualform_proto.v1 import dualform_pb2 as pb
+
+SCORES: dict[Score, pb.Score.ValueType] = {"signed": pb.SCORE_SIGNED, "abs": pb.SCORE_ABS}
+_SCORE_NAMES: dict[int, Score] = {pb.SCORE_UNSPECIFIED: "signed", **{value: name for name, value in SCORES.items()}}
+
+
+def encode_topk(question: TopK) -> pb.TopKRequest:
+    return pb.TopKRequest(
+        layer=_text(question.layer, "layer"),
+        queries=encode_queries(question.queries),
+        k=_int64(question.k, "k"),
+        where=_optional_text(question.where, "where"),
+        by=[_text(name, "by") for name in question.by],
+        score=SCORES[question.score],
+    )
+
+
+def decode_topk(message: pb.TopKRequest) -> TopK:
+    return TopK(
+        layer=message.layer,
+        queries=decode_queries(message.queries),
+        k=message.k,
+        where=message.where if message.HasField("where") else None,
+        by=tuple(message.by),
+        score=_decode_score(message.score),
+    )
+
+
+def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
+    return pb.GroupSumRequest(
+        layer=_text(question.layer, "layer"),
+        queries=encode_queries(question.queries),
+        by=[_text(name, "by") for name in question.by],
+        where=_optional_text(question.where, "where"),
+        score=SCORES[question.score],
+    )
+
+
+def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
+    return GroupSum(
+        layer=message.layer,
+        queries=decode_queries(message.queries),
+        by=tuple(message.by),
+        where=message.where if message.HasField("where") else None,
+        score=_decode_score(message.score),
+    )
+
+
+def encode_output(question: Output) -> pb.OutputRequest:
+    return pb.OutputRequest(
+        layer=_text(question.layer, "layer"),
+        queries=encode_queries(question.queries),
+        where=_optional_text(question.where, "where"),
+        at_step=None if question.at_step is None else _int64(question.at_step, "at_step"),
+    )
+
+
+def decode_output(message: pb.OutputRequest) -> Output:
+    return Output(
+        layer=message.layer,
+        queries=decode_queries(message.queries),
+        where=message.where if message.HasField("where") else None,
+        at_step=message.at_step if message.HasField("at_step") else None,
+    )
+
+
+def encode_queries(queries: Queries) -> pb.Queries:
+    if isinstance(queries, Vectors):
+        return pb.Queries(vectors=encode_matrix(queries.rows))
+    if isinstance(queries, SlotKeys):
+        return pb.Queries(slots=pb.SlotKeys(slots=[_int64(slot, "queries") for slot in queries.slots]))
+    probe = pb.ProbeRows(probe=_text(queries.probe, "queries"))
+    if queries.rows is not None:
+        probe.rows.CopyFrom(pb.RowNumbers(rows=[_int64(row, "queries") for row in queries.rows]))
+    return pb.Queries(probe=probe)
+
+
+def decode_queries(message: pb.Queries) -> Queries:
+    kind = message.WhichOneof("queries")
+    if kind == "vectors":
+        if message.vectors.cols < 1:
+            raise BadInput("queries are 0 numbers wide.", field="queries")
+        return Vectors(decode_matrix(message.vectors, np.float32, "queries"))
+    if kind == "slots":
+        return SlotKeys(tuple(message.slots.slots))
+    if kind == "probe":
+        rows = tuple(message.probe.rows.rows) if message.probe.HasField("rows") else None
+        return ProbeRows(message.probe.probe, rows)
+    raise BadInput("the question holds no queries.", hint="Give vectors, probe rows or slots.", field="queries")
+
+
+def encode_slots(ids: Sequence[int] | NDArray[np.int64], grain: str | None) -> pb.SlotsRequest:
+    """Raises BadInput where the ids are no one-dimensional integers."""
+    try:
+        array = np.asarray(ids)
+        whole = array.astype(np.int64) if not array.size or array.dtype.kind in "iu" else None
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole.ndim != 1:
+        raise BadInput("ids must be a list of whole numbers.", hint="Slots count from 0.", field="ids")
+    return pb.SlotsRequest(ids=encode_numbers(whole), grain=_optional_text(grain, "grain"))
+
+
+def decode_slots(message: pb.SlotsRequest) -> tuple[NDArray[np.int64], str | None]:
+    return decode_numbers(message.ids, np.int64, "ids"), message.grain if message.HasField("grain") else None
+
+
+def encode_sql(statement: str) -> pb.SqlRequest:
+    return pb.SqlRequest(statement=_text(statement, "statement"))
+
+
+def encode_probe(name: str, layer: str | None) -> pb.ProbeRequest:
+    return pb.ProbeRequest(name=_text(name, "name"), layer=_optional_text(layer, "layer"))
+
+
+def decode_probe(message: pb.ProbeRequest) -> tuple[str, str | None]:
+    return message.name, message.layer if message.HasField("layer") else None
+
+
+def _decode_score(score: int) -> Score:
+    if score not in _SCORE_NAMES:
+        raise BadInput(f"score is {score}, which this version does not know.", field="score")
+    return _SCORE_NAMES[score]
+
+
+def _text(value: str, field: str) -> str:
+    """A text as it is; raises BadInput where UTF-8 cannot carry it (bytes of a command line that are no text)."""
+    if not isinstance(value, str):
+        raise BadInput(f"{field} is of type {type(value).__name__}, not a text.", field=field)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{field} is {value!r}, which is no valid text.", field=field) from None
+    return value
+
+
+def _optional_text(value: str | None, field: str) -> str | None:
+    return None if value is None else _text(value, field)
+
+
+def _int64(value: SupportsIndex, field: str) -> int:
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise BadInput(f"{field} holds {value!r}, which is no whole number.", field=field) from None
+    if not -(2**63) <= number < 2**63:
+        raise BadInput(f"{field} holds {number}, which is beyond 64 bits.", field=field)
+    return number
