@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
-from dualform.errors import MissingPackage
 from numpy.typing import NDArray
+
+from dualform.errors import MissingPackage
 
 Rows: TypeAlias = NDArray[np.int64] | slice
 

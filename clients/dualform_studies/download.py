@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from dualform.errors import Damaged, DualformError, MissingPackage, NotFound
 
+from dualform.errors import Damaged, DualformError, MissingPackage, NotFound
 from dualform_studies.datasets import Dataset, Images
 from dualform_studies.idx import read_idx
 

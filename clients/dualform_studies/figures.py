@@ -33,9 +33,7 @@ def draw_distribution(path: Path, layers: Sequence[LayerSpotlight], query: Query
                 panel.fill_between(places, best, color=_ink(dataset, datasets), linewidth=0, step="post")
             panel.set_ylabel("attention weight\n" r"$|\alpha|$ (no unit)")
             panel.set_ylim(bottom=0)
-        axes[-1].set_xlabel(
-            f"training class; of each, the {deepest} datapoints of greatest weight, descending"
-        )
+        axes[-1].set_xlabel(f"training class; of each, the {deepest} datapoints of greatest weight, descending")
         figure.align_ylabels(axes)
     return path
 
@@ -68,9 +66,9 @@ def draw_top_images(path: Path, layers: Sequence[LayerSpotlight], query: Query, 
                 panel.set_axis_off()
             for panel, hit in zip(panels, layer.top, strict=False):
                 source = sources[hit["dataset"]]
-                caption = f"{source.name}: {source.label_names[hit['label']]}\nweight {hit['score']:,.4g}"
+                caption = f"{source.name}: {source.label_names[hit['label']]}\n"
+                caption += f"weight {hit['score']:,.4g}, step {hit['step']:,}"
                 show_picture(panel, source.picture(source.train.pixels[hit["sample"]]), caption)
-                panel.set_xlabel(f"step {hit['step']:,}", fontsize=7.5, labelpad=2)
     return path
 
 
@@ -122,8 +120,8 @@ def _shade(panel: Axes, groups: Sequence[tuple[str, int]], query: Query) -> None
 def _name_classes(panel: Axes, groups: Sequence[tuple[str, int]], datasets: Sequence[Dataset]) -> None:
     names = {dataset.name: dataset.label_names for dataset in datasets}
     panel.set_xticks(np.arange(len(groups)) + 0.5, [names[dataset][label] for dataset, label in groups])
-    for tick in panel.get_xticklabels():
-        if len(tick.get_text()) > 3:
+    for (dataset, _), tick in zip(groups, panel.get_xticklabels(), strict=True):
+        if max(map(len, names[dataset])) > 2:
             tick.set(rotation=35, ha="right", rotation_mode="anchor")
 
 

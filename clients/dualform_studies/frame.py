@@ -83,7 +83,7 @@ def show_picture(panel: Axes, picture: NDArray[np.float32], caption: str = "") -
     """One image from 0 (black) to 1 (white), without ticks."""
     panel.imshow(picture, cmap="gray", vmin=0, vmax=1)
     panel.set(xticks=[], yticks=[])
-    panel.set_title(caption, fontsize=7.5)
+    panel.set_title(caption, fontsize=7, pad=3)
 
 
 def _draw_header(header: SubFigure, query: Query, title: str, classes: bool) -> None:

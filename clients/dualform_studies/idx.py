@@ -13,8 +13,9 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from dualform.errors import Damaged
 from numpy.typing import NDArray
+
+from dualform.errors import Damaged
 
 _UNSIGNED_BYTE = 8
 

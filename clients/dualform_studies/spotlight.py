@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from dualform.answers import Answers
 from dualform.questions import ProbeRows
-from numpy.typing import NDArray
 
 _BY = ("dataset", "label")
 _RANKED_AT_ONCE = 64
@@ -72,7 +73,7 @@ def _ask_layer(
 
 
 def _top_images(memory: Answers, layer: str, query: ProbeRows, top: int) -> list[dict[str, Any]]:
-    """The best datapoint of each of the `top` best images; an image comes back in every epoch, its key much the same."""
+    """The best datapoint of each of the `top` best images; an image comes back in every epoch, with a like key."""
     k = 16 * top
     while True:
         hits = memory.topk(layer, query, k=k, score="abs")

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from dualform import Recorder
 from dualform.query.engine import Engine
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dualform import Recorder
 from dualform_studies.datasets import Dataset
 from dualform_studies.network import build_network, predictions, with_weights
 from dualform_studies.training import Progress, Recipe, train_part
@@ -22,9 +22,14 @@ from dualform_studies.training import Progress, Recipe, train_part
 Pair: TypeAlias = tuple[Dataset, Dataset]
 Weights: TypeAlias = dict[str, Tensor]
 
-MOMENTS = ("after_first", "final", "masked", "as_of_first")
-"""Networks that a succession is judged by: as training left it after the first dataset, and at the end; rebuilt from
-the memory without the second dataset, and as of the step where the first ended."""
+MOMENTS = {
+    "after_first": "after the first",
+    "final": "at the end",
+    "masked": "at the end,\nsecond masked",
+    "as_of_first": "rebuilt as of\nthe end of the first",
+}
+"""Networks that a succession is judged by, in words: as training left it after the first dataset, and at the end;
+rebuilt from the memory without the second dataset, and as of the step where the first ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,19 +113,23 @@ class Judged:
     def interfered(self) -> NDArray[np.int64]:
         """Test rows of the first dataset: right after it was learned, wrong at the end, right again with the mask."""
         first = self.pair[0]
-        right = {moment: self.classes[moment][first.name] == first.test.labels for moment in MOMENTS}
+        right = {moment: classes[first.name] == first.test.labels for moment, classes in self.classes.items()}
         return np.flatnonzero(right["after_first"] & ~right["final"] & right["masked"])
 
 
-def judge(memory: Engine, trained: Trained, pair: Pair, recipe: Recipe) -> Judged:
-    """Classify all test images with the network of each moment."""
-    weights: dict[str, Weights] = {
+def weights_by_moment(memory: Engine, trained: Trained, pair: Pair, recipe: Recipe) -> dict[str, Weights]:
+    """The weights of each moment: two as training had them, two as the memory rebuilds them."""
+    return {
         "after_first": trained.after_first,
         "final": trained.final,
         "masked": memory.weights(where=without(pair[1])),
         "as_of_first": memory.weights(at_step=recipe.steps),
     }
-    networks = {moment: with_weights(recipe.widths(pair[0]), weights[moment]) for moment in MOMENTS}
+
+
+def judge(weights: Mapping[str, Weights], pair: Pair, recipe: Recipe) -> Judged:
+    """Classify all test images of both datasets with the network of each moment."""
+    networks = {moment: with_weights(recipe.widths(pair[0]), held) for moment, held in weights.items()}
     return Judged(
         pair,
         {

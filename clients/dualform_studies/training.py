@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from dualform.errors import BadInput
 from dualform_studies.datasets import Dataset
 
 if TYPE_CHECKING:
@@ -44,7 +45,12 @@ class Recipe:
         return (dataset.side**2, *self.hidden, len(dataset.label_names))
 
     def with_steps(self, steps: int | None) -> Recipe:
-        return self if steps is None else replace(self, steps=steps)
+        """The same recipe with so many updates on each dataset, unchanged for None; BadInput for fewer than 1."""
+        if steps is None:
+            return self
+        if steps < 1:
+            raise BadInput(f"steps is {steps}.", hint="Train for at least 1 step on each dataset.", field="steps")
+        return replace(self, steps=steps)
 
     def optimizer(self, network: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum)

@@ -1,0 +1,125 @@
+"""The paper's section 5.4: MNIST, then Fashion-MNIST, and what the memory makes of the forgetting.
+
+The second dataset spoils what was learned of the first; left out of the sum, it gives the earlier network back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from dualform.query.engine import Engine, open_memory
+
+from dualform_studies.download import load_dataset
+from dualform_studies.example import choose_interference, choose_recognised, draw_example
+from dualform_studies.figures import draw_accuracies
+from dualform_studies.network import build_network, layer_names
+from dualform_studies.report import (
+    Report,
+    bytes_on_disk,
+    certificate_report,
+    check_free,
+    peak_memory_bytes,
+    relative_errors,
+    report_folder,
+    write_report,
+)
+from dualform_studies.succession import (
+    MOMENTS,
+    Judged,
+    Pair,
+    Trained,
+    judge,
+    train_in_succession,
+    weights_by_moment,
+    without,
+)
+from dualform_studies.training import Progress, Recipe
+
+_WARM_UP_STEPS = 20
+
+
+def run_continual(
+    data: Path | None,
+    out: Path,
+    steps: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    recipe: Recipe | None = None,
+) -> Report:
+    """Train, record, rebuild and draw; the memory is `out` itself, the figures and report.json lie in `out/report`.
+
+    `steps` updates on each dataset (3,000 where none are given). The same training is run unrecorded first, to tell
+    what recording costs and to see that it changed nothing. Raises AlreadyExists where `out` holds something, and what
+    `load_dataset` raises.
+    """
+    check_free(out)
+    recipe = (recipe or Recipe()).with_steps(steps)
+    pair = load_dataset("mnist", data), load_dataset("fashion-mnist", data)
+    # The first steps of a process are slow (threads start, memory is mapped): no timed training should pay for them.
+    train_in_succession(pair, recipe.with_steps(min(_WARM_UP_STEPS, recipe.steps)), seed)
+    plain = train_in_succession(pair, recipe, seed, progress=_named(progress, "unrecorded"))
+    recorded = train_in_succession(pair, recipe, seed, record_to=out, progress=_named(progress, "recorded"))
+    start = perf_counter()
+    with open_memory(out) as memory:
+        report = _examine(memory, recorded, pair, recipe, seed, out, progress)
+    report["unharmed"] = all(torch.equal(plain.final[name], recorded.final[name]) for name in plain.final)
+    report["seconds"] = {
+        "training": plain.seconds,
+        "recorded_training": recorded.seconds,
+        "recording_overhead": recorded.seconds - plain.seconds,
+        "examination": perf_counter() - start,
+    }
+    report["peak_memory_bytes"] = peak_memory_bytes()
+    write_report(out, report)
+    return report
+
+
+def _examine(
+    memory: Engine, trained: Trained, pair: Pair, recipe: Recipe, seed: int, out: Path, progress: Progress | None
+) -> Report:
+    """Everything that the memory is asked, and the figures."""
+    layers = layer_names(recipe.widths(pair[0]))
+    say = progress or (lambda label, done, total: None)
+    say("rebuilding networks", 0, 4)
+    weights = weights_by_moment(memory, trained, pair, recipe)
+    judged = judge(weights, pair, recipe)
+    say("checking the certificate", 1, 4)
+    verified = memory.verify()
+    initial = dict(build_network(recipe.widths(pair[0]), seed).state_dict())
+    say("asking for cancellation", 2, 4)
+    report: Report = {
+        "study": "continual",
+        "seed": seed,
+        "steps": 2 * recipe.steps,
+        "slots": sum(memory.info().slots.values()),
+        "accuracy": judged.accuracy(),
+        "verify": {name: certificate_report(certificate) for name, certificate in verified.items()},
+        "weights_as_of_first": relative_errors(trained.after_first, weights["as_of_first"], initial, layers),
+        "cancellation": memory.cancellation(where=without(pair[1])),
+        "disk_bytes": bytes_on_disk(out),
+    }
+    say("drawing figures", 3, 4)
+    report["examples"] = _draw(memory, judged, layers, report_folder(out))
+    say("drawing figures", 4, 4)
+    return report
+
+
+def _draw(memory: Engine, judged: Judged, layers: Sequence[str], folder: Path) -> dict[str, Report]:
+    """One example of interference where there is one, and one test image of each dataset recognised at the end."""
+    draw_accuracies(folder / "accuracy.png", judged.accuracy(), MOMENTS)
+    chosen = {"interference": choose_interference(memory, judged, layers[-1])}
+    chosen |= {f"recognised-{dataset.name}": choose_recognised(judged, dataset) for dataset in judged.pair}
+    return {
+        name: draw_example(memory, judged, query, layers, folder, name)
+        for name, query in chosen.items()
+        if query is not None
+    }
+
+
+def _named(progress: Progress | None, kind: str) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda label, done, total: progress(f"{label} ({kind})", done, total)

@@ -1,0 +1,103 @@
+"""The whole path on data that scikit-learn brings along: record, serve over gRPC, ask, mask, draw.
+
+A small network learns handwritten digits, then the same digits with their pixels permuted, and forgets the first. The
+memory tells where a prediction comes from, and gives the first network back.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from time import perf_counter
+
+from dualform.query.engine import Engine, open_memory
+
+from dualform.answers import Answers
+from dualform.errors import AlreadyExists
+from dualform_client import Client
+from dualform_service.server import Server
+from dualform_studies.datasets import digits, permuted
+from dualform_studies.example import choose_interference, choose_recognised, draw_example
+from dualform_studies.figures import draw_accuracies
+from dualform_studies.network import layer_names
+from dualform_studies.report import (
+    Report,
+    bytes_on_disk,
+    certificate_report,
+    check_free,
+    is_report_of,
+    report_folder,
+    write_report,
+)
+from dualform_studies.succession import (
+    MOMENTS,
+    Judged,
+    judge,
+    train_in_succession,
+    weights_by_moment,
+    without,
+)
+from dualform_studies.training import Progress, Recipe
+
+DEMO_RECIPE = Recipe(hidden=(64, 64), lr=3e-2, batch=32, steps=300)
+"""About seven epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
+
+_ANSWERS_WITHIN = 60.0
+"""Seconds: generous, as a busy machine may take long to start threads."""
+
+
+def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_RECIPE, seed: int = 0) -> Report:
+    """Run the demo; the memory is `out` itself, the figures and report.json lie in `out/report`.
+
+    A demo that `out` holds already is replaced. Raises AlreadyExists where it holds anything else.
+    """
+    _make_room(out)
+    start = perf_counter()
+    pair = digits(), permuted(digits())
+    trained = train_in_succession(pair, recipe, seed, record_to=out, progress=progress)
+    with open_memory(out) as memory:
+        judged = judge(weights_by_moment(memory, trained, pair, recipe), pair, recipe)
+        report = _ask_over_grpc(memory, judged, layer_names(recipe.widths(pair[0])), report_folder(out))
+        report["cancellation"] = memory.cancellation(where=without(pair[1]))
+    report |= {
+        "study": "demo",
+        "seed": seed,
+        "mask": without(pair[1]),
+        "accuracy": judged.accuracy(),
+        "disk_bytes": bytes_on_disk(out),
+        "seconds": {"training": trained.seconds, "all": perf_counter() - start},
+    }
+    draw_accuracies(report_folder(out) / "accuracy.png", judged.accuracy(), MOMENTS)
+    write_report(out, report)
+    return report
+
+
+def _make_room(out: Path) -> None:
+    """Remove an earlier demo, so that the command can be given twice; never anything else."""
+    try:
+        check_free(out)
+    except AlreadyExists:
+        if not is_report_of(out, "demo"):
+            raise
+        shutil.rmtree(out)
+
+
+def _ask_over_grpc(memory: Engine, judged: Judged, layers: tuple[str, ...], folder: Path) -> Report:
+    """Serve the memory on a free port of this machine, and ask everything as a remote client would."""
+    server = Server(memory, "127.0.0.1:0")
+    address = f"127.0.0.1:{server.start()}"
+    try:
+        with Client(address, timeout=_ANSWERS_WITHIN) as client:
+            return _ask(client, judged, layers, folder) | {"address": address}
+    finally:
+        server.stop(grace=1.0)
+
+
+def _ask(client: Answers, judged: Judged, layers: tuple[str, ...], folder: Path) -> Report:
+    query = choose_interference(client, judged, layers[-1]) or choose_recognised(judged, judged.pair[0])
+    assert query is not None, "a network of ten classes recognises some digit"
+    return {
+        "slots": sum(client.info().slots.values()),
+        "verify": {name: certificate_report(certificate) for name, certificate in client.verify().items()},
+        "prediction": draw_example(client, judged, query, layers, folder, "prediction"),
+    }

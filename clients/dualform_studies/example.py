@@ -1,0 +1,51 @@
+"""One prediction of a succession, explained: which one to show, its figures and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dualform.answers import Answers
+from dualform.questions import ProbeRows
+from dualform_studies.datasets import Dataset
+from dualform_studies.figures import draw_distribution, draw_sums, draw_top_images
+from dualform_studies.frame import Query
+from dualform_studies.report import Report, spotlight_report
+from dualform_studies.spotlight import ask_spotlight, clearest_interference
+from dualform_studies.succession import Judged, probe_name
+
+
+def choose_interference(memory: Answers, judged: Judged, layer: str) -> Query | None:
+    """The test image of the first dataset that the second spoils most clearly, None where it spoils none.
+
+    It is recognised after the first dataset, mistaken at the end, and recognised again with the second one masked.
+    """
+    first, second = judged.pair
+    rows = judged.interfered()
+    given = judged.classes["final"][first.name]
+    row = clearest_interference(memory, layer, probe_name(first), rows, given[rows], second.name)
+    return None if row is None else Query(first, row, int(given[row]))
+
+
+def choose_recognised(judged: Judged, dataset: Dataset) -> Query | None:
+    """The first test image of a dataset that the final network classifies as labelled, None where there is none."""
+    given = judged.classes["final"][dataset.name]
+    right = given == dataset.test.labels
+    row = int(right.argmax())
+    return Query(dataset, row, int(given[row])) if right[row] else None
+
+
+def draw_example(
+    memory: Answers, judged: Judged, query: Query, layers: Sequence[str], folder: Path, name: str
+) -> Report:
+    """Ask for one query's attention at each layer; write three figures, and return what they show."""
+    probe = probe_name(query.dataset)
+    datasets = [dataset.name for dataset in judged.pair]
+    spotlight = ask_spotlight(memory, layers, ProbeRows(probe, (query.row,)), datasets)
+    figures = [
+        draw_distribution(folder / f"{name}-distribution.png", spotlight, query, judged.pair),
+        draw_sums(folder / f"{name}-sums.png", spotlight, query, judged.pair),
+        draw_top_images(folder / f"{name}-top-images.png", spotlight, query, judged.pair),
+    ]
+    masked = int(judged.classes["masked"][query.dataset.name][query.row])
+    return spotlight_report(query, probe, masked, spotlight) | {"figures": [figure.name for figure in figures]}
