@@ -87,6 +87,8 @@ def write(path: Path, sizes: list[int], seed: int = 0, commit_every: int = 2, fi
         )
         writer.set_final({"layer-0.weight": np.full((5, 6), 2, np.float32)})
         writer.close()
+    else:
+        writer.abandon()
     columns: dict[str, list[Any]] = {"slot": list(range(sum(sizes)))}
     columns["step"] = [one.step for one in batches for _ in one.slots["sample"]["row"]]
     for name in batches[0].slots["sample"]:

@@ -27,11 +27,11 @@ def everything(path: Path) -> list[bytes]:
     found += [repr(memory.column("sample", name).tolist()).encode() for name in memory.columns("sample")]
     found += [repr(memory.table(name).to_pylist()).encode() for name in ("steps", "factors", "defects", "labels")]
     for weights in (memory.initial(), memory.final() or {}):
-        found += [array.tobytes() for array in weights.values()]
+        found += [name.encode() + weights[name].tobytes() for name in sorted(weights)]
     probe = memory.probe("test")
     assert probe.labels is not None
     assert probe.outputs is not None
-    return [*found, probe.labels.tobytes(), probe.outputs.tobytes(), probe.queries("layer-1").tobytes()]
+    return [*found, probe.labels.tobytes(), probe.outputs.tobytes(), *(probe.queries(layer).tobytes() for layer in probe.layers)]
 
 
 @pytest.fixture(scope="module")

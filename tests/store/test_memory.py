@@ -141,6 +141,8 @@ def test_a_column_keeps_its_name_and_type(tmp_path):
     other.slots["sample"]["weight"] = np.array([1, 2])
     with pytest.raises(BadInput, match="column 'weight' was DOUBLE at the first step and is BIGINT now"):
         writer.append(other)
+    writer.abandon()
+    assert not list((tmp_path / "memory").rglob("*.tmp"))
 
 
 def test_names_what_does_not_exist(tmp_path):

@@ -82,6 +82,12 @@ class LayerWriter:
         self._segment = segment + 1
         return rows
 
+    def discard(self) -> None:
+        """Remove the open segment."""
+        for writer in self._open.values():
+            writer.discard()
+        self._open = {}
+
     def take_key_rows(self) -> pa.Table:
         """The rows for the table `key_rows` since the last commit."""
         rows = np.concatenate([np.empty(0, dtype=np.int64), *self._key_rows])

@@ -20,7 +20,7 @@ from dualform.store.tables import COMMITS, ColumnTypes, as_typed, create_stateme
 
 FILE = "slots.duckdb"
 _WAIT_SECONDS = 60.0
-_LOCK_WORDS = ("lock", "different configuration", "already attached", "being used by another")
+_LOCK_WORDS = ("Could not set lock", "Conflicting lock", "different configuration", "being used by another process")
 
 
 @contextmanager

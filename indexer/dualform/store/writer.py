@@ -154,6 +154,11 @@ class Writer:
         self.manifest.recording = not finished
         self.manifest.write(self.path)
 
+    def abandon(self) -> None:
+        """Let go without a further commit: the memory stays as of the last one."""
+        for writer in self._layers.values():
+            writer.discard()
+
     def _set_weights(self, name: str, weights: Mapping[str, NDArray[Any]]) -> None:
         file, size, digest = write_weights(self.path, name, weights)
         self.manifest.files[file] = FileMark(size, digest)
