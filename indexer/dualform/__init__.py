@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dualform.extras import missing_package
+
 if TYPE_CHECKING:
     from dualform.answers import (
         Answers as Answers,
@@ -63,7 +65,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'dualform' has no attribute {name!r}")
     module, attribute = _HOME[name]
-    value = getattr(import_module(module), attribute)
+    try:
+        value = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise missing_package(error) or error from None
     globals()[name] = value
     return value
 

@@ -1,0 +1,31 @@
+"""Which extra brings which package, so that a missing one is named with what to install."""
+
+from __future__ import annotations
+
+from dualform.errors import MissingPackage
+
+_EXTRAS = {
+    "duckdb": "cpu] or [gpu",
+    "faiss": "cpu] or [gpu",
+    "pyarrow": "cpu] or [gpu",
+    "safetensors": "cpu] or [gpu",
+    "xxhash": "cpu] or [gpu",
+    "torch": "record",
+    "grpc_health": "serve",
+    "grpc_reflection": "serve",
+    "matplotlib": "studies",
+    "pooch": "studies",
+    "sklearn": "studies",
+    "tokenizers": "studies",
+}
+"""By import name."""
+
+
+def missing_package(error: ImportError) -> MissingPackage | None:
+    """The error that names the extra; None where the import failed for another reason than a package of an extra."""
+    package = (error.name or "").partition(".")[0]
+    if isinstance(error, MissingPackage) or package not in _EXTRAS:
+        return None
+    extra = _EXTRAS[package]
+    commands = " or ".join(f"pip install 'dualform[{name}]'" for name in extra.split("] or ["))
+    return MissingPackage(f"the package {package} is not installed; the extra [{extra}] brings it.", hint=commands + ".")
