@@ -1,0 +1,14 @@
+"""Asks a memory served elsewhere. Needs neither torch nor faiss nor duckdb.
+
+    with dualform_client.Client("localhost:50051") as memory:
+        memory.topk("layers.0", "test-mnist/17", k=10, where="dataset <> 'fashion-mnist'")
+
+`AsyncClient` is the same with `await`.
+"""
+
+from __future__ import annotations
+
+from dualform_client.async_client import AsyncClient as AsyncClient
+from dualform_client.client import Client as Client
+
+__all__ = ["AsyncClient", "Client"]

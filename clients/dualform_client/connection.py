@@ -1,0 +1,100 @@
+"""What both clients need to know of a server: its address, and how to reach it safely. Opens nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from dualform.errors import BadInput, DualformError, ServiceError
+from dualform_proto.address import parse_address
+from dualform_proto.errors import from_status
+
+MESSAGE_BYTES = 64 * 2**20
+METADATA_BYTES = 64 * 2**10
+CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    address: str
+    timeout: float | None = 60.0
+    """Seconds a call may take; the server stops work at that point too. None: as long as the server allows."""
+    token: str | None = field(default=None, repr=False)
+    tls: bool = False
+    """Whether to speak TLS, trusting the authorities that gRPC trusts."""
+    authority: str | Path | None = None
+    """PEM file of the authorities to trust in their place; implies `tls`."""
+    message_bytes: int = MESSAGE_BYTES
+
+    def __post_init__(self) -> None:
+        loopback = parse_address(self.address).loopback
+        if self.timeout is not None and self.timeout <= 0:
+            raise BadInput(f"timeout is {self.timeout}.", hint="It is in seconds, above 0.", field="timeout")
+        if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
+        if self.token is not None and not self.secure and not loopback:
+            raise BadInput(
+                f"The token would travel to {self.address} for all to read.",
+                hint="Speak TLS: Client(tls=True), or authority= a PEM file; --tls or --tls-ca on the command line.",
+                field="tls",
+            )
+
+    @property
+    def secure(self) -> bool:
+        return self.tls or self.authority is not None
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """None where TLS is not spoken. Raises BadInput where the authority's file cannot be read."""
+        if not self.secure:
+            return None
+        if self.authority is None:
+            return grpc.ssl_channel_credentials()
+        try:
+            return grpc.ssl_channel_credentials(Path(self.authority).read_bytes())
+        except OSError as error:
+            raise BadInput(
+                f"The authority file {self.authority} cannot be read: {error.strerror}.", field="authority"
+            ) from None
+
+    def options(self) -> list[tuple[str, Any]]:
+        """Channel options. The connect timeout bounds how long a host that swallows packets can keep us waiting."""
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", self.message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES),
+            ("grpc.min_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.max_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
+        ]
+        if parse_address(self.address).loopback:
+            # A proxy of the environment stands between machines; asked for this one, it answers about itself.
+            options.append(("grpc.enable_http_proxy", 0))
+        return options
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+
+    def check_size(self, request: Message) -> None:
+        """Raises BadInput where the request is larger than a message may be."""
+        size = request.ByteSize()
+        if size > self.message_bytes:
+            raise BadInput(
+                f"The question takes {size / 2**20:.1f} MiB, and a message holds at most "
+                f"{self.message_bytes / 2**20:.1f} MiB.",
+                hint="Ask with fewer queries at a time.",
+                field="queries",
+            )
+
+    def closed(self) -> DualformError:
+        return ServiceError(f"The client for {self.address} is closed.", hint="Ask inside its `with`, or make another.")
+
+    def error(self, status: Any) -> DualformError:
+        """The error that a failed call of either kind of channel stands for."""
+        metadata: Iterable[tuple[str, str | bytes]] = status.trailing_metadata() or ()
+        return from_status(status.code(), status.details() or "", metadata, self.address)

@@ -1,0 +1,46 @@
+"""Addresses: `host:port`, or `[host]:port` where the host is an IPv6 address."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from dualform.errors import BadInput
+
+_FORM = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:/\[\]\\]+)):(?P<port>\d{1,5})")
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int
+    """0 lets the system choose a free one."""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Raises BadInput where the text is no address."""
+    form = _FORM.fullmatch(text)
+    if form is None or int(form["port"]) > 65535:
+        raise BadInput(
+            f"{text!r} is no address.", hint="Write host:port, for example 127.0.0.1:50051.", field="address"
+        )
+    return Address(form["v6"] or form["host"], int(form["port"]))
+
+
+def is_address(text: str) -> bool:
+    """Whether the text has the form of an address."""
+    return _FORM.fullmatch(text) is not None

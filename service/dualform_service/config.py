@@ -1,0 +1,63 @@
+"""How a server is to run. A configuration checks itself: what cannot be served safely is refused when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dualform.errors import BadInput
+from dualform_proto.address import Address, parse_address
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+MESSAGE_BYTES = 64 * 2**20
+METADATA_BYTES = 64 * 2**10
+"""Errors carry their details as metadata; gRPC's own bound of 8 KiB would cut long ones off."""
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    address: str = DEFAULT_ADDRESS
+    """host:port; port 0 takes a free one."""
+    token: str | None = field(default=None, repr=False)
+    """What callers must present as `authorization: Bearer TOKEN`; None asks for none."""
+    certificate: Path | None = None
+    """PEM file of the server's certificate chain; with `key`, the server speaks TLS only."""
+    key: Path | None = None
+    max_concurrent: int = 4
+    """Questions answered at once; one more is refused with Overloaded, not queued."""
+    message_bytes: int = MESSAGE_BYTES
+    """Largest request and largest answer."""
+    deadline: float = 600.0
+    """Seconds after which work stops for a caller that set no earlier deadline."""
+    grace: float = 10.0
+    """Seconds that running questions get to finish when the server drains."""
+    follow: float = 5.0
+    """Seconds between looks for newer commits of a training that still runs."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrent", "message_bytes", "deadline"):
+            if getattr(self, name) <= 0:
+                raise BadInput(f"{name} is {getattr(self, name)}.", hint="It must be above 0.", field=name)
+        if (self.certificate is None) != (self.key is None):
+            raise BadInput(
+                "TLS needs a certificate and its key, and only one was given.",
+                hint="Give both --tls-cert and --tls-key.",
+                field="certificate" if self.certificate is None else "key",
+            )
+        if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
+        if not self.listen.loopback and (self.token is None or self.certificate is None):
+            raise BadInput(
+                f"{self.address} can be reached from other machines, which needs both TLS and a token.",
+                hint="Give --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1.",
+                field="address",
+            )
+
+    @property
+    def listen(self) -> Address:
+        return parse_address(self.address)
+
+    @property
+    def workers(self) -> int:
+        """Threads: enough that a refusal, a health check or a description never waits for a question."""
+        return self.max_concurrent + 4

@@ -1,0 +1,59 @@
+"""How many questions are answered at once, and when work on one stops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
+
+
+class Places:
+    """A fixed number of places for questions. One that finds none is refused at once: queues hide overload."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free = threading.BoundedSemaphore(count)
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Holds a place; raises Overloaded where none is free."""
+        if not self._free.acquire(blocking=False):
+            raise Overloaded(
+                f"The server already answers {self._count} questions at once.",
+                hint="Ask again in a moment, or start it with a larger --max-concurrent.",
+            )
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+class Deadline:
+    """When one call is to stop: at the caller's deadline, at the server's own, or when the caller has gone."""
+
+    def __init__(self, context: grpc.ServicerContext, longest: float) -> None:
+        asked = context.time_remaining()
+        self._context = context
+        self._seconds = longest if asked is None else min(longest, asked)
+        self._end = time.monotonic() + self._seconds
+
+    def passed(self) -> bool:
+        return time.monotonic() >= self._end or not self._context.is_active()
+
+    def check(self) -> None:
+        """Raises TimedOut or Cancelled where the call is to stop."""
+        if self.passed():
+            raise self.error()
+
+    def error(self) -> DualformError:
+        if time.monotonic() < self._end:
+            return Cancelled("The caller went away before the answer was ready.")
+        return TimedOut(
+            f"The answer was not ready within {self._seconds:.3g} s.",
+            hint="Ask with fewer queries, give a longer timeout, or start the server with a longer --deadline.",
+        )

@@ -1,0 +1,141 @@
+"""A server: starts cleanly or says why not, answers, and drains."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from dualform.errors import ServiceError
+from dualform_proto.address import Address
+from dualform_proto.v1 import dualform_pb2_grpc
+from dualform_service.auth import TokenInterceptor
+from dualform_service.calls import Calls
+from dualform_service.config import METADATA_BYTES, ServiceConfig
+from dualform_service.following import Follower
+from dualform_service.health import Health
+from dualform_service.metrics import Metrics
+from dualform_service.servicer import Engine, MemoryServicer
+from dualform_service.tls import server_credentials
+
+_log = logging.getLogger("dualform.service")
+
+
+class Server:
+    """Serves one engine, which stays the caller's to close. A context manager: `with Server(engine, "127.0.0.1:0")`."""
+
+    def __init__(self, engine: Engine, config: ServiceConfig | str = "127.0.0.1:0") -> None:
+        self.config = ServiceConfig(config) if isinstance(config, str) else config
+        self.metrics = Metrics()
+        self.address = ""
+        """host:port as bound; empty before `start`."""
+        self._server = _new_server(self.config)
+        self._health = Health(self._server)
+        self._follower = Follower(engine, self.config.follow)
+        servicer = MemoryServicer(engine, Calls(self.config, self.metrics))
+        dualform_pb2_grpc.add_MemoryServicer_to_server(servicer, self._server)
+
+    def start(self) -> int:
+        """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
+        port = self._bind()
+        self.address = str(Address(self.config.listen.host, port))
+        self._server.start()
+        self._health.serving()
+        self._follower.start()
+        return port
+
+    def _bind(self) -> int:
+        credentials = server_credentials(self.config)
+        try:
+            if credentials is None:
+                return self._server.add_insecure_port(self.config.address)
+            return self._server.add_secure_port(self.config.address, credentials)
+        except RuntimeError as error:
+            raise ServiceError(
+                f"Cannot listen on {self.config.address}: another process listens there, or this machine has no such "
+                "address.",
+                hint="Choose another address, for example with --address 127.0.0.1:50052.",
+                field="address",
+            ) from error
+
+    def stop(self, grace: float | None = None) -> None:
+        """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended."""
+        self._health.draining()
+        self._follower.stop()
+        self._server.stop(self.config.grace if grace is None else grace).wait()
+        for line in self.metrics.lines():
+            _log.info("%s", line)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(0.0 if error is not None else None)
+
+
+def serve(
+    path: str | PathLike[str],
+    config: ServiceConfig | str = ServiceConfig.address,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serves the memory at `path` until SIGTERM or SIGINT, then drains. `ready` is told the address once bound.
+
+    Runs in the main thread. Raises NotAMemory, ServiceError and BadInput before it listens.
+    """
+    from dualform.query.engine import open_memory
+
+    config = ServiceConfig(config) if isinstance(config, str) else config
+    with open_memory(Path(path)) as engine:
+        server = Server(engine, config)
+        with _signals() as stopped:
+            server.start()
+            ready(server.address)
+            stopped.wait()
+            _log.info("draining")
+        server.stop()
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set. Leaving puts the former handlers back: a second signal ends at once."""
+    stopped = threading.Event()
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for number in former:
+            signal.signal(number, lambda *_: stopped.set())
+        yield stopped
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _new_server(config: ServiceConfig) -> grpc.Server:
+    interceptors: list[grpc.ServerInterceptor] = [] if config.token is None else [TokenInterceptor(config.token)]
+    options: list[tuple[str, Any]] = [
+        # Without this, a second server binds a port in use without an error, and callers reach either.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.message_bytes),
+        # Answers that are too large are refused by name in calls.py; the transport's own refusal says less.
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES),
+    ]
+    return grpc.server(
+        ThreadPoolExecutor(config.workers, thread_name_prefix="dualform"),
+        interceptors=interceptors,
+        options=options,
+        # An outer bound for floods: beyond it calls are refused before they take a thread or memory.
+        maximum_concurrent_rpcs=64 + 8 * config.max_concurrent,
+    )
