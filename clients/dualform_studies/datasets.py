@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import MissingPackage
+from dualform.extras import missing_package
 
 Rows: TypeAlias = NDArray[np.int64] | slice
 
@@ -78,10 +78,8 @@ def digits(seed: int = 0) -> Dataset:
     """
     try:
         from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingPackage(
-            "scikit-learn is not installed.", hint='Install the studies: pip install "dualform[studies]".'
-        ) from None
+    except ImportError as error:
+        raise missing_package(error) or error from None
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(pixels))
     everything = Images(pixels[order].astype(np.uint8), labels[order].astype(np.int64))

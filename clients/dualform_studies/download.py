@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform.errors import Damaged, DualformError, MissingPackage, NotFound
+from dualform.errors import Damaged, DualformError, NotFound
+from dualform.extras import missing_package
 from dualform_studies.datasets import Dataset, Images
 from dualform_studies.idx import read_idx
 
@@ -95,10 +96,8 @@ def _fetch(name: str, number: int, folder: Path) -> Path:
     """Download one file of a dataset into the folder; pooch gives it its name only once the hash fits."""
     try:
         import pooch
-    except ImportError:
-        raise MissingPackage(
-            "pooch is not installed.", hint='Install the studies: pip install "dualform[studies]".'
-        ) from None
+    except ImportError as error:
+        raise missing_package(error) or error from None
     source, file = SOURCES[name], f"{_FILES[number]}.gz"
     try:
         return Path(pooch.retrieve(source.home + file, f"md5:{source.md5[number]}", fname=file, path=folder))

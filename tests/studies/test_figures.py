@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from dualform_studies.datasets import Dataset, digits, permuted
+from dualform_studies.figures import draw_accuracies, draw_distribution, draw_sums, draw_top_images
+from dualform_studies.frame import Query
+from dualform_studies.spotlight import LayerSpotlight
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Dataset, Dataset]:
+    return digits(), permuted(digits())
+
+
+@pytest.fixture
+def layers(pair: tuple[Dataset, Dataset]) -> list[LayerSpotlight]:
+    groups = tuple((dataset.name, label) for dataset in pair for label in range(10))
+    top = [{"dataset": "digits", "label": 3, "sample": row, "step": row, "score": 9.5 - row} for row in range(3)]
+    rng = np.random.default_rng(0)
+    return [
+        LayerSpotlight(
+            layer=f"layer-{number}",
+            groups=groups,
+            best=[np.sort(rng.random(40 + at, dtype=np.float32))[::-1] for at in range(20)],
+            sums=rng.random(20) * 1000,
+            counts=np.full(20, 480),
+            top=top[: 3 - number],
+        )
+        for number in range(2)
+    ]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
+    """The figures that a test saves, to look at what is in them."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *args: object, **keywords: object) -> None:
+        figures.append(figure)
+        save(figure, *args, **keywords)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("draw", "across", "up", "numbers"),
+    [
+        (
+            draw_distribution,
+            "training class; of each, the 59 datapoints of greatest weight, descending",
+            "attention weight",
+            "figures 4, 6 and 8",
+        ),
+        (draw_sums, "training class", "summed weights", "figures 5, 7 and 9"),
+    ],
+    ids=["distribution", "sums"],
+)
+def test_axes_are_labelled_with_units_and_figures_of_the_paper_named(
+    draw, across, up, numbers, tmp_path: Path, pair, layers, drawn
+):
+    path = draw(tmp_path / "report" / "figure.png", layers, Query(pair[0], 4, 3), pair)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    panels = [axes for axes in drawn[0].get_axes() if axes.get_ylabel()]
+    assert [panel.get_title(loc="left") for panel in panels] == ["layer-0", "layer-1"]
+    assert all(panel.get_ylabel().startswith(up) and "(no unit)" in panel.get_ylabel() for panel in panels)
+    assert panels[-1].get_xlabel() == across
+    assert [tick.get_text() for tick in panels[-1].get_xticklabels()] == [str(label) for label in range(10)] * 2
+    words = " ".join(text.get_text() for axes in drawn[0].get_axes() for text in axes.texts)
+    assert numbers in words
+    assert f"digits test image 4, class {pair[0].test.labels[4]}, recognised as 3" in words
+    assert "permuted-digits" in words
+
+
+def test_top_images_name_dataset_class_weight_and_step(tmp_path: Path, pair, layers, drawn):
+    path = draw_top_images(tmp_path / "top.png", layers, Query(pair[0], 4, 3), pair)
+    assert path.stat().st_size > 1000
+    titles = [axes.get_title() for axes in drawn[0].get_axes()]
+    assert titles.count("digits: 3\nweight 9.5, step 0") == 2
+    assert titles.count("digits: 3\nweight 7.5, step 2") == 1
+
+
+def test_accuracies_are_in_percent(tmp_path: Path, drawn):
+    accuracy = {"digits": {"a": 0.97, "b": 0.5}, "permuted-digits": {"a": 0.1, "b": 0.96}}
+    path = draw_accuracies(tmp_path / "accuracy.png", accuracy, {"a": "after the first", "b": "at the end"})
+    assert path.stat().st_size > 1000
+    axes = drawn[0].get_axes()[0]
+    assert axes.get_ylabel() == "test accuracy (%)"
+    assert axes.get_xlabel() == "the network"
+    assert [text.get_text() for text in axes.texts] == ["97.0", "50.0", "10.0", "96.0"]
