@@ -1,0 +1,125 @@
+"""Where recorded batches go: off the training thread into the store's writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.record.writer_thread import WriterThread
+from dualform.store.batch import Batch
+from dualform.store.layer import Layer
+from dualform.store.writer import Writer
+
+QUEUE_BYTES = 256 << 20
+"""How much may wait to be written before the training waits too."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a memory says of its training before the first batch."""
+
+    path: Path
+    layers: Sequence[Layer]
+    skipped: Mapping[str, str]
+    """Layers that are not recorded, and why."""
+    optimizer: str
+    linear: bool
+    reason: str
+    """Why not linear; empty where it is."""
+    initial: Mapping[str, NDArray[Any]]
+    """The model's state dict before the first step."""
+    momentum: Mapping[str, NDArray[Any]]
+    """Momentum buffers that existed by then, by parameter name."""
+    label_names: Mapping[str, Sequence[str]]
+
+
+class Sink(Protocol):
+    """Takes what a recorder records. Any method may raise what went wrong with an earlier one."""
+
+    def check(self) -> None:
+        """Raises what went wrong by now."""
+
+    def put(self, batch: Batch) -> None:
+        """Take a batch; may return before it is written."""
+
+    def flush(self) -> None:
+        """Returns once everything put is durable."""
+
+    def add_probe(
+        self,
+        name: str,
+        queries: Mapping[str, NDArray[np.float32]],
+        labels: NDArray[np.int64] | None,
+        outputs: NDArray[np.float32] | None,
+    ) -> None:
+        """Store a probe. Raises BadInput for a name that is taken."""
+
+    def close(self, final: Mapping[str, NDArray[Any]], finished: bool) -> None:
+        """Store the final weights; everything is durable on return. `finished`: the training came to its end."""
+
+
+class StoreSink:
+    """Feeds the store's writer from a thread of its own."""
+
+    def __init__(self, header: Header, queue_bytes: int = QUEUE_BYTES) -> None:
+        """Creates the memory. Raises AlreadyExists, and whatever else the writer meets."""
+        self._thread = WriterThread(queue_bytes)
+        try:
+            self._thread.do(lambda: self._create(header))
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def _create(self, header: Header) -> None:
+        self._writer = Writer(
+            header.path,
+            layers=header.layers,
+            skipped=header.skipped,
+            optimizer=header.optimizer,
+            linear=header.linear,
+            reason=header.reason,
+            initial=header.initial,
+            momentum=header.momentum,
+            label_names=header.label_names,
+        )
+
+    def check(self) -> None:
+        self._thread.check()
+
+    def put(self, batch: Batch) -> None:
+        self._thread.put(lambda: self._writer.append(batch), bytes_of(batch))
+
+    def flush(self) -> None:
+        self._thread.do(self._writer.commit)
+
+    def add_probe(
+        self,
+        name: str,
+        queries: Mapping[str, NDArray[np.float32]],
+        labels: NDArray[np.int64] | None,
+        outputs: NDArray[np.float32] | None,
+    ) -> None:
+        self._thread.do(
+            lambda: self._writer.add_probe(name, queries=queries, labels=labels, outputs=outputs), fatal=False
+        )
+
+    def close(self, final: Mapping[str, NDArray[Any]], finished: bool) -> None:
+        def close() -> None:
+            self._writer.set_final(final)
+            self._writer.close(finished=finished)
+
+        try:
+            self._thread.do(close)
+        finally:
+            self._thread.stop()
+
+
+def bytes_of(batch: Batch) -> int:
+    """The memory a batch holds on to."""
+    rows = sum(r.keys.nbytes + (0 if r.values is None else r.values.nbytes) for r in batch.layers.values())
+    return rows + sum(column.nbytes for columns in batch.slots.values() for column in columns.values())

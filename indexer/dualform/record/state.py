@@ -1,0 +1,25 @@
+"""A model's state as arrays of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+def state_of(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """Every tensor of the state dict, copied."""
+    return arrays({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """The tensors' values, copied; bfloat16, which NumPy lacks, as float32."""
+    return {name: np.array(_plain(tensor.detach().cpu())) for name, tensor in tensors.items()}
+
+
+def _plain(tensor: Tensor) -> NDArray[Any]:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

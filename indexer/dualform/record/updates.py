@@ -1,0 +1,97 @@
+"""What the optimizer did: one log a step, and every reason why a layer cannot be rebuilt exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dualform.record.gradient_factor import GradientFactors, Measure
+from dualform.record.optimizers import group_of, read_groups
+from dualform.record.taps import Tap
+from dualform.store.batch import Defect, Factor, StepLog
+
+
+class Updates:
+    """Logs and defects of the recorded layers, collected until a batch takes them along."""
+
+    def __init__(self, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
+        self._optimizer = optimizer
+        self._taps = list(taps)
+        self._factors = GradientFactors(taps)
+        self._logs: list[StepLog] = []
+        self._defects: list[Defect] = []
+        self._told: set[tuple[str, str]] = set()
+        self._open: int | None = None
+        self._open_dtypes: Mapping[str, torch.dtype] = {}
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the last step may still be updated."""
+        return self._open is not None
+
+    def add(self, step: int, rows: Mapping[str, tuple[Tensor, Tensor]]) -> bool:
+        """Take a step's slots as gradients that the next update uses. False where NaN or infinity may be among them."""
+        return self._factors.add(step, rows)
+
+    def forget(self, step: int) -> None:
+        """Take a step back that comes to nothing."""
+        self._factors.forget(step)
+
+    def await_update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
+        """A step ended without an update; one may follow until the next step begins."""
+        self._open, self._open_dtypes = step, dtypes
+
+    def close_step(self) -> None:
+        """The awaited update did not come."""
+        if self._open is not None:
+            self._logs.append(StepLog(self._open, updated=False))
+            self._open = None
+
+    def update_awaited(self) -> None:
+        """The awaited update came."""
+        assert self._open is not None
+        step, self._open = self._open, None
+        self.update(step, self._open_dtypes)
+
+    def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
+        """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
+        scale = getattr(self._optimizer, "grad_scale", None)  # fused optimizers unscale by themselves
+        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        groups = group_of(self._optimizer)
+        first, measures = self._factors.measure(frozenset(groups), unscale)
+        self._factors.renew()
+        factors = tuple(Factor(m.name, groups.get(m.parameter, 0), m.factor, m.residual) for m in measures)
+        self._logs.append(StepLog(step, True, step if first is None else first, read_groups(self._optimizer), factors))
+        for measure in measures:
+            if not measure.explained:
+                self.defect(step, measure.layer, "gradient", self._why(measure, step, dtypes.get(measure.layer)))
+
+    def stray(self, step: int) -> None:
+        """The optimizer updates although nothing was recorded since its last update."""
+        for tap in self._taps:
+            if any(p is not None and p.grad is not None for p in (tap.weight, tap.bias)):
+                self.defect(
+                    step, tap.name, "stray", f"the optimizer stepped outside recorder.step at step {step}, "
+                    "with gradients that no slot holds"
+                )  # fmt: skip
+
+    def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
+        """Note why a layer is inexact from `step` on; once for each kind."""
+        if (layer, kind) not in self._told:
+            self._told.add((layer, kind))
+            self._defects.append(Defect(step, layer, reason))
+
+    def take(self) -> tuple[list[StepLog], list[Defect]]:
+        """What no batch has taken along yet."""
+        taken = self._logs, self._defects
+        self._logs, self._defects = [], []
+        return taken
+
+    def _why(self, measure: Measure, step: int, dtype: torch.dtype | None) -> str:
+        what = f"{measure.residual:.1e} of the gradient of {measure.name} at step {step} is not in the recorded slots"
+        if dtype in (torch.bfloat16, torch.float16):
+            return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
+        return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"

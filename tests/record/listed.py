@@ -1,0 +1,126 @@
+"""A sink that keeps what it is given, and what that rebuilds."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from dualform.query.coefficients import Update, recurrence
+from dualform.record.recorder import Recorder
+
+
+class ListSink:
+    """Batches in a list."""
+
+    def __init__(self, header):
+        self.header = header
+        self.batches, self.probes = [], {}
+        self.final, self.finished, self.flushes = None, None, 0
+        self.error = None
+
+    def check(self):
+        if self.error is not None:
+            raise self.error
+
+    def put(self, batch):
+        self.batches.append(batch)
+
+    def flush(self):
+        self.flushes += 1
+
+    def add_probe(self, name, queries, labels, outputs):
+        self.probes[name] = (queries, labels, outputs)
+
+    def close(self, final, finished):
+        self.final, self.finished = final, finished
+
+    # What was recorded.
+
+    @property
+    def logs(self):
+        return {log.step: log for batch in self.batches for log in batch.logs}
+
+    @property
+    def defects(self):
+        return [(d.layer, d.step, d.reason) for batch in self.batches for d in batch.defects]
+
+    @property
+    def layer_names(self):
+        return [layer.name for layer in self.header.layers]
+
+    def keys(self, layer):
+        return np.concatenate([batch.layers[layer].keys for batch in self.batches if layer in batch.layers])
+
+    def values(self, layer):
+        return np.concatenate([batch.layers[layer].values for batch in self.batches if layer in batch.layers])
+
+    def column(self, name, grain="sample"):
+        return [v for batch in self.batches if grain in batch.slots for v in batch.slots[grain][name].tolist()]
+
+    def rebuilt(self, parameter, steps):
+        """float64: a parameter once `steps` recorded steps were taken, from the record alone."""
+        layer = next(x for x in self.header.layers if parameter in (x.weight, x.bias))
+        updates = []
+        for log in (self.logs[step] for step in sorted(self.logs) if step < steps):
+            factor = next((f for f in log.factors if f.parameter == parameter), None)
+            if log.updated and factor is not None and factor.factor is not None:
+                g = log.groups[factor.group]
+                updates.append(
+                    Update(log.first_step, log.step, factor.factor, g.lr, g.momentum, g.dampening, g.weight_decay,
+                           g.nesterov, g.maximize)
+                )  # fmt: skip
+        buffer = self.header.momentum.get(parameter)
+        weights = recurrence(updates, steps, has_buffer=buffer is not None)
+        total = weights.initial * self.header.initial[parameter].astype(np.float64)
+        if buffer is not None:
+            total = total + weights.momentum * buffer
+        for batch in self.batches:
+            if batch.step < steps and layer.name in batch.layers:
+                keys, values = (a.astype(np.float64) for a in (batch.layers[layer.name].keys, batch.layers[layer.name].values))  # fmt: skip
+                total = total + weights.per_step[batch.step] * (
+                    values.sum(0) if parameter == layer.bias else values.T @ keys
+                )
+        return total
+
+
+class Opened:
+    """A recorder whose sink can be looked at."""
+
+    def __init__(self, model, optimizer, path, **options):
+        self.sinks = []
+        self.recorder = Recorder(model, optimizer, path, _sink=self._make, **options)
+
+    def _make(self, header):
+        self.sinks.append(ListSink(header))
+        return self.sinks[-1]
+
+    @property
+    def sink(self):
+        return self.sinks[0]
+
+
+def small_net(seed=0, bias=True):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7, bias=bias), nn.ReLU(), nn.Linear(7, 6, bias=bias), nn.ReLU(), nn.Linear(6, 3))
+
+
+def batches(count, seed=1, rows=8):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(rows, 5, generator=generator), torch.randint(3, (rows,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def snapshot(model):
+    return {name: p.detach().double().numpy().copy() for name, p in model.named_parameters()}
+
+
+def assert_rebuilt(sink, snapshots):
+    """Every parameter at every step; `snapshots[t]` is the network once t steps were taken."""
+    for steps, expected in enumerate(snapshots):
+        for name, weight in expected.items():
+            moved = np.linalg.norm(snapshots[-1][name] - snapshots[0][name])
+            error = np.linalg.norm(sink.rebuilt(name, steps) - weight)
+            assert error <= 2e-5 * moved + 1e-7, f"{name} after {steps} steps: {error / max(moved, 1e-30):.1e}"
