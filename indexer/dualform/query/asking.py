@@ -1,0 +1,66 @@
+"""One question on its way to its answer: checked, resolved, scanned, timed."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import GroupSums, Hits, Scan
+from dualform.query import group_sum, resolve, top_k, top_k_by
+from dualform.query.canonical import as_float32
+from dualform.query.key_rows import key_rows
+from dualform.query.mask import Selection
+from dualform.query.output import outputs
+from dualform.query.rebuilt import rebuild
+from dualform.query.view import Check, View
+from dualform.questions import GroupSum, Output, TopK
+
+
+class Asking:
+    """A question, with its layer, queries and mask resolved against one snapshot."""
+
+    def __init__(self, view: View, question: TopK | GroupSum | Output, check: Check) -> None:
+        self._began = time.perf_counter()
+        self._view, self._check = view, check
+        self._layer = view.layer(question.layer)
+        self._queries = resolve.vectors(view, self._layer, question.queries)
+        self._selection: Selection = view.selection(self._layer.grain, question.where)
+
+    def top_k(self, question: TopK) -> Hits:
+        view, absolute, check = self._view, question.score == "abs", self._check
+        groups = view.groups(self._layer.grain, self._selection, question.by) if question.by else None
+        rows = key_rows(view, self._layer.name, self._selection, check)
+        if groups is None:
+            ranked = top_k.best_slots(view, rows, self._queries, question.k, absolute, check)
+            counts = np.full((len(ranked), 1), min(question.k, self._selection.count), dtype=np.int64)
+        else:
+            ranked = top_k_by.best_of_groups(view, rows, groups, self._queries, question.k, absolute, check)
+            counts = np.tile(np.minimum(groups.counts, question.k), (len(ranked), 1))
+        ids = np.concatenate([slots for slots, _ in ranked]).astype(np.int64)
+        scores = as_float32(np.concatenate([scores for _, scores in ranked]))
+        return Hits(ids, scores, counts, None if groups is None else groups.keys, question.by, self._scan())
+
+    def group_sum(self, question: GroupSum) -> GroupSums:
+        view, selection, check, layer = self._view, self._selection, self._check, self._layer.name
+        groups = view.groups(self._layer.grain, selection, question.by)
+        rows = key_rows(view, layer, selection, check)
+        if question.score == "signed":
+            sums = group_sum.signed_sums(view, layer, groups, selection.identity, self._queries, check)
+        else:
+            sums = group_sum.absolute_sums(view, rows, groups, selection.identity, layer, self._queries, check)
+        return GroupSums(groups.keys, sums, groups.counts, question.by, self._scan())
+
+    def output(self, question: Output) -> tuple[NDArray[np.float32], Scan]:
+        weights = rebuild(self._view, self._layer, self._selection, question.at_step, self._check)
+        return outputs(weights, self._queries, self._check), self._scan()
+
+    def _scan(self) -> Scan:
+        return Scan(
+            snapshot=self._view.memory.snapshot,
+            slots_scanned=self._view.count(self._layer.grain),
+            slots_matching=self._selection.count,
+            backend=self._view.backend.name,
+            seconds=time.perf_counter() - self._began,
+        )

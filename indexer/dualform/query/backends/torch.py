@@ -1,0 +1,68 @@
+"""Scores by torch, on the CPU or on a GPU. On a GPU: written to its documentation, not measured."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import MissingPackage
+
+_ROUNDINGS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-8}
+"""torch.get_float32_matmul_precision: float32, TF32 or pairs of bfloat16, bfloat16."""
+
+
+class TorchBackend:
+    name = "torch"
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self._torch = _torch()
+
+    @property
+    def rounding(self) -> float:
+        """As torch is set at this moment: a training in the same process may have asked for less precision."""
+        return _ROUNDINGS.get(self._torch.get_float32_matmul_precision(), 2.0**-8)
+
+    def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        with self._torch.inference_mode():
+            product = self._tensor(queries) @ self._tensor(keys).T
+            scores: NDArray[np.float32] = product.cpu().numpy()
+        return scores
+
+    def _tensor(self, rows: NDArray[np.float32]) -> Any:
+        with warnings.catch_warnings():
+            # Keys are read-only arrays; torch warns that it cannot know that nobody writes to them.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+            return self._torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
+
+
+class TorchCudaBackend(TorchBackend):
+    name = "torch-cuda"
+    device = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not self._torch.cuda.is_available():
+            raise MissingPackage(
+                "torch sees no GPU.",
+                hint='Use backend="numpy", or install a CUDA build of torch.',
+                field="backend",
+            )
+
+    @property
+    def rounding(self) -> float:
+        tf32 = _ROUNDINGS["high"] if self._torch.backends.cuda.matmul.allow_tf32 else 0.0
+        return max(super().rounding, tf32)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage(
+            "torch is not installed.", hint="pip install 'dualform[record]' brings it.", field="backend"
+        ) from None
+    return torch

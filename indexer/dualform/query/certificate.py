@@ -1,0 +1,49 @@
+"""How well the record rebuilds the trained layers: ||[W|b]_T - rebuilt|| / ||[W|b]_T - [W|b]_0||."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Certificate
+from dualform.query.exactness import why_not
+from dualform.query.rebuilt import build
+from dualform.query.view import Check, View
+from dualform.store.layer import Layer
+
+
+def certify(view: View, check: Check) -> dict[str, Certificate]:
+    """One certificate per recorded layer."""
+    initial, final = view.memory.initial(), view.memory.final()
+    return {name: _certify(view, layer, initial, final, check) for name, layer in view.memory.layers.items()}
+
+
+def _certify(
+    view: View,
+    layer: Layer,
+    initial: Mapping[str, NDArray[Any]],
+    final: Mapping[str, NDArray[Any]] | None,
+    check: Check,
+) -> Certificate:
+    reason = why_not(view, layer)
+    if not view.memory.linear or not layer.values:
+        return Certificate(None, False, reason)
+    if final is None or layer.weight not in final:
+        return Certificate(None, False, reason or "the training was cut off, so there are no final weights.")
+    rebuilt = build(view, layer, view.select(layer.grain, None), None, check)
+    wanted = _joined(final, layer)
+    found = rebuilt.weight if rebuilt.bias is None else np.column_stack([rebuilt.weight, rebuilt.bias])
+    error, moved = np.linalg.norm(wanted - found), np.linalg.norm(wanted - _joined(initial, layer))
+    if not moved:  # a layer that never moved is rebuilt exactly or not at all
+        return Certificate(math.inf if error else 0.0, not reason and not error, reason)
+    return Certificate(float(error / moved), not reason, reason)
+
+
+def _joined(weights: Mapping[str, NDArray[Any]], layer: Layer) -> NDArray[np.float64]:
+    """float64[d_out, d_in + 1]: the bias is the last column; without one, float64[d_out, d_in]."""
+    weight = weights[layer.weight].astype(np.float64)
+    return weight if layer.bias is None else np.column_stack([weight, weights[layer.bias].astype(np.float64)])

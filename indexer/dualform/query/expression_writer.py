@@ -1,0 +1,213 @@
+"""Writes the syntax tree of a mask as SQL again, node by node, and refuses every node that is not named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from dualform.errors import BadMask, NotFound
+
+DEEPEST = 100
+"""Nesting of expressions."""
+
+
+COMPARISONS = {
+    "COMPARE_EQUAL": "=",
+    "COMPARE_NOTEQUAL": "<>",
+    "COMPARE_LESSTHAN": "<",
+    "COMPARE_GREATERTHAN": ">",
+    "COMPARE_LESSTHANOREQUALTO": "<=",
+    "COMPARE_GREATERTHANOREQUALTO": ">=",
+    "COMPARE_DISTINCT_FROM": "IS DISTINCT FROM",
+    "COMPARE_NOT_DISTINCT_FROM": "IS NOT DISTINCT FROM",
+}
+MATCHING = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
+"""Comparisons that ask for one value by name."""
+ARITHMETIC = {"+", "-", "*", "/", "//", "%", "**", "^", "||"}
+PATTERNS = {"~~", "!~~", "~~*", "!~~*", "~~~", "^@", "like_escape", "not_like_escape", "ilike_escape"}
+PATTERNS |= {"not_ilike_escape", "regexp_matches", "regexp_full_match"}
+NAMED = {
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "ceiling",
+    "round",
+    "trunc",
+    "mod",
+    "sqrt",
+    "pow",
+    "greatest",
+    "least",
+    "isnan",
+}
+NAMED |= {"lower", "upper", "length", "substring", "substr", "trim", "ltrim", "rtrim", "left", "right"}
+NAMED |= {"starts_with", "ends_with", "contains", "prefix", "suffix"}
+FUNCTIONS = ARITHMETIC | PATTERNS | NAMED
+_NAMES_OF_TYPES = {
+    "BOOLEAN": ("BOOL", "LOGICAL"),
+    "TINYINT": ("INT1",),
+    "SMALLINT": ("INT2", "SHORT"),
+    "INTEGER": ("INT", "INT4", "SIGNED"),
+    "BIGINT": ("INT8", "LONG"),
+    "HUGEINT": ("INT16",),
+    "FLOAT": ("REAL", "FLOAT4"),
+    "DOUBLE": ("FLOAT8",),
+    "VARCHAR": ("TEXT", "STRING", "CHAR", "BPCHAR"),
+}
+TYPES = {alias: name for name, aliases in _NAMES_OF_TYPES.items() for alias in (name, *aliases)}
+_ALLOWED = (
+    "Allowed: comparisons, AND, OR, NOT, IN (…), BETWEEN, LIKE, IS NULL, CASE, CAST, arithmetic, and the functions "
+    f"{', '.join(sorted(NAMED))}, coalesce, regexp_matches."
+)
+
+
+@dataclass
+class Writer:
+    """Writes a syntax tree as SQL, collecting its constants."""
+
+    columns: dict[str, str]
+    """Lower-case name -> name: SQL names are the same in either case."""
+    parameters: list[Any] = field(default_factory=list)
+    datasets: list[str] = field(default_factory=list)
+    depth: int = 0
+
+    def write(self, node: Any) -> str:
+        kind = str(node.get("class"))
+        written = _WRITERS.get(kind)
+        if written is None:
+            raise refused(kind.lower().replace("_", " "))
+        if node.get("alias"):
+            raise BadMask(
+                f"where names an expression ({node['alias']!r}).", hint="No AS in a condition.", field="where"
+            )
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise RecursionError
+        sql = written(self, node)
+        self.depth -= 1
+        return sql
+
+    def all(self, nodes: list[Any]) -> list[str]:
+        return [self.write(node) for node in nodes]
+
+    def constant(self, node: Any) -> str:
+        self.parameters.append(_value(node["literal"]))
+        return f"${len(self.parameters)}"
+
+    def column(self, node: Any) -> str:
+        names = node["column_names"]
+        if len(names) != 1:
+            raise refused(f"the qualified name {'.'.join(names)}")
+        name = self.columns.get(names[0].lower())
+        if name is None:
+            listed = ", ".join(self.columns.values())
+            raise NotFound(f"no slot column {names[0]!r}.", hint=f"Columns: {listed}.", field="where")
+        return quoted(name)
+
+    def comparison(self, node: Any) -> str:
+        if node["type"] not in COMPARISONS:
+            raise refused(f"the comparison {node['type']}")
+        if node["type"] in MATCHING:
+            self.note_datasets([node["left"], node["right"]])
+        return f"({self.write(node['left'])} {COMPARISONS[node['type']]} {self.write(node['right'])})"
+
+    def note_datasets(self, nodes: list[Any]) -> None:
+        if any(n.get("class") == "COLUMN_REF" and n["column_names"][-1].lower() == "dataset" for n in nodes):
+            literals = [n["literal"] for n in nodes if n.get("class") == "CONSTANT"]
+            self.datasets += [literal["text"] for literal in literals if literal["kind"] == "STRING"]
+
+    def conjunction(self, node: Any) -> str:
+        word = {"CONJUNCTION_AND": " AND ", "CONJUNCTION_OR": " OR "}[node["type"]]
+        return f"({word.join(self.all(node['children']))})"
+
+    def operator(self, node: Any) -> str:
+        if node["type"] in ("COMPARE_IN", "COMPARE_NOT_IN"):
+            self.note_datasets(node["children"])
+        first, *others = self.all(node["children"])
+        match node["type"]:
+            case "OPERATOR_NOT":
+                return f"(NOT {first})"
+            case "OPERATOR_IS_NULL":
+                return f"({first} IS NULL)"
+            case "OPERATOR_IS_NOT_NULL":
+                return f"({first} IS NOT NULL)"
+            case "COMPARE_IN":
+                return f"({first} IN ({', '.join(others)}))"
+            case "COMPARE_NOT_IN":
+                return f"({first} NOT IN ({', '.join(others)}))"
+            case "OPERATOR_COALESCE":
+                return f"coalesce({', '.join([first, *others])})"
+        raise refused(f"the operator {node['type']}")
+
+    def between(self, node: Any) -> str:
+        return f"({self.write(node['input'])} BETWEEN {self.write(node['lower'])} AND {self.write(node['upper'])})"
+
+    def case(self, node: Any) -> str:
+        checks = [f"WHEN {self.write(c['when_expr'])} THEN {self.write(c['then_expr'])}" for c in node["case_checks"]]
+        return f"(CASE {' '.join(checks)} ELSE {self.write(node['else_expr'])} END)"
+
+    def cast(self, node: Any) -> str:
+        target = node["type_expr"]
+        name = str(target.get("type_name", "")).upper()
+        if name not in TYPES or target.get("class") != "TYPE" or target.get("children"):
+            raise refused(f"the type {name or target.get('class')}", f"Types: {', '.join(_NAMES_OF_TYPES)}.")
+        return f"{'TRY_CAST' if node['try_cast'] else 'CAST'}({self.write(node['child'])} AS {TYPES[name]})"
+
+    def function(self, node: Any) -> str:
+        name = str(node["function_name"]).lower()
+        if name not in FUNCTIONS or node["qualified_name"]["path"] != [node["function_name"]]:
+            raise refused(f"the function {'.'.join(node['qualified_name']['path'])}")
+        extras = (node["distinct"], node["filter"], node["order_bys"]["orders"], node["schema"], node["catalog"])
+        if any(extras) or any(argument["name"] for argument in node["arguments"]):
+            raise refused(f"anything but plain arguments of {name}")
+        return f"{quoted(name)}({', '.join(self.all([argument['expression'] for argument in node['arguments']]))})"
+
+
+_WRITERS: dict[str, Callable[[Writer, Any], str]] = {
+    "CONSTANT": Writer.constant,
+    "COLUMN_REF": Writer.column,
+    "COMPARISON": Writer.comparison,
+    "CONJUNCTION": Writer.conjunction,
+    "OPERATOR": Writer.operator,
+    "BETWEEN": Writer.between,
+    "CASE": Writer.case,
+    "CAST": Writer.cast,
+    "FUNCTION": Writer.function,
+}
+
+
+def _value(literal: Any) -> Any:
+    """A constant as the Python value that DuckDB binds with the type that it would read."""
+    kind, text = literal["kind"], literal["text"]
+    match kind:
+        case "STRING":
+            return text
+        case "INTEGER":
+            return _number(int, text)
+        case "NUMERIC":
+            return _number(float if "e" in text.lower() or len(text) > 30 else Decimal, text)
+        case "BOOLEAN":
+            return text == "true"
+        case "NULL_LITERAL":
+            return None
+    raise refused(f"a constant of kind {kind}")
+
+
+def _number(kind: Callable[[str], Any], text: str) -> Any:
+    try:
+        return kind(text.replace("_", ""))
+    except (ValueError, ArithmeticError):
+        raise refused(f"the number {text}") from None
+
+
+def refused(what: str, hint: str = _ALLOWED) -> BadMask:
+    return BadMask(f"where cannot use {what}.", hint=hint, field="where")
+
+
+def quoted(name: str) -> str:
+    """A column or function name as an SQL identifier."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'

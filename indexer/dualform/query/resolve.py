@@ -1,0 +1,74 @@
+"""From a question's queries to numbers, and from slot ids to their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Columns, Probe
+from dualform.errors import BadInput, NotFound
+from dualform.query.view import View
+from dualform.questions import ProbeRows, Queries, SlotKeys, Vectors
+from dualform.store.layer import Layer
+from dualform.store.memory import as_numpy
+
+
+def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
+    """float32[n, d_in], finite.
+
+    Raises BadInput for a wrong width or no query at all, NotFound for a probe, row or slot that does not exist.
+    """
+    match queries:
+        case Vectors(rows):
+            if rows.shape[1] != layer.d_in:
+                raise BadInput(
+                    f"layer {layer.name!r} takes {layer.d_in} numbers, got {rows.shape[1]}.", field="queries"
+                )
+            return rows
+        case ProbeRows(probe, numbers):
+            rows = view.memory.probe(probe).queries(layer.name)
+            found = rows if numbers is None else rows[_within(numbers, len(rows), f"row of probe {probe!r}")]
+        case SlotKeys(slots):
+            ids = _within(slots, view.count(layer.grain), "slot")
+            found = view.memory.keys(layer.name).of_slots(ids)
+    return Vectors(found).rows  # refuses none at all, and what is not finite
+
+
+def _within(numbers: Sequence[int] | NDArray[np.int64], count: int, what: str) -> NDArray[np.int64]:
+    """The numbers, checked. Raises NotFound, naming the first one that is not from 0 to count - 1."""
+    ids = np.asarray(numbers)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise BadInput(f"a {what} is numbered by integers.", field="queries")
+    beyond = np.flatnonzero((ids < 0) | (ids >= count))
+    if len(beyond):
+        there = f"There are {count}: 0 to {count - 1}." if count else "There is none."
+        raise NotFound(f"no {what} has number {int(ids[beyond[0]])}.", hint=there, field="queries")
+    return ids.astype(np.int64)
+
+
+def slot_columns(view: View, ids: Sequence[int] | NDArray[np.int64], grain: str | None) -> Columns:
+    """All columns of some slots, in the order of `ids`. Without a grain: samples, or the only grain there is.
+
+    Raises NotFound for an id or a grain that does not exist.
+    """
+    grains = view.grains
+    if grain is not None and grain not in grains:
+        raise NotFound(f"no grain {grain!r}.", hint=f"Grains: {', '.join(grains)}.", field="grain")
+    grain = grain or default_grain(view)
+    rows = _within(np.atleast_1d(np.asarray(ids)), view.count(grain), "slot")
+    table = view.memory.table(view.memory.manifest.grains[grain])
+    return Columns({name: as_numpy(table[name].take(rows)) for name in view.columns(grain)})
+
+
+def default_grain(view: View) -> str:
+    """Samples, or the only grain there is."""
+    return "sample" if "sample" in view.grains else view.grains[0]
+
+
+def probe(view: View, name: str, layer: str | None) -> Probe:
+    """Raises NotFound for a probe that does not exist, or that does not hold the layer."""
+    stored = view.memory.probe(name)
+    queries = None if layer is None else stored.queries(view.layer(layer).name)
+    return Probe(name, stored.labels, stored.outputs, queries)

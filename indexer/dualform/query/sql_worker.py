@@ -1,0 +1,179 @@
+"""The process that runs free SQL: it is given tables, holds no file, and can reach none.
+
+It reads from standard input an Arrow stream per table, then statements; it writes an answer per statement. Every
+message is a kind (one byte), a length (eight bytes, little-endian) and so many bytes. Light on
+purpose: no torch, no faiss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import duckdb
+import pyarrow as pa
+
+HEADER = struct.Struct("<cQ")
+TABLE, STATEMENT, ROWS, ERROR, READY = b"T", b"S", b"R", b"E", b"K"
+SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacement_scans": "false",
+    "threads": "2",
+    "memory_limit": "1GB",
+    "temp_directory": "",
+    "max_temp_directory_size": "0KB",
+}
+_SPARE_BYTES = 4 << 30
+"""Address space beyond what the tables take: DuckDB's own limit does not bound every allocation."""
+
+_STATM = Path("/proc/self/statm")
+"""Its first number is the address space in use, in pages."""
+
+
+class Refused(Exception):
+    """A statement that is not answered; the message is for its asker."""
+
+
+def write(stream: IO[bytes], kind: bytes, content: bytes) -> None:
+    stream.write(HEADER.pack(kind, len(content)))
+    stream.write(content)
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
+    """The next message; None at the end of the stream."""
+    head = stream.read(HEADER.size)
+    if len(head) < HEADER.size:
+        return None
+    kind, length = HEADER.unpack(head)
+    content = stream.read(length)
+    return (kind, content) if len(content) == length else None
+
+
+def main() -> None:
+    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else prints must not break into the answers
+    connection = duckdb.connect(":memory:")
+    locked = False
+    while (message := read(questions)) is not None:
+        kind, content = message
+        if kind == TABLE:
+            _load(connection, content)
+            continue
+        if not locked:
+            _lock(connection)
+            locked = True
+            write(answers, READY, b"")
+        asked = json.loads(content)
+        try:
+            write(answers, ROWS, answer(connection, asked["sql"], asked["rows"], asked["seconds"]))
+        except (Refused, duckdb.Error, MemoryError) as error:
+            write(answers, ERROR, (str(error) or "not enough memory").encode())
+
+
+def _load(connection: duckdb.DuckDBPyConnection, content: bytes) -> None:
+    """Make a table of an Arrow stream whose schema carries its name."""
+    table = pa.ipc.open_stream(content).read_all()
+    name = table.schema.metadata[b"name"].decode().replace('"', '""')
+    connection.register("incoming", table)
+    connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM incoming')
+    connection.unregister("incoming")
+
+
+def _lock(connection: duckdb.DuckDBPyConnection) -> None:
+    for name, value in SETTINGS.items():
+        connection.execute(f"SET {name} = '{value}'")
+    connection.execute("SET lock_configuration = true")
+    if _STATM.exists():  # Linux; elsewhere DuckDB's own limit is all there is
+        most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + _SPARE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def answer(connection: duckdb.DuckDBPyConnection, sql: str, most_rows: int, seconds: float) -> bytes:
+    """The rows of one SELECT as an Arrow stream. Raises Refused, or what DuckDB raises."""
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise Refused(f"sql takes one SELECT, got {len(statements)} statements.")
+    if statements[0].type != duckdb.StatementType.SELECT:
+        raise Refused(f"sql takes a SELECT, got {statements[0].type.name}.")
+    _allow_seconds(seconds)
+    connection.execute("BEGIN TRANSACTION READ ONLY")
+    try:
+        reader: Any = connection.execute(statements[0]).to_arrow_reader(16384)
+        batches, rows = [], 0
+        for batch in reader:
+            rows += batch.num_rows
+            if rows > most_rows:
+                raise Refused(f"the answer has more than {most_rows} rows; add LIMIT, or aggregate.")
+            batches.append(batch)
+        table = pa.Table.from_batches(batches, reader.schema)
+    finally:
+        connection.execute("ROLLBACK")
+    sink = pa.BufferOutputStream()
+    plain = simplified(table)
+    with pa.ipc.new_stream(sink, plain.schema) as stream:
+        stream.write_table(plain)
+    return bytes(sink.getvalue())
+
+
+def _allow_seconds(seconds: float) -> None:
+    """Processor time for one more statement; the asker kills this process sooner, unless it is gone itself."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(usage.ru_utime + usage.ru_stime + 4 * seconds) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def simplified(table: pa.Table) -> pa.Table:
+    """The same rows as 64-bit integers, doubles, booleans and texts: what a column of an answer can be.
+
+    Whole numbers beyond 64 bits become doubles; dates, lists and whatever else become texts.
+    """
+    names = _distinct(table.column_names)
+    return pa.table([_simple(column) for column in table.columns], names=names)
+
+
+def _simple(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_boolean(kind) or pa.types.is_string(kind):
+        return column
+    if pa.types.is_integer(kind):
+        return _first(column, pa.int64(), pa.float64())
+    if pa.types.is_floating(kind):
+        return column.cast(pa.float64())
+    if pa.types.is_decimal(kind):
+        return _first(column, *([pa.int64()] if kind.scale == 0 else []), pa.float64())
+    if pa.types.is_null(kind):
+        return column.cast(pa.float64())
+    return pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())])
+
+
+def _first(column: pa.ChunkedArray, *kinds: Any) -> pa.ChunkedArray:
+    """Cast to the first kind that holds every value; to the last one in any case."""
+    for kind in kinds[:-1]:
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return column.cast(kinds[-1], safe=False)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names, a repeated one numbered: a, a_2."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One snapshot of a memory, and what is derived from it and kept: masks, groups, norms, key sums, rebuilt weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query import groups, mask
+from dualform.query.backends import Backend
+from dualform.query.bound import norms
+from dualform.query.cache import Cache
+from dualform.query.coefficients import Coefficients, coefficients
+from dualform.query.groups import Groups
+from dualform.query.mask import Selection
+from dualform.store.layer import Layer
+from dualform.store.memory import Memory
+
+Check: TypeAlias = Callable[[], None]
+"""Called between blocks of work; raises Cancelled where nobody waits for the answer any more."""
+
+NORM_ROWS = 1 << 14
+
+
+class View:
+    """What one question is asked of; a question sees one snapshot from its start to its end."""
+
+    def __init__(self, memory: Memory, backend: Backend, cache_bytes: int) -> None:
+        self.memory = memory
+        self.backend = backend
+        self.cache = Cache(cache_bytes)
+        self._tables = threading.Lock()
+
+    @property
+    def path(self) -> Path:
+        return self.memory.path
+
+    def layer(self, name: str) -> Layer:
+        return self.memory.layer(name)
+
+    @property
+    def grains(self) -> list[str]:
+        """In the order of the layers that use them."""
+        return list(dict.fromkeys(layer.grain for layer in self.memory.layers.values()))
+
+    def tables(self, grain: str) -> duckdb.DuckDBPyConnection:
+        with self._tables:  # the first call loads the tables
+            return self.memory.tables(grain)
+
+    def count(self, grain: str) -> int:
+        return self.memory.count(grain)
+
+    def columns(self, grain: str) -> dict[str, str]:
+        return self.memory.columns(grain)
+
+    def column(self, grain: str, name: str) -> NDArray[Any]:
+        return self.memory.column(grain, name)
+
+    def datasets(self) -> dict[str, int]:
+        """Slots by dataset over all grains; slots without one are left out."""
+        return self.cache.get("datasets", self._count_datasets).counts
+
+    def _count_datasets(self) -> _Datasets:
+        counts: dict[str, int] = {}
+        for grain in self.grains:
+            rows = self.tables(grain).execute(
+                "SELECT dataset, count(*) FROM slots WHERE dataset IS NOT NULL GROUP BY dataset ORDER BY dataset"
+            )
+            for name, slots in rows.fetchall():
+                counts[name] = counts.get(name, 0) + slots
+        return _Datasets(dict(sorted(counts.items())))
+
+    def select(self, grain: str, where: str | None) -> Selection:
+        """The slots that a mask leaves, which may be none.
+
+        Raises BadMask or NotFound as `mask.check` and `mask.select` say.
+        """
+        if where is None:
+            return self.cache.get(("selection", grain, ""), lambda: mask.every_slot(self, grain))
+        expression = mask.check(self, grain, where, list(self.datasets()))
+        key = ("selection", grain, expression.identity)
+        return self.cache.get(key, lambda: mask.select(self, grain, expression))
+
+    def selection(self, grain: str, where: str | None) -> Selection:
+        """As `select`; raises EmptyMask where the mask leaves nothing."""
+        return mask.require_slots(self.select(grain, where), where, list(self.datasets()))
+
+    def groups(self, grain: str, selection: Selection, by: tuple[str, ...]) -> Groups:
+        key = ("groups", grain, selection.identity, by)
+        return self.cache.get(key, lambda: groups.group(self, grain, selection, by))
+
+    def key_norms(self, layer: str, check: Check) -> NDArray[np.float64]:
+        """float64[rows]: the norm of each stored key of a layer."""
+
+        def measure() -> NDArray[np.float64]:
+            keys = self.memory.keys(layer)
+            found = np.empty(keys.rows)
+            for start, block in keys.blocks(NORM_ROWS):
+                check()
+                found[start : start + len(block)] = norms(block)
+            return found
+
+        return self.cache.get(("norms", layer), measure)
+
+    def coefficients(self, layer: Layer, parameter: str, at_step: int | None) -> Coefficients:
+        """As dualform.query.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
+        self.tables(layer.grain)  # loaded under the lock
+        found = coefficients(self.memory, parameter, at_step)
+        later = self.memory.steps - len(found.per_step)
+        return replace(found, per_step=np.pad(found.per_step, (0, later)))
+
+    def slot_steps(self, grain: str) -> NDArray[np.int64]:
+        """int64[slots]: the recorded step of each slot."""
+        return self.cache.get(("steps", grain), lambda: np.asarray(self.column(grain, "step"), dtype=np.int64))
+
+
+class _Datasets:
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
+        self.nbytes = 100 * len(counts)

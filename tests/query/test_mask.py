@@ -1,0 +1,278 @@
+"""A mask keeps exactly the slots for which its condition is true, and can do nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform.query import mask
+from dualform.query.expression import parse
+from tests.query import arrays
+
+SLOTS = 60
+COLUMNS = {
+    "step": [i // 10 for i in range(SLOTS)],
+    "dataset": [["mnist", "fashion-mnist", None][i % 3] for i in range(SLOTS)],
+    "label": [None if i % 7 == 0 else i % 10 for i in range(SLOTS)],
+    "share": [i / 8 for i in range(SLOTS)],
+    "note": [["a'b", "x%y", 'q"uote', None, "12"][i % 5] for i in range(SLOTS)],
+    "seen": [i % 2 == 0 for i in range(SLOTS)],
+}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = arrays.memory(
+        {"fc": np.arange(SLOTS, dtype=np.float32)[:, None]},
+        COLUMNS,
+        types={"share": "DOUBLE", "note": "VARCHAR", "seen": "BOOLEAN"},
+    )
+    return arrays.engine(made)
+
+
+def kept(engine, where):
+    return sorted(engine.topk("fc", [1.0], k=SLOTS, where=where).ids.tolist())
+
+
+def less(value, limit):
+    return value is not None and value < limit
+
+
+def row(slot):
+    return {name: column[slot] for name, column in COLUMNS.items()} | {"slot": slot}
+
+
+@pytest.mark.parametrize(
+    ("where", "true"),
+    [
+        ("dataset <> 'fashion-mnist'", lambda r: r["dataset"] == "mnist"),
+        ("dataset is distinct from 'fashion-mnist'", lambda r: r["dataset"] != "fashion-mnist"),
+        ("'mnist' = dataset", lambda r: r["dataset"] == "mnist"),
+        ("NOT dataset IN ('mnist')", lambda r: r["dataset"] == "fashion-mnist"),
+        ("label IS NULL", lambda r: r["label"] is None),
+        ("label", None),
+        (
+            "label = 3 OR label > 7 AND step < 2",
+            lambda r: r["label"] == 3 or (not less(r["label"] or 0, 8) and r["step"] < 2),
+        ),
+        ("(label = 3 OR label > 7) AND step < 2", lambda r: (r["label"] or 0) in (3, 8, 9) and r["step"] < 2),
+        ("label NOT BETWEEN 2 AND 8", lambda r: r["label"] in (0, 1, 9)),
+        ("label IN (1, 2, NULL)", lambda r: r["label"] in (1, 2)),
+        ("coalesce(label, -1) = -1", lambda r: r["label"] is None),
+        ("seen", lambda r: r["seen"]),
+        ("seen IS NOT TRUE", lambda r: not r["seen"]),
+        ("seen = (slot % 4 = 0)", lambda r: r["seen"] == (r["slot"] % 4 == 0)),
+        ("share * 2 >= 1.5e1 - 0.5", lambda r: r["share"] * 2 >= 14.5),
+        ("slot // 7 = 3 AND -slot < 0", lambda r: r["slot"] // 7 == 3),
+        (
+            "CASE WHEN label < 5 THEN step = 1 ELSE step = 2 END",
+            lambda r: r["step"] == (1 if less(r["label"], 5) else 2),
+        ),
+        ("CASE step WHEN 1 THEN true END", lambda r: r["step"] == 1),
+        ("note = 'a''b'", lambda r: r["note"] == "a'b"),
+        ("note LIKE '%!%%' ESCAPE '!'", lambda r: r["note"] == "x%y"),
+        ("note NOT LIKE '%\"%'", lambda r: r["note"] not in (None, 'q"uote')),
+        ("note ILIKE 'X%' AND starts_with(note, 'x')", lambda r: r["note"] == "x%y"),
+        ("regexp_matches(note, '^[0-9]+$')", lambda r: r["note"] == "12"),
+        ("TRY_CAST(note AS INTEGER) = 12", lambda r: r["note"] == "12"),
+        ("length(note) = 3 AND upper(note) = 'X%Y'", lambda r: r["note"] == "x%y"),
+        ("greatest(label, step) = 4", lambda r: max(-1 if r["label"] is None else r["label"], r["step"]) == 4),
+        ("LABEL = 3", lambda r: r["label"] == 3),
+        ('"label" = 3 -- a comment', lambda r: r["label"] == 3),
+        ("label = /* what? */ 3;", lambda r: r["label"] == 3),
+        ("slot = 9223372036854775808 OR slot = 1_0", lambda r: r["slot"] == 10),
+        ("true", lambda r: True),
+        ("slot::VARCHAR = '11'", lambda r: r["slot"] == 11),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mask_keeps_the_slots_for_which_it_is_true(engine, where, true):
+    if true is None:
+        with pytest.raises(BadMask, match="where is of type BIGINT"):
+            kept(engine, where)
+        return
+    assert kept(engine, where) == [slot for slot in range(SLOTS) if true(row(slot))]
+
+
+REFUSED = [
+    "",
+    "  ",
+    "\n-- nothing",
+    "label =",
+    "label = '1",
+    'label = "1',
+    "label = 1)",
+    "1) OR (1 = 1",
+    "label = 1; SELECT true",
+    "label = 1; DROP TABLE slots",
+    "true UNION SELECT true",
+    "true FROM slots",
+    "true WHERE true",
+    "true LIMIT 1",
+    "true ORDER BY 1",
+    "true GROUP BY ALL",
+    "true HAVING true",
+    "true QUALIFY true",
+    "true USING SAMPLE 1",
+    "DISTINCT seen",
+    "true, true",
+    "true AS x",
+    "x: true",
+    "label = 1 x",
+    "*",
+    "COLUMNS(*) = 1",
+    "slots.*",
+    "slots.label = 1",
+    "main.slots.label = 1",
+    "(SELECT true)",
+    "EXISTS (SELECT 1)",
+    "label IN (SELECT 1)",
+    "label = ANY (SELECT 1)",
+    "label = ALL ([1])",
+    "label IN (FROM slots SELECT label)",
+    "(FROM slots)",
+    "(VALUES (true))",
+    "label = ?",
+    "label = $1",
+    "label = $name",
+    "count(*) = 1",
+    "sum(label) > 1",
+    "row_number() OVER () = 1",
+    "lag(label) OVER () = 1",
+    "unnest([true])",
+    "list_filter([1], lambda x: x) = [1]",
+    "[1][1] = 1",
+    "{'a': 1}.a = 1",
+    "(label, step) = (1, 2)",
+    "#1",
+    "read_csv('x')",
+    "read_text('/etc/passwd') = 'x'",
+    "glob('/*') = 'x'",
+    "getenv('HOME') = 'x'",
+    "current_setting('threads') = 1",
+    "query('SELECT 1')",
+    "query_table('slots')",
+    "random() < 0.5",
+    "now() = 1",
+    "nextval('s') = 1",
+    "error('x')",
+    "sleep_ms(1)",
+    "version() = 'x'",
+    "pg_typeof(label) = 'x'",
+    "repeat('x', 1000000000) = 'x'",
+    "range(1000000000)[1] = 1",
+    "main.abs(label) = 1",
+    "abs(DISTINCT label) = 1",
+    "abs(label) FILTER (WHERE true) = 1",
+    "abs(x := label) = 1",
+    "label.abs() = 1",
+    "label COLLATE nocase = 'x'",
+    "CAST(label AS STRUCT(a INTEGER)) = 1",
+    "label::DATE = '2020-01-01'",
+    "label::INTEGER[] = [1]",
+    "INTERVAL 1 DAY = note",
+    "DATE '2020-01-01' = note",
+    "x'ff' = note",
+    "DEFAULT",
+    "TRY(label) = 1",
+    "label AT TIME ZONE 'x' = 1",
+    "NULL",
+    "1",
+    "'true'",
+    "note",
+    "CAST(note AS INTEGER) = 1",
+    "note + 1 = 2",
+    "abs(note) = 1",
+    "abs() = 1",
+    "label = 'three'",
+    "label = 0x10",
+    "(" * 200 + "true" + ")" * 200 + "x",
+    "NOT " * 300 + "true",
+    "(" * 5000,
+    "label" + " + 1" * 500 + " = 1",
+    "x" * 300_000,
+    "SELECT true",
+    "WITH a AS (SELECT 1) SELECT true",
+    "PRAGMA version",
+    "ATTACH 'x'",
+    "COPY slots TO 'x'",
+]
+
+
+@pytest.mark.parametrize("where", REFUSED, ids=lambda text: repr(text[:50]))
+def test_whatever_is_no_plain_condition_is_refused(engine, where):
+    with pytest.raises(BadMask) as caught:
+        kept(engine, where)
+    assert caught.value.field == "where"
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (
+            "labels = 1",
+            "no slot column 'labels'. Columns: slot, step, row, position, dataset, label, sample, share, note",
+        ),
+        ("rowid = 1", "no slot column 'rowid'."),
+        ("current_user = 'x'", "no slot column 'current_user'."),
+        ("dataset <> 'fashon-mnist'", "no dataset 'fashon-mnist' in this memory. Datasets: fashion-mnist, mnist."),
+        ("dataset NOT IN ('mnist', 'x')", "no dataset 'x' in this memory."),
+        ("'x' IS DISTINCT FROM Dataset", "no dataset 'x' in this memory."),
+        ("seen OR NOT (label = 1 AND dataset = 'x')", "no dataset 'x' in this memory."),
+    ],
+)
+def test_a_name_that_does_not_exist_is_named(engine, where, message):
+    with pytest.raises(NotFound) as caught:
+        kept(engine, where)
+    assert str(caught.value).startswith(message)
+
+
+def test_refusals_name_the_offender_and_what_is_allowed(engine):
+    with pytest.raises(BadMask) as caught:
+        kept(engine, "getenv('HOME') = 'x'")
+    assert str(caught.value).startswith("where cannot use the function getenv. Allowed: comparisons, AND, OR, NOT")
+    with pytest.raises(BadMask, match="where is 3"):
+        engine.topk("fc", [1.0], where=3)
+
+
+def test_constants_are_bound_and_never_written_into_the_statement():
+    expression = parse("note = 'a'' OR true --' AND label IN (1, 2.5, 1e3) AND seen = true", list(COLUMNS))
+    assert expression.sql == '(("note" = $1) AND ("label" IN ($2, $3, $4)) AND ("seen" = $5))'
+    assert [str(value) for value in expression.parameters] == ["a' OR true --", "1", "2.5", "1000.0", "True"]
+
+
+def test_the_same_mask_written_twice_is_one_mask():
+    names = list(COLUMNS)
+    assert parse("label=1", names).identity == parse(' "LABEL"  =  1 -- x', names).identity
+    assert parse("label=1", names).identity != parse("label='1'", names).identity
+    assert parse("label=1", names).identity != parse("label=true", names).identity
+
+
+@given(st.text(alphabet="()'\"=<>-/*;,.$? abdelnortsORAND10\n", max_size=40))
+@settings(deadline=None, max_examples=150)
+def test_any_text_is_answered_or_refused_with_one_of_our_errors(engine, where):
+    with contextlib.suppress(BadMask, EmptyMask, NotFound):
+        kept(engine, where)
+
+
+def test_threads_that_ask_at_once_compute_a_mask_once(monkeypatch):
+    made = arrays.memory({"fc": np.ones((SLOTS, 1), np.float32)}, {"label": COLUMNS["label"]})
+    engine = arrays.engine(made)
+    calls = []
+    select = mask.select
+    monkeypatch.setattr(mask, "select", lambda *args: calls.append(1) or select(*args))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(kept(engine, "label > 2"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert len(found) == 8
+    assert found.count(found[0]) == 8

@@ -1,0 +1,221 @@
+"""The k best slots are those of a float64 brute force, whatever the backend, the batch and the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
+from dualform.query import scan, top_k
+from dualform.query.canonical import as_float32, canonical_scores
+from dualform.query.engine import Engine
+from dualform.questions import SlotKeys
+from tests.query import arrays, oracle
+
+BACKENDS = ["numpy", "torch", "faiss"]
+LABELS = [0, 1, None, 2]
+SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def canonical(keys: np.ndarray, query: np.ndarray, absolute: bool = False) -> list[float]:
+    found = canonical_scores(keys, query)
+    return (np.abs(found) if absolute else found).tolist()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a few rows, so that small memories have many."""
+    monkeypatch.setattr(scan, "block_rows", lambda width: 32)
+    monkeypatch.setattr(top_k, "_PENDING", 16)
+
+
+@st.composite
+def cases(draw):
+    """Keys of one of several kinds, queries, and the question."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows, d, n = draw(st.integers(1, 150)), draw(st.sampled_from([1, 2, 3, 7, 16, 33])), draw(st.integers(1, 4))
+    keys = rng.normal(size=(rows, d)).astype(np.float32)
+    queries = rng.normal(size=(n, d)).astype(np.float32)
+    kind = draw(st.sampled_from(["normal", "duplicates", "zeros", "near ties", "tiny", "huge", "mixed"]))
+    if kind == "duplicates":
+        keys = keys[rng.integers(0, max(1, rows // 8), rows)]
+    elif kind == "zeros":
+        keys[rng.random(rows) < 0.7] = 0
+        queries[0] = 0
+    elif kind == "near ties":
+        keys = (keys[:1] * (1 + rng.integers(-2, 3, (rows, d)) * 2.0**-23)).astype(np.float32)
+    elif kind == "tiny":
+        keys = (keys * 1e-39).astype(np.float32)
+        queries = (queries * 10.0 ** rng.integers(-8, 1)).astype(np.float32)
+    elif kind == "huge":
+        keys = (keys.astype(float) * 1e38).clip(-3e38, 3e38).astype(np.float32)
+        queries = (queries.astype(float) * 1e38).clip(-3e38, 3e38).astype(np.float32)
+    elif kind == "mixed":
+        keys = (keys * 10.0 ** rng.uniform(-30, 18, (rows, 1))).astype(np.float32)
+    repeats = draw(st.booleans())
+    of_slot = rng.integers(0, rows, draw(st.integers(1, 200))) if repeats else None
+    slots = len(of_slot) if of_slot is not None else rows
+    return {
+        "rows": keys,
+        "of_slot": of_slot,
+        "keys": keys[of_slot] if of_slot is not None else keys,
+        "queries": queries,
+        "labels": [LABELS[i] for i in rng.integers(0, 4, slots)],
+        "k": draw(st.integers(1, 30) | st.just(500)),
+        "absolute": draw(st.booleans()),
+        "modulus": draw(st.sampled_from([None, 2, 9, 40])),
+    }
+
+
+def engine_of(case, backend):
+    of_slot = case["of_slot"]
+    made = arrays.memory(
+        {"fc": case["rows"]},
+        {"label": case["labels"]},
+        rows_of_slots={} if of_slot is None else {"fc": of_slot},
+        segment_rows=47,
+    )
+    return arrays.engine(made, backend)
+
+
+def mask_of(case):
+    stays = [case["modulus"] is None or slot % case["modulus"] == 0 for slot in range(len(case["labels"]))]
+    return stays, None if case["modulus"] is None else f"slot % {case['modulus']} = 0"
+
+
+@SLOW
+@given(case=cases())
+def test_hits_are_those_of_the_brute_force(small_blocks, backend, case):
+    stays, where = mask_of(case)
+    score = "abs" if case["absolute"] else "signed"
+    hits = engine_of(case, backend).topk("fc", case["queries"], case["k"], where=where, score=score)
+    left = np.flatnonzero(stays).tolist()
+    for i, query in enumerate(case["queries"]):
+        expected = canonical(case["keys"], query, case["absolute"])
+        assert hits.slots[i].tolist() == oracle.best(expected, left, case["k"])
+        assert hits.scores[i].tolist() == as_float32(np.array(expected)[hits.slots[i]]).tolist()
+    assert hits.counts.tolist() == [[min(case["k"], len(left))]] * len(case["queries"])
+    assert (hits.scan.slots_scanned, hits.scan.slots_matching) == (len(stays), len(left))
+
+
+@SLOW
+@given(case=cases())
+def test_hits_of_groups_are_those_of_the_brute_force(small_blocks, backend, case):
+    stays, where = mask_of(case)
+    score = "abs" if case["absolute"] else "signed"
+    hits = engine_of(case, backend).topk("fc", case["queries"], case["k"], where=where, by="label", score=score)
+    groups = oracle.groups([case["labels"]], stays)
+    assert hits.groups == tuple(groups)
+    for i, query in enumerate(case["queries"]):
+        expected = canonical(case["keys"], query, case["absolute"])
+        for g, members in enumerate(groups.values()):
+            assert hits.slots[i][g].tolist() == oracle.best(expected, members, case["k"])
+
+
+@SLOW
+@given(case=cases())
+def test_a_query_gets_the_same_bits_alone_and_in_a_batch(small_blocks, case):
+    engines = [engine_of(case, backend) for backend in BACKENDS]
+    for by in (None, "label"):
+        together = engines[0].topk("fc", case["queries"], case["k"], by=by)
+        for engine in engines:
+            alone = [engine.topk("fc", query, case["k"], by=by) for query in case["queries"]]
+            assert np.concatenate([hits.ids for hits in alone]).tobytes() == together.ids.tobytes()
+            assert np.concatenate([hits.weights for hits in alone]).tobytes() == together.weights.tobytes()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 5, 64, 800]))
+@settings(deadline=None, max_examples=30)
+def test_canonical_scores_are_within_a_few_units_of_the_exact_sum(seed, d):
+    rng = np.random.default_rng(seed)
+    keys, query = rng.normal(size=(20, d)).astype(np.float32), rng.normal(size=d).astype(np.float32)
+    exact = oracle.scores(keys, query)
+    sizes = np.abs(keys.astype(float) * query).sum(axis=1)
+    assert np.all(np.abs(canonical_scores(keys, query) - exact) <= 12 * 2.0**-53 * sizes)
+
+
+def test_many_groups_take_the_sorting_path(backend, rng):
+    keys = rng.normal(size=(4000, 8)).astype(np.float32)
+    labels = rng.integers(0, 700, 4000).tolist()
+    hits = arrays.engine(arrays.memory({"fc": keys}, {"label": labels}), backend).topk("fc", keys[:2], 2, by="label")
+    groups = oracle.groups([labels], [True] * 4000)
+    assert hits.groups == tuple(groups)
+    for i in range(2):
+        expected = canonical(keys, keys[i])
+        assert [s.tolist() for s in hits.slots[i]] == [oracle.best(expected, m, 2) for m in groups.values()]
+
+
+def test_many_rows_that_tie_exactly_come_in_slot_order(backend):
+    made = arrays.memory({"fc": np.ones((40_000, 3), np.float32)}, {"label": [0] * 40_000}, segment_rows=9000)
+    hits = arrays.engine(made, backend).topk("fc", [1, 2, 3], k=25)
+    assert hits.slots[0].tolist() == list(range(25))
+    assert hits.scores[0].tolist() == [6.0] * 25
+
+
+def test_a_backend_that_rounds_its_factors_changes_nothing(rng):
+    class Coarse:
+        name, rounding = "coarse", 2.0**-8
+
+        def scores(self, keys, queries):
+            return _bfloat16(queries) @ _bfloat16(keys).T
+
+    keys, query = rng.normal(size=(5000, 40)).astype(np.float32), rng.normal(size=40).astype(np.float32)
+    made = arrays.memory({"fc": keys}, {"label": [0] * 5000})
+    exact = arrays.engine(made).topk("fc", query, k=50)
+    coarse = Engine(made, Coarse()).topk("fc", query, k=50)
+    assert coarse.ids.tolist() == exact.ids.tolist()
+    assert coarse.scan.backend == "coarse"
+
+
+def _bfloat16(rows):
+    """Rounded to 8 bits of mantissa."""
+    fraction, exponent = np.frexp(rows)
+    return np.ldexp(np.round(fraction * 256) / 256, exponent).astype(np.float32)
+
+
+def test_queries_can_be_keys_of_slots_and_rows_of_probes(rng):
+    keys = rng.normal(size=(30, 4)).astype(np.float32)
+    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 30}))
+    assert engine.topk("fc", SlotKeys((7, 3))).ids.tolist() == engine.topk("fc", keys[[7, 3]]).ids.tolist()
+    with pytest.raises(NotFound, match="no slot has number 30"):
+        engine.topk("fc", SlotKeys((30,)))
+    with pytest.raises(NotFound, match="there is no probe 'x'"):
+        engine.topk("fc", "x/0")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "ask"),
+    [
+        (BadInput, "layer 'fc' takes 4 numbers, got 3.", {"queries": [1, 2, 3]}),
+        (NotFound, "there is no layer 'nope'. Layers: fc.", {"layer": "nope"}),
+        (BadInput, "k is 0. Ask for at least 1 datapoint.", {"k": 0}),
+        (EmptyMask, "where leaves none of 30 slots: label = 9", {"where": "label = 9"}),
+        (
+            NotFound,
+            "no slot column 'nope'. Columns: slot, step, row, position, dataset, label, sample.",
+            {"by": "nope"},
+        ),
+    ],
+    ids=["width", "layer", "k", "empty mask", "by"],
+)
+def test_refusals_say_what_is_wrong(error, message, ask):
+    engine = arrays.engine(arrays.memory({"fc": np.ones((30, 4), np.float32)}, {"label": [0] * 30}))
+    with pytest.raises(error) as caught:
+        engine.topk(**{"layer": "fc", "queries": [1, 2, 3, 4], **ask})
+    assert str(caught.value).startswith(message)
+
+
+def test_keys_that_are_not_finite_are_refused_unless_masked_out(backend):
+    keys = np.ones((30, 4), np.float32)
+    keys[20], keys[25] = np.nan, np.inf
+    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 30}), backend)
+    with pytest.raises(Inexact, match="layer 'fc' has keys that hold NaN or infinity, first at slot 20"):
+        engine.topk("fc", [1, 2, 3, 4])
+    assert engine.topk("fc", [1, 2, 3, 4], k=30, where="slot < 20").ids.tolist() == list(range(20))
+    assert len(engine.topk("fc", [1, 2, 3, 4], k=30, where="slot not in (20, 25)").ids) == 28
