@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import grpc
 
-from dualform.answers import Answers
+from dualform.answers import Answers, Certificate, Columns
 from dualform.questions import GroupSum, Output, TopK
 from dualform_proto import answers, info, questions
 from dualform_proto.v1 import dualform_pb2 as pb, dualform_pb2_grpc
@@ -20,6 +20,10 @@ class Engine(Answers, Protocol):
 
     def ask(self, question: TopK | GroupSum | Output, cancelled: Callable[[], bool] | None = None) -> Any:
         """Hits, GroupSums, or outputs and Scan; raises Cancelled soon after `cancelled` first says True."""
+
+    def sql(self, statement: str, cancelled: Callable[[], bool] | None = None) -> Columns: ...
+
+    def verify(self, cancelled: Callable[[], bool] | None = None) -> Mapping[str, Certificate]: ...
 
     def refresh(self) -> bool:
         """Takes the newest snapshot of a training that still runs; True where there was a newer one."""
@@ -58,8 +62,8 @@ class MemoryServicer(dualform_pb2_grpc.MemoryServicer):
         return self._calls.answer("Slots", context, work)
 
     def Sql(self, request: pb.SqlRequest, context: grpc.ServicerContext) -> pb.SqlResponse:
-        def work(_: Callable[[], bool]) -> pb.SqlResponse:
-            return answers.encode_sql_answer(self._engine.sql(request.statement))
+        def work(cancelled: Callable[[], bool]) -> pb.SqlResponse:
+            return answers.encode_sql_answer(self._engine.sql(request.statement, cancelled))
 
         return self._calls.answer("Sql", context, work)
 
@@ -70,4 +74,7 @@ class MemoryServicer(dualform_pb2_grpc.MemoryServicer):
         return self._calls.answer("Probe", context, work)
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> pb.VerifyResponse:
-        return self._calls.answer("Verify", context, lambda _: answers.encode_certificates(self._engine.verify()))
+        def work(cancelled: Callable[[], bool]) -> pb.VerifyResponse:
+            return answers.encode_certificates(self._engine.verify(cancelled))
+
+        return self._calls.answer("Verify", context, work)

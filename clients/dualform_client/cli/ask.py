@@ -1,0 +1,158 @@
+"""dualform topk, sums, output: questions with queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import numpy as np
+
+from dualform.answers import Answers, Columns, Hits
+from dualform.questions import Queries, Score
+from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe
+from dualform_client.cli.options import (
+    abs_option,
+    at_step_option,
+    by_option,
+    json_option,
+    layer_option,
+    query_option,
+    where_option,
+)
+from dualform_client.cli.printing import print_json, print_note, print_table
+from dualform_client.cli.target import asks_target
+
+SHOWN_OUTPUTS = 16
+"""Outputs of a layer that a table shows; --json gives all."""
+
+
+@click.command()
+@asks_target
+@layer_option
+@query_option
+@click.option("-k", default=10, show_default=True, type=int, help="Slots for each query, or for each group of --by.")
+@where_option
+@by_option("The best of each group: slot columns.")
+@abs_option
+@json_option
+def topk(
+    memory: Answers,
+    layer: str,
+    queries: Queries,
+    k: int,
+    where: str | None,
+    by: tuple[str, ...] | None,
+    absolute: bool,
+    as_json: bool,
+) -> None:
+    """The training datapoints that a query attends to most.
+
+    \b
+    Example:
+      dualform topk runs/demo --layer layers.0 --query test-digits/17 -k 5 --where "label <> 3"
+    """
+    hits = memory.topk(layer, queries, k, where, by, _score(absolute))
+    found = list(_hits(hits, _slots_of(memory, layer, hits)))
+    if as_json:
+        print_json({"hits": found})
+        return
+    rows = [{**hit.pop("group", {}), **hit} for hit in found]
+    columns = list(rows[0]) if rows else ["query", "slot", "score"]
+    took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} slots, {hits.scan.seconds:.3g} s"
+    print_table(f"{layer}: {took}", columns, [list(row.values()) for row in rows])
+
+
+def _score(absolute: bool) -> Score:
+    return "abs" if absolute else "signed"
+
+
+def _slots_of(memory: Answers, layer: str, hits: Hits) -> dict[int, dict[str, Any]]:
+    """The slot columns of all hits, by slot."""
+    grain = next(one.grain for one in memory.info().layers if one.name == layer)
+    ids = np.unique(hits.ids)
+    columns = memory.slots(ids, grain) if len(ids) else Columns({})
+    return {record["slot"]: record for record in columns.records()}
+
+
+def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One record per hit, best first within its query and group."""
+    ids, scores = iter(hits.ids.tolist()), iter(hits.weights.tolist())
+    for query, counts in enumerate(hits.counts.tolist()):
+        for group, count in enumerate(counts):
+            for _ in range(count):
+                slot = next(ids)
+                hit = {"query": query, "slot": slot, "score": next(scores), **slots[slot]}
+                if hits.groups is not None:
+                    hit["group"] = dict(zip(hits.by, hits.groups[group], strict=True))
+                yield hit
+
+
+@click.command()
+@asks_target
+@layer_option
+@query_option
+@by_option("Group by these slot columns.", required=True)
+@where_option
+@abs_option
+@json_option
+def sums(
+    memory: Answers,
+    layer: str,
+    queries: Queries,
+    by: tuple[str, ...],
+    where: str | None,
+    absolute: bool,
+    as_json: bool,
+) -> None:
+    """How much attention goes to each label, dataset, position, or any other grouping.
+
+    \b
+    Example:
+      dualform sums runs/demo --layer layers.0 --query test-digits/17 --by dataset,label
+    """
+    answer = memory.group_sum(layer, queries, by, where, _score(absolute))
+    counts = answer.counts.tolist()
+    if as_json:
+        groups = [
+            {**dict(zip(answer.by, key, strict=True)), "count": count}
+            for key, count in zip(answer.groups, counts, strict=True)
+        ]
+        print_json({"groups": groups, "sums": answer.sums})
+        return
+    per_query = [f"query {query}" for query in range(len(answer.sums))] if len(answer.sums) > 1 else ["sum"]
+    rows = [
+        [*key, count, *answer.sums[:, g].tolist()]
+        for g, (key, count) in enumerate(zip(answer.groups, counts, strict=True))
+    ]
+    print_table(f"{layer}: attention by {', '.join(by)}", [*by, "count", *per_query], rows)
+
+
+@click.command()
+@asks_target
+@layer_option
+@query_option
+@where_option
+@at_step_option
+@json_option
+def output(
+    memory: Answers, layer: str, queries: Queries, where: str | None, at_step: int | None, as_json: bool
+) -> None:
+    """What a layer answers when part of its memory is masked, or as of an earlier step.
+
+    \b
+    Example:
+      dualform output runs/demo --layer layers.4 --query test-digits/17 --where "step < 100"
+    """
+    outputs = memory.output(layer, queries, where, at_step)
+    removed = cancellation(memory, where, at_step, layer)
+    if as_json:
+        print_json({"outputs": outputs, **({"cancellation": removed} if removed is not None else {})})
+        return
+    shown = min(outputs.shape[1], SHOWN_OUTPUTS)
+    rows = [[query, int(row.argmax()), *row[:shown].tolist()] for query, row in enumerate(outputs)]
+    more = "" if shown == outputs.shape[1] else f", the first {shown} of {outputs.shape[1]} (--json gives all)"
+    print_table(f"{layer}: outputs{more}", ["query", "largest", *map(str, range(shown))], rows)
+    if where is not None:
+        print_note(WHAT_A_MASK_MEANS)
+        print_note(describe(removed or {}))

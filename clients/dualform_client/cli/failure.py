@@ -1,0 +1,59 @@
+"""Errors as the command line tells them: {"error": {"code", "message", "hint"}} with --json, else lines on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+import click
+
+from dualform.errors import BadInput, DualformError, FolderError, NotFound
+from dualform.extras import missing_package
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+TRACEBACK = "DUALFORM_TRACEBACK"
+
+
+def report_failure(error: BaseException, as_json: bool) -> int:
+    """Tells the error; returns the exit code."""
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        _tell("interrupted", "Interrupted.", "", as_json)
+        return INTERRUPTED
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, click.ClickException):
+        _tell("usage", error.format_message(), _usage_hint(error), as_json)
+        return BAD_INPUT
+    ours = _as_ours(error)
+    _tell(ours.code, ours.message, ours.hint, as_json)
+    return BAD_INPUT if isinstance(ours, BadInput | NotFound) else FAILED
+
+
+def _as_ours(error: BaseException) -> DualformError:
+    if isinstance(error, DualformError):
+        return error
+    if isinstance(error, ImportError) and (missing := missing_package(error)) is not None:
+        return missing
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return FolderError(f"{place}{error.strerror or error}")
+    return DualformError(
+        f"{type(error).__name__}: {error}",
+        hint=f"This is a fault of dualform; set {TRACEBACK}=1 to see where it happened.",
+    )
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"Try '{context.command_path} --help'." if context else ""
+
+
+def _tell(code: str, message: str, hint: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"error": {"code": code, "message": message, "hint": hint}}))
+        return
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)

@@ -1,0 +1,90 @@
+"""dualform weights, check: what needs the memory's own files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dualform.errors import AlreadyExists, BadInput
+from dualform_client.cli.failure import FAILED
+from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe
+from dualform_client.cli.options import at_step_option, json_option, where_option
+from dualform_client.cli.printing import print_json, print_line, print_note, print_table
+from dualform_client.cli.progress import progress_bars
+from dualform_client.cli.target import NOT_SERVED, check_folder, open_folder
+from dualform_proto.address import is_address
+
+
+@click.command()
+@click.argument("run")
+@where_option
+@at_step_option
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The .safetensors file to write.")
+@click.option("--force", is_flag=True, help="Replace the file where it exists.")
+@json_option
+def weights(run: str, where: str | None, at_step: int | None, out: Path, force: bool, as_json: bool) -> None:
+    """The network's weights with part of its memory masked, or as of an earlier step, for load_state_dict.
+
+    A mask is arithmetic removal from this training's sum, not retraining.
+
+    \b
+    Example:
+      dualform weights runs/demo --at-step 100 --out earlier.safetensors
+    """
+    if out.exists() and not force:
+        raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="out")
+    with open_folder(run) as memory:
+        state = memory.weights(where, at_step)
+        removed = cancellation(memory, where, at_step)
+    _save(state, out)
+    note = "" if where is None else f"{WHAT_A_MASK_MEANS} {describe(removed or {})}".strip()
+    if as_json:
+        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+        masked = {} if removed is None else {"cancellation": removed, "note": note}
+        print_json({"out": str(out), "parameters": shapes, **masked})
+        return
+    print_table(f"{out}", ["parameter", "shape"], [[name, list(tensor.shape)] for name, tensor in state.items()])
+    if note:
+        print_note(note)
+
+
+def _save(state: dict[str, Any], out: Path) -> None:
+    """Under a temporary name first: a run that is cut short leaves no half file behind under the name asked for."""
+    from safetensors.torch import save_file
+
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        # Clones, because the format refuses tensors that share their storage, as tied weights do.
+        save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@click.command()
+@click.argument("run")
+@json_option
+def check(run: str, as_json: bool) -> int:
+    """Every checksum, row count and mark of a memory; exit code 1 where anything is wrong.
+
+    \b
+    Example:
+      dualform check runs/demo
+    """
+    if not Path(run).exists() and is_address(run):
+        raise BadInput(NOT_SERVED, hint="Run it where the memory lies.", field="target")
+    check_folder(Path(run))
+    from dualform.store.check import check_memory
+
+    with progress_bars() as progress:
+        problems = check_memory(run, progress and (lambda _, done, total: progress("checking", done, total)))
+    if as_json:
+        print_json({"problems": problems})
+    else:
+        for problem in problems:
+            print_line(problem)
+        print_line(f"{len(problems)} problems" if problems else "no problems")
+    return FAILED if problems else 0

@@ -1,0 +1,65 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from dualform.errors import BadInput
+from dualform.questions import Queries, Vectors, as_queries
+
+
+def _as_queries(_context: click.Context, _option: click.Parameter, value: str) -> Queries:
+    return read_queries(Path(value)) if value.endswith(".npy") else as_queries(value)
+
+
+def _as_names(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(names):
+        raise BadInput(f"--by {value!r} holds an empty name.", hint="Write COL or COL,COL.", field="by")
+    return names
+
+
+def read_queries(file: Path) -> Vectors:
+    """float32[n, d] from an .npy file of numbers. Raises BadInput where it is none."""
+    try:
+        with file.open("rb") as stream:
+            # Arrays of objects are refused: reading them would run code from the file.
+            array = np.load(stream, allow_pickle=False)
+    except OSError as error:
+        raise BadInput(f"The query file {file} cannot be read: {error.strerror}.", field="queries") from None
+    except (ValueError, EOFError) as error:
+        raise BadInput(f"The query file {file} is no .npy file of numbers: {error}", field="queries") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        kind = array.dtype if isinstance(array, np.ndarray) else "several arrays"
+        raise BadInput(f"The query file {file} holds {kind}, not real numbers.", field="queries")
+    with np.errstate(over="ignore"):
+        return Vectors(array)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+layer_option = click.option("--layer", required=True, help="Layer, as the model names its module.")
+query_option = click.option(
+    "--query",
+    "queries",
+    required=True,
+    callback=_as_queries,
+    metavar="PROBE/ROW|FILE.npy",
+    help="Stored queries (PROBE/17, PROBE/3,17, or PROBE for all), or float32[n, d] in an .npy file.",
+)
+where_option = click.option("--where", metavar="SQL", help="Only slots for which this is true.")
+at_step_option = click.option(
+    "--at-step", type=int, metavar="N", help="As of N recorded steps; 0 is the initial network. Default: the end."
+)
+abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute values of the scores.")
+
+
+def by_option(says: str, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--by COL[,COL], given to the command as a tuple of names, or None."""
+    return click.option("--by", required=required, callback=_as_names, metavar="COL[,COL]", help=says)

@@ -1,0 +1,102 @@
+"""TARGET: a memory's folder, answered in this process, or host:port, answered over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dualform.answers import Answers
+from dualform.errors import BadInput, NotAMemory
+from dualform_client.client import Client
+from dualform_proto.address import is_address
+
+NOT_SERVED = "This needs the memory's folder, not a server."
+
+
+def open_folder(path: str) -> Any:
+    """The engine over a memory's folder, a context manager. Raises NotAMemory, and BadInput for an address."""
+    folder = Path(path)
+    if not folder.exists() and is_address(path):
+        raise BadInput(NOT_SERVED, hint="Run it where the memory lies.", field="target")
+    check_folder(folder)
+    from dualform.query.engine import open_memory
+
+    return open_memory(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises NotAMemory where there is no such folder."""
+    if not folder.exists():
+        raise NotAMemory(
+            f"There is no folder {folder}.", hint="`dualform demo` makes a memory in runs/demo.", field="target"
+        )
+    if not folder.is_dir():
+        raise NotAMemory(f"{folder} is a file; a memory is a folder.", field="target")
+
+
+@contextmanager
+def open_target(
+    target: str,
+    token_file: Path | None = None,
+    tls: bool = False,
+    authority: Path | None = None,
+    timeout: float | None = None,
+) -> Iterator[Answers]:
+    """Whoever answers for the target. Raises NotAMemory or BadInput where it is neither a folder nor an address."""
+    if not Path(target).exists() and is_address(target):
+        token = read_token(token_file) if token_file else None
+        with Client(target, timeout=timeout, token=token, tls=tls, authority=authority) as client:
+            yield client
+        return
+    if not Path(target).exists() and not any(mark in target for mark in "/\\."):
+        raise BadInput(
+            f"{target!r} is neither a folder nor host:port.",
+            hint="Name a memory's folder, for example runs/demo, or a server, for example 127.0.0.1:50051.",
+            field="target",
+        )
+    with open_folder(target) as engine:
+        yield engine
+
+
+def read_token(file: Path) -> str:
+    """The first line of a file. Raises BadInput where it cannot be read or is blank."""
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it holds characters other than ASCII"
+        raise BadInput(f"The token file {file} cannot be read: {reason}.", field="token_file") from None
+    if not lines or not lines[0].strip():
+        raise BadInput(f"The token file {file} is blank.", hint="Its first line is the token.", field="token_file")
+    return lines[0].strip()
+
+
+def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the argument TARGET and the options to reach it; it is called with the open memory instead."""
+
+    @wraps(command)
+    def opened(
+        target: str, token_file: Path | None, tls: bool, tls_ca: Path | None, timeout: float, **rest: Any
+    ) -> Any:
+        with open_target(target, token_file, tls, tls_ca, timeout) as memory:
+            return command(memory, **rest)
+
+    file = click.Path(path_type=Path)
+    for option in (
+        click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0, help="Seconds a call."),
+        click.option("--tls-ca", type=file, help="PEM file of the authorities to trust; implies --tls."),
+        click.option("--tls", is_flag=True, help="Speak TLS to the server."),
+        click.option(
+            "--token-file",
+            type=file,
+            envvar="DUALFORM_TOKEN_FILE",
+            help="File with the server's token on its first line.",
+        ),
+        click.argument("target"),
+    ):
+        opened = option(opened)
+    return opened
