@@ -15,7 +15,7 @@ from dualform.errors import NotAMemory
 from dualform.store.check import check_memory
 from dualform.store.memory import Memory
 
-STEPS, BATCH, FLUSH_EVERY = 120, 16, 3
+STEPS, BATCH, FLUSH_EVERY = 60, 16, 3
 
 
 def train(path: Path, acknowledged: Path) -> None:
@@ -44,6 +44,10 @@ def train(path: Path, acknowledged: Path) -> None:
                 os.write(log, f"{(step + 1) * BATCH}\n".encode())
 
 
+def acknowledgements(log: Path) -> list[int]:
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
@@ -53,7 +57,7 @@ def processes():
 
 @pytest.fixture(scope="module")
 def whole(processes, tmp_path_factory):
-    """The memory of the training that nobody killed, and how long it took."""
+    """The memory of the training that nobody killed, and its seconds between two acknowledgements."""
     folder = tmp_path_factory.mktemp("whole")
     for attempt in ("warm-up", "memory"):
         process = processes.Process(target=train, args=(folder / attempt, folder / f"{attempt}.log"))
@@ -61,21 +65,25 @@ def whole(processes, tmp_path_factory):
         process.start()
         process.join()
         assert process.exitcode == 0
-    return Memory.open(folder / "memory"), time.monotonic() - started
+    return Memory.open(folder / "memory"), (time.monotonic() - started) * FLUSH_EVERY / STEPS
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_killed_recording_holds_every_acknowledged_slot(whole, processes, tmp_path, seed):
-    complete, seconds = whole
+    complete, interval = whole
+    rng = np.random.default_rng(seed)
     process = processes.Process(target=train, args=(tmp_path / "memory", tmp_path / "log"))
     process.start()
-    time.sleep(np.random.default_rng(seed).uniform(0.02, 0.95) * seconds)
     assert process.pid is not None
+    wanted = rng.integers(0, STEPS // FLUSH_EVERY - 2)
+    while process.is_alive() and len(acknowledgements(tmp_path / "log")) < wanted:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, interval))
     os.kill(process.pid, signal.SIGKILL)
     process.join()
+    assert process.exitcode == -signal.SIGKILL
 
-    log = (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
-    acknowledged = int(log[-1]) if log else 0
+    acknowledged = max(acknowledgements(tmp_path / "log"), default=0)
     try:
         memory = Memory.open(tmp_path / "memory")
     except NotAMemory:
