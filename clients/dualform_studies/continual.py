@@ -10,8 +10,8 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from dualform.query.engine import Engine, open_memory
 
+from dualform.query.engine import Engine, open_memory
 from dualform_studies.download import load_dataset
 from dualform_studies.example import choose_interference, choose_recognised, draw_example
 from dualform_studies.figures import draw_accuracies
@@ -27,11 +27,11 @@ from dualform_studies.report import (
     write_report,
 )
 from dualform_studies.succession import (
-    MOMENTS,
     Judged,
     Pair,
     Trained,
     judge,
+    moments,
     train_in_succession,
     weights_by_moment,
     without,
@@ -109,7 +109,7 @@ def _examine(
 
 def _draw(memory: Engine, judged: Judged, layers: Sequence[str], folder: Path) -> dict[str, Report]:
     """One example of interference where there is one, and one test image of each dataset recognised at the end."""
-    draw_accuracies(folder / "accuracy.png", judged.accuracy(), MOMENTS)
+    draw_accuracies(folder / "accuracy.png", judged.accuracy(), moments(judged.pair))
     chosen = {"interference": choose_interference(memory, judged, layers[-1])}
     chosen |= {f"recognised-{dataset.name}": choose_recognised(judged, dataset) for dataset in judged.pair}
     return {

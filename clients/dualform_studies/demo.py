@@ -7,13 +7,16 @@ memory tells where a prediction comes from, and gives the first network back.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
-from dualform.query.engine import Engine, open_memory
+import torch
 
 from dualform.answers import Answers
 from dualform.errors import AlreadyExists
+from dualform.query.engine import Engine, open_memory
 from dualform_client import Client
 from dualform_service.server import Server
 from dualform_studies.datasets import digits, permuted
@@ -30,17 +33,17 @@ from dualform_studies.report import (
     write_report,
 )
 from dualform_studies.succession import (
-    MOMENTS,
     Judged,
     judge,
+    moments,
     train_in_succession,
     weights_by_moment,
     without,
 )
 from dualform_studies.training import Progress, Recipe
 
-DEMO_RECIPE = Recipe(hidden=(64, 64), lr=3e-2, batch=32, steps=300)
-"""About seven epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
+DEMO_RECIPE = Recipe(hidden=(64, 64), lr=2e-2, batch=64, steps=300)
+"""About fourteen epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
 
 _ANSWERS_WITHIN = 60.0
 """Seconds: generous, as a busy machine may take long to start threads."""
@@ -54,7 +57,8 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     _make_room(out)
     start = perf_counter()
     pair = digits(), permuted(digits())
-    trained = train_in_succession(pair, recipe, seed, record_to=out, progress=progress)
+    with _one_thread():
+        trained = train_in_succession(pair, recipe, seed, record_to=out, progress=progress)
     with open_memory(out) as memory:
         judged = judge(weights_by_moment(memory, trained, pair, recipe), pair, recipe)
         report = _ask_over_grpc(memory, judged, layer_names(recipe.widths(pair[0])), report_folder(out))
@@ -67,7 +71,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
         "disk_bytes": bytes_on_disk(out),
         "seconds": {"training": trained.seconds, "all": perf_counter() - start},
     }
-    draw_accuracies(report_folder(out) / "accuracy.png", judged.accuracy(), MOMENTS)
+    draw_accuracies(report_folder(out) / "accuracy.png", judged.accuracy(), moments(pair))
     write_report(out, report)
     return report
 
@@ -80,6 +84,17 @@ def _make_room(out: Path) -> None:
         if not is_report_of(out, "demo"):
             raise
         shutil.rmtree(out)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Train on one thread: with layers this small, threads of a busy machine mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _ask_over_grpc(memory: Engine, judged: Judged, layers: tuple[str, ...], folder: Path) -> Report:

@@ -10,26 +10,17 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from dualform.query.engine import Engine
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform import Recorder
+from dualform.query.engine import Engine
 from dualform_studies.datasets import Dataset
 from dualform_studies.network import build_network, predictions, with_weights
 from dualform_studies.training import Progress, Recipe, train_part
 
 Pair: TypeAlias = tuple[Dataset, Dataset]
 Weights: TypeAlias = dict[str, Tensor]
-
-MOMENTS = {
-    "after_first": "after the first",
-    "final": "at the end",
-    "masked": "at the end,\nsecond masked",
-    "as_of_first": "rebuilt as of\nthe end of the first",
-}
-"""Networks that a succession is judged by, in words: as training left it after the first dataset, and at the end;
-rebuilt from the memory without the second dataset, and as of the step where the first ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +50,7 @@ def train_in_succession(
         trained = _train(network, optimizer, pair, recipe, seed, recorder, progress)
         for dataset in pair:
             images = torch.from_numpy(dataset.inputs(dataset.test))
-            recorder.probe(probe_name(dataset), images, label=torch.from_numpy(dataset.test.labels))
+            recorder.probe(probe_name(dataset), images, label=dataset.test.labels)
     return trained
 
 
@@ -117,8 +108,23 @@ class Judged:
         return np.flatnonzero(right["after_first"] & ~right["final"] & right["masked"])
 
 
+def moments(pair: Pair) -> dict[str, str]:
+    """The networks that a succession is judged by, in words for a figure."""
+    first, second = (dataset.name for dataset in pair)
+    return {
+        "after_first": f"after {first}",
+        "final": "at the end",
+        "masked": f"at the end,\n{second} masked",
+        "as_of_first": f"rebuilt as of\nthe end of {first}",
+    }
+
+
 def weights_by_moment(memory: Engine, trained: Trained, pair: Pair, recipe: Recipe) -> dict[str, Weights]:
-    """The weights of each moment: two as training had them, two as the memory rebuilds them."""
+    """The weights of each moment: two as training had them, two as the memory rebuilds them.
+
+    `after_first` and `final` are training's own; `masked` is the final sum without the second dataset, `as_of_first`
+    the whole sum as it stood when the first one ended. These two differ by the momentum that was then still to come.
+    """
     return {
         "after_first": trained.after_first,
         "final": trained.final,

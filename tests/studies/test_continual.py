@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dualform
+from dualform_studies.continual import run_continual
+from dualform_studies.download import at_hand, data_folder
+from dualform_studies.studies import run_study
+from dualform_studies.training import Recipe
+
+MOMENTS = {"after_first", "final", "masked", "as_of_first"}
+
+
+@pytest.fixture(scope="module")
+def miniature(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[Any]]:
+    """The study on made-up patterns with a small network; its folder, report and what progress was told."""
+    out, told = tmp_path_factory.mktemp("continual") / "run", []
+    recipe = Recipe(hidden=(48, 32), lr=0.05, batch=32)
+    report = run_continual(made_up_data, out, 40, progress=lambda *line: told.append(line), recipe=recipe)
+    return out, report, told
+
+
+def check_report(report: dict[str, Any], slots: int) -> None:
+    assert report["slots"] == slots
+    assert set(report["accuracy"]) == {"mnist", "fashion-mnist"}
+    assert all(set(moments) == MOMENTS for moments in report["accuracy"].values())
+    first = report["accuracy"]["mnist"]
+    assert first["as_of_first"] == pytest.approx(first["after_first"], abs=0.002)
+    assert set(report["verify"]) == {"layer-0", "layer-1", "layer-2"}
+    assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
+    assert all(error < 1e-4 for error in report["weights_as_of_first"].values())
+    assert report["unharmed"] is True
+    seconds = report["seconds"]
+    assert seconds["training"] > 0
+    assert seconds["recording_overhead"] == pytest.approx(seconds["recorded_training"] - seconds["training"])
+
+
+def test_miniature_reports_what_the_full_study_does(miniature):
+    out, report, _ = miniature
+    check_report(report, slots=2 * 40 * 32)
+    assert report["accuracy"]["mnist"]["after_first"] > 0.9
+    assert set(report["cancellation"]) == {"layer-0", "layer-1", "layer-2"}
+    assert all(figure >= 1 and math.isfinite(figure) for figure in report["cancellation"].values())
+    assert report["disk_bytes"] > 2 * 40 * 32 * (48 + 32 + 10) * 4
+    assert json.loads((out / "report" / "report.json").read_text()) == report
+
+
+def test_miniature_leaves_a_memory_with_probes_and_label_names(miniature):
+    with dualform.open(miniature[0]) as memory:
+        info = memory.info()
+        assert info.datasets == {"mnist": 40 * 32, "fashion-mnist": 40 * 32}
+        assert {probe.name: probe.rows for probe in info.probes} == {"test-mnist": 60, "test-fashion-mnist": 60}
+        assert memory.probe("test-mnist").labels.tolist() == [row % 10 for row in range(60)]
+        names = memory.sql("SELECT name FROM labels WHERE dataset = 'fashion-mnist' AND label = 9")
+        assert names["name"].tolist() == ["ankle boot"]
+        repeating = {layer.name: layer.distinct_keys for layer in info.layers}
+        assert repeating["layer-0"] <= 800
+        assert repeating["layer-1"] == 2 * 40 * 32
+
+
+def test_miniature_draws_its_figures(miniature):
+    out, report, _ = miniature
+    drawn = {path.name for path in (out / "report").glob("*.png")}
+    assert drawn == {"accuracy.png"} | {name for example in report["examples"].values() for name in example["figures"]}
+    assert "recognised-fashion-mnist" in report["examples"]
+
+
+def test_progress_counts_every_step_of_both_trainings(miniature):
+    told = miniature[2]
+    for kind in ("unrecorded", "recorded"):
+        for name in ("mnist", "fashion-mnist"):
+            assert (f"training on {name} ({kind})", 40, 40) in told
+
+
+def test_real_data_in_miniature(tmp_path: Path):
+    missing = [name for name in ("mnist", "fashion-mnist") if not at_hand(name, None)]
+    if missing:
+        pytest.skip(
+            f"no {' or '.join(missing)} in {data_folder(None)}: set DUALFORM_DATA to the folder that holds them"
+        )
+    report = run_study("continual", None, tmp_path / "run", steps=30)
+    check_report(report, slots=2 * 30 * 128)
+    assert report["accuracy"]["mnist"]["after_first"] > 0.3

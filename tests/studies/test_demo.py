@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dualform
+from dualform.errors import AlreadyExists
+from dualform_studies.demo import DEMO_RECIPE, run_demo
+
+SMALLER = replace(DEMO_RECIPE, hidden=(32, 32), steps=150)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("demo") / "run"
+    return out, run_demo(out, recipe=SMALLER)
+
+
+def test_the_first_digits_are_forgotten_and_the_mask_brings_them_back(demo):
+    accuracy = demo[1]["accuracy"]
+    first = accuracy["digits"]
+    assert first["after_first"] > 0.9
+    assert first["final"] < 0.75
+    assert first["masked"] > first["after_first"] - 0.05
+    assert first["as_of_first"] == pytest.approx(first["after_first"], abs=0.005)
+    assert accuracy["permuted-digits"]["final"] > 0.85
+
+
+def test_the_certificate_stands(demo):
+    assert set(demo[1]["verify"]) == {"layer-0", "layer-1", "layer-2"}
+    for layer in demo[1]["verify"].values():
+        assert layer["exact"]
+        assert layer["relative_error"] < 1e-4
+
+
+def test_the_prediction_is_explained_from_what_was_recorded(demo):
+    out, report = demo
+    prediction = report["prediction"]
+    assert prediction["recognised_as"]["masked"] == prediction["label"] != prediction["recognised_as"]["final"]
+    with dualform.open(out) as memory:
+        for name, layer in prediction["layers"].items():
+            hits = memory.topk(name, prediction["query"], k=1, score="abs")
+            assert layer["top"][0]["slot"] == hits.slots[0][0]
+            assert len(layer["top"]) == 5
+            sums = memory.group_sum(name, prediction["query"], by=("dataset", "label"), score="abs")
+            expected = dict(zip(sums.groups, sums.sums[0], strict=True))
+            assert {(each["dataset"], each["label"]): each["sum"] for each in layer["sums"]} == expected
+        assert report["slots"] == 2 * 150 * 64
+
+
+def test_report_and_figures_are_left_behind(demo):
+    out, report = demo
+    assert json.loads((out / "report" / "report.json").read_text()) == report
+    figures = {path.name for path in (out / "report").glob("*.png")}
+    assert figures == {"accuracy.png", *report["prediction"]["figures"]}
+    assert len(figures) == 4
+    assert all((out / "report" / name).stat().st_size > 5000 for name in figures)
+
+
+def test_a_demo_replaces_an_earlier_one_and_nothing_else(demo, tmp_path: Path):
+    out, report = demo
+    again = run_demo(out, recipe=SMALLER)
+    assert again["accuracy"] == report["accuracy"]
+    assert again["prediction"] == report["prediction"]
+    (tmp_path / "thesis.txt").write_text("do not lose")
+    with pytest.raises(AlreadyExists, match="already holds something"):
+        run_demo(tmp_path)
+    assert (tmp_path / "thesis.txt").exists()
