@@ -14,7 +14,7 @@ from typing import IO
 import pyarrow as pa
 
 from dualform.answers import Columns
-from dualform.errors import BadInput, TimedOut
+from dualform.errors import BadInput, DualformError, TimedOut
 from dualform.query.sql_worker import ERROR, HEADER, READY, STATEMENT, TABLE, write
 from dualform.query.view import Check, View
 from dualform.store.memory import as_numpy
@@ -33,6 +33,8 @@ class Sql:
     def __init__(self, view: View, seconds: float = SECONDS, most_rows: int = MOST_ROWS) -> None:
         self._view, self._seconds, self._most_rows = view, seconds, most_rows
         self._child: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        """Whether the child has answered since it started."""
         self._lock = threading.Lock()
 
     def run(self, statement: str, check: Check) -> Columns:
@@ -59,15 +61,22 @@ class Sql:
             self._stop()
 
     def _ask(self, statement: str, deadline: float, check: Check) -> Columns:
-        child = self._child or self._start()
         asked = {"sql": statement, "rows": self._most_rows, "seconds": self._seconds}
+        started = self._ready
         try:
+            child = self._child or self._start()
             write(_pipe(child.stdin), STATEMENT, json.dumps(asked).encode())
-            kind, content = READY, b""
-            while kind == READY:
+            kind, content = self._receive(child, deadline, check)
+            if kind == READY:
+                started = self._ready = True
                 kind, content = self._receive(child, deadline, check)
         except (BrokenPipeError, EOFError):
             self._stop()
+            if not started:
+                raise DualformError(
+                    "the process that runs SQL did not start.",
+                    hint="See what python -m dualform.query.sql_worker says.",
+                ) from None
             raise BadInput(
                 "the statement needed more memory or time than it is given.",
                 hint="Aggregate, or add a WHERE.",
@@ -114,7 +123,7 @@ class Sql:
         return b"".join(parts)
 
     def _stop(self) -> None:
-        child, self._child = self._child, None
+        child, self._child, self._ready = self._child, None, False
         if child is not None:
             child.kill()
             child.wait()

@@ -21,14 +21,14 @@ import pyarrow as pa
 HEADER = struct.Struct("<cQ")
 TABLE, STATEMENT, ROWS, ERROR, READY = b"T", b"S", b"R", b"E", b"K"
 SETTINGS = {
-    "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
-    "python_enable_replacement_scans": "false",
+    "python_enable_replacements": "false",
     "threads": "2",
     "memory_limit": "1GB",
     "temp_directory": "",
     "max_temp_directory_size": "0KB",
+    "enable_external_access": "false",  # last: it locks the others about files
 }
 _SPARE_BYTES = 4 << 30
 """Address space beyond what the tables take: DuckDB's own limit does not bound every allocation."""
@@ -105,23 +105,25 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, most_rows: int, seco
     if statements[0].type != duckdb.StatementType.SELECT:
         raise Refused(f"sql takes a SELECT, got {statements[0].type.name}.")
     _allow_seconds(seconds)
-    connection.execute("BEGIN TRANSACTION READ ONLY")
-    try:
-        reader: Any = connection.execute(statements[0]).to_arrow_reader(16384)
-        batches, rows = [], 0
+    with connection.cursor() as cursor:  # closing it ends the transaction
+        cursor.execute("BEGIN TRANSACTION READ ONLY")
+        plain = simplified(_rows(cursor.sql(statements[0]).to_arrow_reader(16384), most_rows))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, plain.schema) as stream:
+        stream.write_table(plain)
+    return bytes(sink.getvalue())
+
+
+def _rows(reader: Any, most_rows: int) -> pa.Table:
+    """What a reader yields, read no further than the limit."""
+    batches, rows = [], 0
+    with reader:
         for batch in reader:
             rows += batch.num_rows
             if rows > most_rows:
                 raise Refused(f"the answer has more than {most_rows} rows; add LIMIT, or aggregate.")
             batches.append(batch)
-        table = pa.Table.from_batches(batches, reader.schema)
-    finally:
-        connection.execute("ROLLBACK")
-    sink = pa.BufferOutputStream()
-    plain = simplified(table)
-    with pa.ipc.new_stream(sink, plain.schema) as stream:
-        stream.write_table(plain)
-    return bytes(sink.getvalue())
+        return pa.Table.from_batches(batches, reader.schema)
 
 
 def _allow_seconds(seconds: float) -> None:

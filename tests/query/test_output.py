@@ -1,0 +1,210 @@
+"""Outputs and weights are the sums that the record says, over the slots that a mask leaves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
+from dualform.query.output import outputs
+from dualform.query.rebuilt import Rebuilt
+from tests.query import arrays
+
+STEPS, BATCH = 12, 10
+LR = 0.1
+
+
+class Case:
+    """A layer trained by plain SGD for a few steps, and the sums written out."""
+
+    def __init__(self, seed=0, d_in=7, d_out=4, repeats=False, **options):
+        rng = np.random.default_rng(seed)
+        slots = STEPS * BATCH
+        rows = rng.normal(size=(20 if repeats else slots, d_in)).astype(np.float32)
+        of_slot = rng.integers(0, 20, slots) if repeats else None
+        self.keys = rows if of_slot is None else rows[of_slot]
+        self.values = rng.normal(size=(slots, d_out)).astype(np.float32)
+        self.labels = rng.integers(0, 4, slots)
+        self.steps = np.arange(slots) // BATCH
+        self.weight = rng.normal(size=(d_out, d_in)).astype(np.float32)
+        self.bias = rng.normal(size=d_out).astype(np.float32)
+        self.queries = rng.normal(size=(5, d_in)).astype(np.float32)
+        final = self.rebuilt(np.ones(slots, dtype=bool))
+        self.memory = arrays.memory(
+            {"fc": rows},
+            {"label": self.labels.tolist(), "step": self.steps.tolist()},
+            values={"fc": self.values},
+            rows_of_slots={} if of_slot is None else {"fc": of_slot},
+            initial={"fc.weight": self.weight, "fc.bias": self.bias, "norm.scale": np.float32([1, 2])},
+            final={
+                "fc.weight": final[0].astype(np.float32),
+                "fc.bias": final[1].astype(np.float32),
+                "norm.scale": np.float32([3, 4]),
+            },
+            **options,
+        )
+        self.engine = arrays.engine(self.memory)
+
+    def rebuilt(self, stays, at_step=STEPS):
+        """Weight and bias, float64."""
+        stays = stays & (self.steps < at_step)
+        moved = self.values[stays].astype(float)
+        return self.weight - LR * moved.T @ self.keys[stays].astype(float), self.bias - LR * moved.sum(axis=0)
+
+    def output(self, stays, at_step=STEPS):
+        weight, bias = self.rebuilt(stays, at_step)
+        return self.queries.astype(float) @ weight.T + bias
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    label=st.none() | st.integers(0, 3),
+    at_step=st.none() | st.integers(0, STEPS),
+    repeats=st.booleans(),
+)
+@settings(deadline=None, max_examples=30)
+def test_outputs_are_the_sum_over_the_slots_that_stay(seed, label, at_step, repeats):
+    case = Case(seed, repeats=repeats)
+    where = None if label is None else f"label <> {label}"
+    stays = np.ones(STEPS * BATCH, dtype=bool) if label is None else case.labels != label
+    found = case.engine.output("fc", case.queries, where=where, at_step=at_step)
+    wanted = case.output(stays, STEPS if at_step is None else at_step)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    alone = [case.engine.output("fc", query, where=where, at_step=at_step) for query in case.queries]
+    assert np.concatenate(alone).tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize("d", [1, 3, 800])
+def test_the_rounding_of_an_output_does_not_depend_on_the_batch(rng, d):
+    weights = Rebuilt(rng.normal(size=(50, d)), rng.normal(size=50))
+    queries = rng.normal(size=(300, d)).astype(np.float32)
+    queries[::3] = np.round(queries[::3])  # sums that lie on the boundary between two float32 numbers
+    weights.weight[::2] = np.round(weights.weight[::2]) + 2.0**-24
+    together = outputs(weights, queries, lambda: None)
+    alone = np.concatenate([outputs(weights, queries[i : i + 1], lambda: None) for i in range(300)])
+    assert alone.tobytes() == together.tobytes()
+    np.testing.assert_allclose(together, queries.astype(float) @ weights.weight.T + weights.bias, rtol=1e-6, atol=1e-4)
+
+
+def test_weights_are_a_state_dict_under_the_models_own_names():
+    case = Case()
+    whole = case.engine.weights()
+    assert list(whole) == ["fc.weight", "fc.bias", "norm.scale"]
+    assert {value.dtype for value in whole.values()} == {torch.float32}
+    np.testing.assert_allclose(whole["fc.weight"], case.rebuilt(case.labels >= 0)[0], rtol=1e-6, atol=1e-6)
+    with pytest.warns(UserWarning, match=r"stand as at the end of the training: norm\.scale\."):
+        masked = case.engine.weights("label <> 2", at_step=5)
+    weight, bias = case.rebuilt(case.labels != 2, 5)
+    np.testing.assert_allclose(masked["fc.weight"], weight, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(masked["fc.bias"], bias, rtol=1e-6, atol=1e-6)
+    assert masked["norm.scale"].tolist() == [3, 4]
+    masked["fc.weight"] += 1  # the caller's own
+    np.testing.assert_allclose(case.engine.weights()["fc.weight"], whole["fc.weight"])
+
+
+def test_the_initial_network_is_that_of_step_0():
+    case = Case()
+    wanted = case.queries.astype(float) @ case.weight.T.astype(float) + case.bias
+    np.testing.assert_allclose(case.engine.output("fc", case.queries, at_step=0), wanted, rtol=1e-6)
+
+
+def test_cancellation_is_the_sum_of_norms_over_the_norm_of_the_sum():
+    case = Case()
+    removed = case.labels == 2
+    terms = np.linalg.norm(case.values[removed], axis=1) * np.linalg.norm(case.keys[removed], axis=1)
+    moved = np.linalg.norm(case.values[removed].T.astype(float) @ case.keys[removed])
+    assert case.engine.cancellation("label <> 2") == {"fc": pytest.approx(terms.sum() / moved, rel=1e-5)}
+    assert math.isnan(case.engine.cancellation("label >= 0")["fc"])
+    assert math.isnan(case.engine.cancellation("label <> 2", at_step=0)["fc"])
+
+
+def test_a_certificate_says_how_well_the_weights_are_rebuilt():
+    assert Case().engine.verify()["fc"].relative_error < 1e-6
+    assert Case().engine.verify()["fc"].exact
+    for repeats in (False, True):
+        case = Case(repeats=repeats)
+        case.memory.end = {**case.memory.end, "fc.bias": case.memory.end["fc.bias"] + 1}
+        certificate = case.engine.verify()["fc"]
+        weight, bias = case.rebuilt(case.labels >= 0)
+        moved = np.sqrt(((weight - case.weight) ** 2).sum() + ((bias + 1 - case.bias) ** 2).sum())
+        assert certificate.relative_error == pytest.approx(2 / moved, rel=1e-5)
+
+
+def test_a_layer_that_never_moved_is_rebuilt_or_not_at_all():
+    case = Case()
+    case.memory.end = dict(case.memory.start)
+    assert case.engine.verify()["fc"].relative_error == math.inf
+    assert not case.engine.verify()["fc"].exact
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"linear": False}, "Adam is not linear in the gradients."),
+        ({"defects": [(6, "fc", "its weight was used twice in one step.")]}, "its weight was used twice in one step"),
+        ({"residual": 3e-3}, "the recorded slots leave 3.0e-03 of the gradient of step 0 unexplained"),
+        ({"residual": math.nan}, "the recorded slots leave nan of the gradient of step 0 unexplained"),
+    ],
+    ids=["not linear", "defect", "residual", "residual that is no number"],
+)
+def test_what_the_record_does_not_explain_is_refused_with_the_reason(options, reason):
+    case = Case(**options)
+    for ask in (
+        lambda: case.engine.output("fc", case.queries),
+        lambda: case.engine.weights(),
+        lambda: case.engine.cancellation("label <> 2"),
+    ):
+        with pytest.raises(Inexact) as caught:
+            ask()
+        assert reason in str(caught.value)
+        assert "fc" in str(caught.value)
+    certificate = case.engine.verify()["fc"]
+    assert not certificate.exact
+    assert certificate.reason.startswith(reason)
+    assert (certificate.relative_error is None) == ("linear" in options)
+    assert not case.engine.info().layers[0].exact
+    assert case.engine.topk("fc", case.queries[0], k=1).ids.shape == (1,)
+
+
+def test_steps_before_a_defect_can_be_rebuilt():
+    case = Case(defects=[(6, "fc", "its weight was used twice in one step.")])
+    wanted = case.output(case.labels >= 0, 6)
+    np.testing.assert_allclose(case.engine.output("fc", case.queries, at_step=6), wanted, rtol=1e-6, atol=1e-6)
+    with pytest.raises(Inexact, match="from step 6 on"):
+        case.engine.output("fc", case.queries, at_step=7)
+
+
+def test_layers_without_values_answer_scores_only():
+    engine = arrays.engine(arrays.memory({"fc": np.ones((3, 2), np.float32)}, {"label": [1, 2, 3]}))
+    with pytest.raises(Inexact, match=r"its error signals were not recorded \(values=False\)\."):
+        engine.output("fc", [1, 2])
+    assert engine.verify()["fc"].relative_error is None
+
+
+def test_a_training_that_was_cut_off_has_no_certificate_but_weights():
+    case = Case()
+    case.memory.end = None
+    assert case.engine.verify()["fc"].reason == "the training was cut off, so there are no final weights."
+    assert case.engine.weights()["norm.scale"].tolist() == [1, 2]
+
+
+def test_bad_questions_are_refused():
+    case = Case()
+    with pytest.raises(BadInput, match="at_step is 13, and 12 steps were recorded") as caught:
+        case.engine.output("fc", case.queries, at_step=13)
+    assert caught.value.field == "at_step"
+    with pytest.raises(BadInput, match="at_step is 13"):
+        case.engine.weights(at_step=13)
+    with pytest.raises(EmptyMask):
+        case.engine.output("fc", case.queries, where="label = 9")
+    with pytest.raises(EmptyMask):
+        case.engine.weights("label = 9")
+    with pytest.raises(BadMask):
+        case.engine.weights("label = ")
+    with pytest.raises(NotFound, match="no dataset 'mnist'"):
+        case.engine.weights("dataset = 'mnist'")
