@@ -77,10 +77,10 @@ class ListSink:
             total = total + weights.momentum * buffer
         for batch in self.batches:
             if batch.step < steps and layer.name in batch.layers:
-                keys, values = (a.astype(np.float64) for a in (batch.layers[layer.name].keys, batch.layers[layer.name].values))  # fmt: skip
-                total = total + weights.per_step[batch.step] * (
-                    values.sum(0) if parameter == layer.bias else values.T @ keys
-                )
+                rows = batch.layers[layer.name]
+                keys, values = rows.keys.astype(np.float64), rows.values.astype(np.float64)
+                gradient = values.sum(0) if parameter == layer.bias else values.T @ keys
+                total = total + weights.per_step[batch.step] * gradient
         return total
 
 

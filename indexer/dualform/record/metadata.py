@@ -58,7 +58,7 @@ class Metadata:
                 raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
         given = {"dataset": dataset, "label": label, "sample": sample, "position": position, **columns}
         self._entries = {name: _column(name, value) for name, value in given.items() if value is not None}
-        self._mask = None if mask is None else _array("mask", mask)
+        self._mask = None if mask is None else as_array("mask", mask)
         if self._mask is not None and self._mask.dtype != np.bool_:
             raise BadInput(f"mask holds {self._mask.dtype}.", hint="Give booleans, true for real tokens.", field="mask")
 
@@ -129,7 +129,8 @@ def _fit(entry: Array, shape: Shape) -> str:
     return "slots" if entry.size == shape.rows else "no"
 
 
-def _array(name: str, value: Any) -> Array:
+def as_array(name: str, value: Any) -> Array:
+    """An array of our own. Raises BadInput, naming the argument, for what is none."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.float().numpy() if value.dtype.itemsize == 2 and value.is_floating_point() else value.numpy()
@@ -141,7 +142,7 @@ def _array(name: str, value: Any) -> Array:
 
 def _column(name: str, value: Any) -> Array:
     """An owned array in the column's own type. Raises BadInput for one that no column holds."""
-    entry = _array(name, value)
+    entry = as_array(name, value)
     kind = entry.dtype.kind
     if kind not in _KINDS or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
         raise BadInput(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import BadInput
+from dualform.record.metadata import as_array
 from dualform.record.taps import Tap
 
 
@@ -63,7 +64,7 @@ def labels_of(label: Any) -> NDArray[np.int64] | None:
     """int64[n]. Raises BadInput for labels that are no integers."""
     if label is None:
         return None
-    given = np.array(label.detach().cpu() if isinstance(label, Tensor) else label)
+    given = as_array("label", label)
     if given.dtype.kind not in "iu":
         raise BadInput(f"label holds {given.dtype}.", hint="Labels are integers.", field="label")
     return given.reshape(-1).astype(np.int64)

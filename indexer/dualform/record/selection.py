@@ -45,7 +45,10 @@ def select(
     if not taps:
         raise RecordingError(
             "the model has no layer to record: "
-            + ("; ".join(f"{name}: {reason}" for name, reason in skipped.items()) or "it holds no parameters")
+            + (
+                "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in skipped.items())
+                or "it holds no parameters"
+            )
             + "."
         )
     return taps, skipped

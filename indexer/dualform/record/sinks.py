@@ -115,8 +115,11 @@ class StoreSink:
 
         try:
             self._thread.do(close)
-        finally:
+        except BaseException:
             self._thread.stop()
+            self._writer.abandon()
+            raise
+        self._thread.stop()
 
 
 def bytes_of(batch: Batch) -> int:

@@ -1,0 +1,192 @@
+"""What the record cannot explain is marked, layer by layer, with the reason."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from .listed import Opened, batches, small_net
+
+
+def record(model, path, edit=None, count=3, forward=None, lr=0.1, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    opened = Opened(model, optimizer, path, **options)
+    with opened.recorder:
+        for x, y in batches(count):
+            with opened.recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy((forward or model)(x), y).backward()
+                if edit is not None:
+                    edit(model)
+                optimizer.step()
+    return opened.sink
+
+
+def by_layer(sink):
+    return {layer: reason for layer, _, reason in reversed(sink.defects)}
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.again(torch.tanh(self.again(self.first(x))))))
+
+
+def test_a_layer_called_twice(tmp_path):
+    model = Twice()
+    sink = record(model, tmp_path / "m")
+    assert {layer for layer, _, _ in sink.defects} == {"again"}
+    assert by_layer(sink)["again"] == "was called 2 times at step 0; one call a step can be a slot"
+    torch.manual_seed(0)
+    assert len(sink.keys("again")) == len(sink.keys("first")) == 24
+
+
+def test_the_first_call_is_the_one_recorded(tmp_path):
+    torch.manual_seed(0)
+    model = Twice()
+    with torch.no_grad():
+        expected = model.first(batches(1)[0][0]).numpy()
+    assert (record(model, tmp_path / "m", count=1).keys("again") == expected).all()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def test_a_weight_shared_by_two_layers(tmp_path):
+    sink = record(Tied(), tmp_path / "m")
+    assert sink.layer_names == ["first", "second", "third"]
+    assert {layer for layer, _, _ in sink.defects} == {"first", "second"}
+    assert len(sink.defects) == 2
+    assert by_layer(sink)["first"].endswith(
+        "of the gradient of first.weight at step 0 is not in the recorded slots: the weight is used elsewhere too, a "
+        "path was not recorded, or the gradient was edited"
+    )
+
+
+def test_a_weight_used_past_its_layer(tmp_path):
+    model = small_net()
+    sink = record(model, tmp_path / "m", forward=lambda x: model(x) + model[4].weight[0].sum() * torch.eye(3)[0])
+    assert {layer for layer, _, _ in sink.defects} == {"4"}
+
+
+class Silent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept, self.silent, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.kept(x)
+        with torch.no_grad():
+            y = self.silent(x)
+        return self.last(x + y)
+
+
+def test_a_layer_under_no_grad_keeps_its_keys(tmp_path):
+    sink = record(Silent(), tmp_path / "m")
+    assert sink.defects == [("silent", 0, "ran under torch.no_grad at step 0: its inputs have no error signal")]
+    assert (sink.values("silent") == 0).all()
+    assert (sink.keys("silent") != 0).any()
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.detached, self.never = nn.Linear(5, 3), nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.first(x) + self.detached(x).detach()
+
+
+def test_a_layer_that_is_not_reached_in_the_first_step_is_skipped(tmp_path):
+    sink = record(Unused(), tmp_path / "m")
+    assert sink.layer_names == ["first"]
+    unknown = "in the first recorded step, so what its slots stand for is unknown"
+    assert sink.header.skipped == {"detached": f"got no gradient {unknown}", "never": f"was not called {unknown}"}
+
+
+def scale_row(model):
+    model[4].weight.grad[0] *= 1.01
+
+
+def shift_one(model):
+    model[4].weight.grad[1, 2] += 0.01
+
+
+def scale_bias(model):
+    model[4].bias.grad[0] *= 1.01
+
+
+@pytest.mark.parametrize("edit", [scale_row, shift_one, scale_bias], ids=lambda edit: edit.__name__)
+def test_a_gradient_edited_by_hand(tmp_path, edit):
+    sink = record(small_net(), tmp_path / "m", edit)
+    assert [(layer, step) for layer, step, _ in sink.defects] == [("4", 0)]
+
+
+def test_a_column_edited_in_a_layer_of_one_output(tmp_path):
+    def edit(model):
+        model.weight.grad[:, 1] *= 1.01
+
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder, opened.recorder.step():
+        model(batches(1)[0][0]).square().mean().backward()
+        edit(model)
+        optimizer.step()
+    sink = opened.sink
+    assert [layer for layer, _, _ in sink.defects] == [""]
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-6, 0.5, -3.0])
+def test_a_gradient_scaled_as_a_whole_is_a_factor(tmp_path, factor):
+    def edit(model):
+        for p in model.parameters():
+            p.grad *= factor
+
+    sink = record(small_net(), tmp_path / "m", edit)
+    assert sink.defects == []
+    assert [f.factor for f in sink.logs[0].factors] == pytest.approx([factor] * 6, rel=1e-5)
+
+
+def test_an_update_without_anything_recorded(tmp_path):
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder:
+        for number, (x, y) in enumerate(batches(3)):
+            with opened.recorder.step():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+            if number == 1:
+                optimizer.step()
+    reason = "the optimizer stepped outside recorder.step at step 1, with gradients that no slot holds"
+    assert opened.sink.defects == [("0", 1, reason), ("2", 1, reason), ("4", 1, reason)]
+    assert sorted(opened.sink.logs) == [0, 1, 2]
+
+
+def test_gradients_nearly_cancelled_are_no_defect(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    x = torch.randn(16, 5)
+    target = x @ torch.randn(5, 3) + torch.randn(16, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder:
+        for _ in range(400):
+            with opened.recorder.step():
+                optimizer.zero_grad()
+                (model(x) - target).square().mean().backward()
+                optimizer.step()
+    assert model.weight.grad.norm() < 1e-6
+    assert opened.sink.defects == []

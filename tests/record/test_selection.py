@@ -1,0 +1,100 @@
+"""Every layer is recorded, or listed with the reason why not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from dualform.errors import AlreadyExists, BadInput, NotFound, RecordingError
+from dualform.record.recorder import Recorder
+
+
+class Own(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class Plain(nn.Linear):
+    """A subclass that computes what nn.Linear does."""
+
+
+class Zoo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.embed, self.lstm, self.norm = (
+            nn.Conv2d(1, 2, 3),
+            nn.Embedding(5, 4),
+            nn.LSTM(4, 4),
+            nn.LayerNorm(4),
+        )
+        self.relu = nn.ReLU()
+        self.plain, self.own, self.frozen, self.left_out = Plain(4, 4), Own(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.changed = parametrize.register_parametrization(nn.Linear(4, 4), "weight", nn.Tanh())
+        self.frozen.requires_grad_(False)
+
+
+def recorder(tmp_path, **options):
+    model = Zoo()
+    parameters = [p for name, p in model.named_parameters() if not name.startswith("left_out")]
+    return Recorder(model, torch.optim.SGD(parameters, lr=0.1), tmp_path / "m", **options)
+
+
+def test_reasons(tmp_path):
+    made = recorder(tmp_path)
+    assert [tap.name for tap in made._taps] == ["plain", "block.0", "block.1"]
+    assert made.skipped == {
+        "conv": "there is no tap for Conv2d",
+        "embed": "there is no tap for Embedding",
+        "lstm": "there is no tap for LSTM",
+        "norm": "there is no tap for LayerNorm",
+        "own": "Own has a forward of its own",
+        "frozen": "its weight is frozen",
+        "left_out": "its weight is not among the optimizer's parameters",
+        "changed": "its weight is parametrized: the optimizer does not update the weight itself",
+        "changed.parametrizations.weight": "there is no tap for ParametrizationList",
+    }
+
+
+@pytest.mark.parametrize("layers", ["block.*", ["block.0", "block.1"]], ids=["pattern", "names"])
+def test_names_and_patterns(tmp_path, layers):
+    made = recorder(tmp_path, layers=layers)
+    assert [tap.name for tap in made._taps] == ["block.0", "block.1"]
+    assert made.skipped["plain"] == "layers= leaves it out"
+
+
+def test_a_pattern_that_matches_nothing(tmp_path):
+    with pytest.raises(NotFound) as caught:
+        recorder(tmp_path, layers=["block.0", "head*"])
+    assert str(caught.value) == (
+        "layers='head*' matches no linear layer. The linear layers are 'plain', 'own', 'frozen', 'left_out', "
+        "'block.0', 'block.1', 'changed'."
+    )
+
+
+def test_nothing_to_record(tmp_path):
+    model = nn.Conv2d(1, 1, 3)
+    with pytest.raises(
+        RecordingError, match=r"^the model has no layer to record: the model itself: there is no tap for Conv2d\.$"
+    ):
+        Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
+
+
+def test_a_compiled_model_is_refused(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(RecordingError, match=r"^the model was compiled with torch\.compile"):
+        Recorder(compiled, optimizer, tmp_path / "m")
+    model[0].compile(backend="eager")
+    with pytest.raises(RecordingError, match=r"^the part '0' of the model was compiled with torch\.compile"):
+        Recorder(model, optimizer, tmp_path / "m")
+
+
+def test_a_folder_that_holds_something_and_a_thing_that_is_no_optimizer(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "file").touch()
+    with pytest.raises(AlreadyExists):
+        recorder(tmp_path)
+    with pytest.raises(BadInput, match=r"^optimizer is float\. Give the torch optimizer\.$"):
+        Recorder(nn.Linear(2, 2), 0.1, tmp_path / "n")

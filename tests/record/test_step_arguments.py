@@ -1,0 +1,261 @@
+"""step(...): its arguments as slot columns, for samples and for tokens; and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dualform.errors import BadInput, RecordingError
+
+from .listed import Opened, batches, small_net
+
+
+def opened_on(model, tmp_path, **options):
+    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", **options)
+
+
+def one_step(opened, model, x, **columns):
+    with opened.recorder.step(**columns):
+        model(x).square().mean().backward()
+
+
+class Tokens(nn.Module):
+    """A layer on tokens, a layer on their mean."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.sample = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.sample(torch.relu(self.token(x)).mean(1))
+
+
+def test_samples(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path)
+    (x, y), (other, _) = batches(2, rows=4)
+    with opened.recorder:
+        one_step(
+            opened,
+            model,
+            x,
+            dataset="a",
+            label=y,
+            sample=np.arange(10, 14),
+            weight=[0.5, 1, 2, 3],
+            kind=["p", None, "q", "p"],
+        )
+        one_step(opened, model, other, dataset=["a", "b", "a", "b"])
+    sink = opened.sink
+    assert sink.column("row") == [0, 1, 2, 3] * 2
+    assert sink.column("position") == [None] * 8
+    assert sink.column("dataset") == ["a"] * 4 + ["a", "b", "a", "b"]
+    assert sink.column("label") == [*y.tolist(), None, None, None, None]
+    assert sink.column("sample") == [10, 11, 12, 13, None, None, None, None]
+    assert sink.column("weight") == [0.5, 1.0, 2.0, 3.0, None, None, None, None]
+    assert sink.column("kind") == ["p", None, "q", "p", None, None, None, None]
+    types = {name: column.dtype for name, column in sink.batches[1].slots["sample"].items()}
+    assert types == {
+        "row": np.int32, "position": np.int64, "dataset": object, "label": np.int64, "sample": np.int64,
+        "weight": np.float64, "kind": object,
+    }  # fmt: skip
+    assert [layer.repeats for layer in sink.header.layers] == [True, False, False]
+    assert {layer.grain for layer in sink.header.layers} == {"sample"}
+
+
+def test_tokens_and_samples_side_by_side(tmp_path):
+    model = Tokens()
+    opened = opened_on(model, tmp_path)
+    x, words = torch.randn(2, 3, 5), torch.arange(6).view(2, 3)
+    with opened.recorder:
+        one_step(opened, model, x, label=[7, 8], word=words)
+    sink = opened.sink
+    assert [(layer.name, layer.grain) for layer in sink.header.layers] == [("token", "token"), ("sample", "sample")]
+    assert torch.equal(torch.from_numpy(sink.keys("token")), x.reshape(6, 5))
+    assert sink.column("row", "token") == [0, 0, 0, 1, 1, 1]
+    assert sink.column("position", "token") == [0, 1, 2, 0, 1, 2]
+    assert sink.column("label", "token") == [7, 7, 7, 8, 8, 8]
+    assert sink.column("word", "token") == [0, 1, 2, 3, 4, 5]
+    assert sink.column("label") == [7, 8]
+    assert sink.column("word") == [None, None]
+
+
+def test_padding_becomes_no_slots(tmp_path):
+    model = Tokens()
+    opened = opened_on(model, tmp_path)
+    x = torch.randn(2, 3, 5)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    with opened.recorder, opened.recorder.step(mask=mask, position=torch.tensor([[4, 5, 6], [9, 10, 11]])):
+        pooled = (torch.relu(model.token(x)) * mask[..., None]).sum(1)
+        model.sample(pooled).square().mean().backward()
+        opened.recorder._optimizer.step()
+    sink = opened.sink
+    assert torch.equal(torch.from_numpy(sink.keys("token")), x[mask])
+    assert sink.column("position", "token") == [4, 5, 9]
+    assert sink.column("row", "token") == [0, 0, 1]
+    assert sink.column("row") == [0, 1]
+    assert sink.defects == []
+
+
+def test_padding_that_reaches_the_loss_is_a_defect(tmp_path):
+    model = Tokens()
+    opened = opened_on(model, tmp_path)
+    with opened.recorder, opened.recorder.step(mask=[[True, True, False], [True, False, False]]):
+        model(torch.randn(2, 3, 5)).square().mean().backward()
+        opened.recorder._optimizer.step()
+    assert {layer for layer, _, _ in opened.sink.defects} == {"token"}
+
+
+def test_tokens_folded_into_the_batch(tmp_path):
+    model = nn.Linear(5, 3)
+    opened = opened_on(model, tmp_path)
+    with opened.recorder:
+        one_step(
+            opened, model, torch.randn(6, 5), position=[[0, 1, 2], [0, 1, 2]], mask=[[True, True, False], [True] * 3]
+        )
+    assert opened.sink.column("position") == [0, 1, 0, 1, 2]
+    assert opened.sink.column("row") == [0, 1, 3, 4, 5]
+
+
+REFUSED = {
+    "a built-in column": (
+        {"row": 1}, "'row' is a column that the recorder fills itself.",
+    ),
+    "labels that are no integers": (
+        {"label": [0.5] * 8},
+        "label holds float64. It is an integer column; record other values under a name of your own, as "
+        "step(my_label=…).",
+    ),
+    "a dataset that is no text": ({"dataset": 3}, "dataset holds int64. Name datasets by text."),
+    "objects": ({"thing": [{}] * 8}, "thing holds dict. A column holds integers, floats, booleans or texts."),
+    "a ragged column": ({"thing": [[1], [1, 2]]}, "thing is ragged. Give an array or a tensor."),
+    "a mask of numbers": ({"mask": [1] * 8}, "mask holds int64. Give booleans, true for real tokens."),
+    "a wrong length": (
+        {"label": [1, 2, 3]},
+        "label has shape [3], but the recorded layers saw batches of [8] (samples). Give one value, one per sample, or "
+        "one per token.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_columns(tmp_path, columns, message):
+    model = small_net()
+    opened = opened_on(model, tmp_path)
+    with opened.recorder:
+        with pytest.raises(BadInput) as caught:
+            one_step(opened, model, batches(1)[0][0], **columns)
+        assert str(caught.value) == message
+        assert caught.value.field == next(iter(columns))
+        one_step(opened, model, batches(1)[0][0])
+    assert [batch.step for batch in opened.sink.batches if batch.slots] == [0]
+
+
+def test_columns_are_those_of_the_first_step(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path)
+    x = batches(1)[0][0]
+    with opened.recorder:
+        one_step(opened, model, x, weight=1)
+        with pytest.raises(BadInput, match=r"^column 'weight' held int64 at first and holds float64 now\.$"):
+            one_step(opened, model, x, weight=1.5)
+        with pytest.raises(BadInput, match=r"^column 'other' is new at step 1\. Give it from the first step on\.$"):
+            one_step(opened, model, x, weight=1, other=2)
+        one_step(opened, model, x)
+    assert opened.sink.column("weight") == [1] * 8 + [None] * 8
+
+
+class Uneven(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.rows = 3
+
+    def forward(self, x):
+        return self.first(x).sum() + self.second(x[: self.rows]).sum()
+
+
+def test_layers_that_see_different_batches(tmp_path):
+    model = Uneven()
+    for x, grain in ((torch.randn(8, 5), "sample"), (torch.randn(8, 2, 5), "token")):
+        opened = opened_on(model, tmp_path)
+        with opened.recorder, pytest.raises(RecordingError) as caught:
+            one_step(opened, model, x)
+        shapes = "[8] and [3]" if grain == "sample" else "[8, 2] and [3, 2]"
+        assert str(caught.value) == (
+            f"layers 'first' and 'second' saw different batches at step 0: {shapes} {grain}s. One slot is one row of "
+            "every layer: record those that see the same batch, with layers=."
+        )
+        assert opened.sinks == []
+        assert not (tmp_path / "m").exists()
+
+
+def test_a_layer_whose_grain_changes(tmp_path):
+    model = nn.Linear(5, 3)
+    opened = opened_on(model, tmp_path)
+    with opened.recorder:
+        one_step(opened, model, torch.randn(8, 5))
+        with pytest.raises(RecordingError) as caught:
+            one_step(opened, model, torch.randn(8, 2, 5))
+    assert str(caught.value) == (
+        "layer '' had one sample a row at first and has one token a row at step 1: its input is [8, 2, 5] now."
+    )
+
+
+@pytest.mark.parametrize(("what", "inside"), [("key", True), ("error signal", True), ("error signal", False)])
+def test_nan_is_refused_and_named(tmp_path, what, inside):
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder:
+        for number in range(3):
+            x, weight = torch.randn(8, 5), torch.ones(8, 3)
+            if number == 2:
+                (x if what == "key" else weight)[6, 1] = float("nan" if what == "key" else "inf")
+
+            def step(x=x, weight=weight):
+                with opened.recorder.step():
+                    optimizer.zero_grad()
+                    (model(x) * weight).sum().backward()
+                    if inside:
+                        optimizer.step()
+
+            if number < 2:
+                step()
+                before = model[0].weight.detach().clone()
+                continue
+            with pytest.raises(RecordingError) as caught:
+                step()
+    assert str(caught.value) == (
+        f"the {what} of layer '0' at step 2, row 6, holds NaN or infinity. This step was not recorded, what came "
+        "before it is safe; look for a learning rate too high or for missing values in the data."
+    )
+    assert [batch.step for batch in opened.sink.batches if batch.slots] == [0, 1]
+    assert torch.equal(before, model[0].weight)
+
+
+def test_what_a_step_refuses_to_be(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path)
+    optimizer, x = opened.recorder._optimizer, batches(1)[0][0]
+    with pytest.raises(RecordingError, match=r"^recorder\.step was called outside `with recorder`\.$"):
+        one_step(opened, model, x)
+    with opened.recorder:
+        nothing = r"^no gradient reached a recorded layer inside the first step\."
+        with pytest.raises(RecordingError, match=nothing), opened.recorder.step():
+            pass
+        with pytest.raises(RecordingError, match=r"^step 0 is not over\."), opened.recorder.step():
+            one_step(opened, model, x)
+        with opened.recorder.step():
+            model(x).sum().backward()
+            optimizer.step()
+            with pytest.raises(RecordingError, match=r"^the optimizer stepped twice inside step 0\."):
+                optimizer.step()
+        with opened.recorder.step():
+            loss = model(x).sum()
+            model(x).sum().backward()
+        with pytest.raises(RecordingError, match=r"^the gradient of layer '4' arrived outside the step"):
+            loss.backward()
+    with pytest.raises(RecordingError, match=r"^a recorder records one training\."), opened.recorder:
+        pass

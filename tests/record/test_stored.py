@@ -1,0 +1,173 @@
+"""Recording into a folder: what the store reads back, and how failures of writing surface."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from dualform.errors import AlreadyExists, BadInput, RecordingError
+from dualform.query.coefficients import coefficients
+from dualform.record.recorder import Recorder
+from dualform.record.writer_thread import WriterThread
+from dualform.store.memory import Memory
+from dualform.store.writer import Writer
+
+from .listed import batches, small_net, snapshot
+
+
+def train(recorder, model, optimizer, data):
+    snapshots = [snapshot(model)]
+    for x, y in data:
+        with recorder.step(dataset="made", label=y):
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        snapshots.append(snapshot(model))
+    return snapshots
+
+
+def started(path, **options):
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, Recorder(model, optimizer, path, **options)
+
+
+def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
+    model, optimizer, recorder = started(tmp_path / "m", label_names={"made": ["a", "b", "c"]})
+    data = batches(3) * 3
+    with recorder:
+        snapshots = train(recorder, model, optimizer, data[:6])
+        recorder.flush()
+        partial = Memory.open(tmp_path / "m")
+        assert (partial.count("sample"), partial.steps, partial.recording) == (48, 6, True)
+        snapshots += train(recorder, model, optimizer, data[6:])[1:]
+        recorder.probe("test", data[0][0], label=data[0][1])
+    memory = Memory.open(tmp_path / "m")
+    assert (memory.count("sample"), memory.steps, memory.recording) == (72, 9, False)
+    assert memory.keys("0").rows == 24
+    assert memory.table("labels").to_pylist()[1] == {"dataset": "made", "label": 1, "name": "b"}
+    assert memory.column("sample", "label").tolist() == [int(label) for _, y in data for label in y]
+    steps = memory.column("sample", "step")
+    for layer in memory.layers.values():
+        keys = memory.keys(layer.name).of_slots(np.arange(72)).astype(np.float64)
+        values = memory.values(layer.name).take(np.arange(72)).astype(np.float64)
+        for at_step, expected in enumerate(snapshots):
+            found = coefficients(memory, layer.weight, at_step)
+            used = steps < at_step
+            scaled = values[used] * found.per_step[steps[used]][:, None]
+            rebuilt = found.initial * memory.initial()[layer.weight] + scaled.T @ keys[used]
+            np.testing.assert_allclose(rebuilt, expected[layer.weight], atol=1e-6)
+    np.testing.assert_array_equal(memory.final()["0.weight"], model[0].weight.detach().numpy())
+    probe = memory.probe("test")
+    np.testing.assert_array_equal(probe.queries("0"), data[0][0].numpy())
+    assert probe.labels.tolist() == data[0][1].tolist()
+
+
+def test_without_values(tmp_path):
+    model, optimizer, recorder = started(tmp_path / "m", values=False)
+    with recorder:
+        train(recorder, model, optimizer, batches(2))
+    memory = Memory.open(tmp_path / "m")
+    assert not memory.layer("0").values
+    assert memory.keys("2").rows == 16
+
+
+def test_what_was_recorded_before_an_exception_is_committed(tmp_path):
+    model, optimizer, recorder = started(tmp_path / "m")
+
+    def interrupted():
+        with recorder:
+            train(recorder, model, optimizer, batches(3))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    memory = Memory.open(tmp_path / "m")
+    assert (memory.count("sample"), memory.recording) == (24, True)
+
+
+def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
+    failed = threading.Event()
+
+    def append(self, batch):
+        if batch.step == 1:
+            failed.set()
+            raise OSError("no space left")
+
+    monkeypatch.setattr(Writer, "append", append)
+    model, optimizer, recorder = started(tmp_path / "m")
+
+    def failing():
+        with recorder:
+            train(recorder, model, optimizer, batches(2))
+            assert failed.wait(10)
+            with pytest.raises(RecordingError, match=r"^writing the memory failed: OSError: no space left\."):
+                recorder.flush()
+            train(recorder, model, optimizer, batches(1))
+
+    with pytest.raises(RecordingError) as caught:
+        failing()
+    assert str(caught.value) == (
+        "writing the memory failed: OSError: no space left. What was committed before is safe; free the disk or mend "
+        "the folder and record anew."
+    )
+    assert isinstance(caught.value.__cause__, OSError)
+    assert "dualform-writer" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_failure_of_writing_surfaces_on_leaving(tmp_path, monkeypatch):
+    def close(self, finished):
+        raise AlreadyExists("made up")
+
+    monkeypatch.setattr(Writer, "close", close)
+    model, optimizer, recorder = started(tmp_path / "m")
+    with pytest.raises(AlreadyExists, match=r"^made up$"), recorder:
+        train(recorder, model, optimizer, batches(1))
+
+
+def test_a_probe_under_a_name_that_is_taken_does_not_end_the_recording(tmp_path):
+    model, optimizer, recorder = started(tmp_path / "m")
+    data = batches(2)
+    with recorder:
+        train(recorder, model, optimizer, data)
+        recorder.probe("test", data[0][0])
+        with pytest.raises(BadInput, match=r"^there is a probe 'test' already"):
+            recorder.probe("test", data[0][0])
+        train(recorder, model, optimizer, data)
+    assert Memory.open(tmp_path / "m").count("sample") == 32
+
+
+def test_the_queue_is_bounded():
+    thread, gate, done = WriterThread(limit=100), threading.Event(), []
+    thread.put(gate.wait, 60)
+    thread.put(lambda: done.append(1), 200 - 160)
+    blocked = threading.Thread(target=thread.put, args=(lambda: done.append(2), 1))
+    blocked.start()
+    blocked.join(0.2)
+    assert blocked.is_alive()
+    gate.set()
+    blocked.join(10)
+    assert not blocked.is_alive()
+    thread.do(lambda: done.append(3))
+    thread.put(lambda: done.append(4), 1000)
+    thread.stop()
+    assert done == [1, 2, 3, 4]
+
+
+def test_a_training_that_never_leaves_does_not_hang_its_interpreter(tmp_path):
+    program = (
+        "import torch, dualform\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        f"recorder = dualform.Recorder(model, optimizer, {str(tmp_path / 'm')!r}).__enter__()\n"
+        "with recorder.step():\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "recorder.flush()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert Memory.open(tmp_path / "m").count("sample") == 1
