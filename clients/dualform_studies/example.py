@@ -14,14 +14,17 @@ from dualform_studies.report import Report, spotlight_report
 from dualform_studies.spotlight import ask_spotlight, clearest_interference
 from dualform_studies.succession import Judged, probe_name
 
+_CANDIDATES = 128
+"""Spoilt test images among which the clearest is looked for: every one costs a pass over all keys of a layer."""
+
 
 def choose_interference(memory: Answers, judged: Judged, layer: str) -> Query | None:
-    """The test image of the first dataset that the second spoils most clearly, None where it spoils none.
+    """The test image of the first dataset that the second spoils clearly, None where it spoils none.
 
     It is recognised after the first dataset, mistaken at the end, and recognised again with the second one masked.
     """
     first, second = judged.pair
-    rows = judged.interfered()
+    rows = judged.interfered()[:_CANDIDATES]
     given = judged.classes["final"][first.name]
     row = clearest_interference(memory, layer, probe_name(first), rows, given[rows], second.name)
     return None if row is None else Query(first, row, int(given[row]))

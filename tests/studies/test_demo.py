@@ -10,6 +10,7 @@ import pytest
 import dualform
 from dualform.errors import AlreadyExists
 from dualform_studies.demo import DEMO_RECIPE, run_demo
+from dualform_studies.tables import report_tables
 
 SMALLER = replace(DEMO_RECIPE, hidden=(32, 32), steps=150)
 
@@ -70,3 +71,20 @@ def test_a_demo_replaces_an_earlier_one_and_nothing_else(demo, tmp_path: Path):
     with pytest.raises(AlreadyExists, match="already holds something"):
         run_demo(tmp_path)
     assert (tmp_path / "thesis.txt").exists()
+
+
+def test_tables_show_accuracies_certificate_and_the_prediction(demo):
+    _, report = demo
+    tables = report_tables(report)
+    for table in tables:
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    accuracy, certificate, top, sums, _ = tables
+    assert [row[0] for row in accuracy.rows] == [
+        "before: after the first part",
+        "after: at the end",
+        "at the end, second dataset masked",
+        "rebuilt as of the end of the first part",
+    ]
+    assert [row[0] for row in certificate.rows] == ["layer-0", "layer-1", "layer-2"]
+    assert len(top.rows) == 3 * 5
+    assert len(sums.rows) == 20

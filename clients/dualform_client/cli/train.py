@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +52,13 @@ def study(name: str, data: Path | None, out: Path, steps: int | None, seed: int,
     _print_report(report, out, as_json)
 
 
-def _print_report(report: Mapping[str, Any], out: Path, as_json: bool) -> None:
+def _print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    print_table("report", ["figure", "value"], list(_flat(report)))
+    from dualform_studies.tables import report_tables
+
+    for table in report_tables(report):
+        print_table(*table)
     print_line(f"The memory is {out}, its figures and report.json lie in {out / 'report'}.")
     print_line(f"Ask it: dualform info {out}")
-
-
-def _flat(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested mappings as dotted names; lists are left to report.json."""
-    for name, value in report.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif not isinstance(value, list | tuple):
-            yield f"{prefix}{name}", value
