@@ -94,6 +94,7 @@ def _examine(
         "study": "continual",
         "seed": seed,
         "steps": 2 * recipe.steps,
+        "mask": without(pair[1]),
         "slots": sum(memory.info().slots.values()),
         "accuracy": judged.accuracy(),
         "verify": {name: certificate_report(certificate) for name, certificate in verified.items()},

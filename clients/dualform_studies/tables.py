@@ -17,14 +17,14 @@ class Table(NamedTuple):
 _IN_WORDS = {
     "after_first": "before: after the first part",
     "final": "after: at the end",
-    "masked": "at the end, second dataset masked",
+    "masked": "at the end, masked: {mask}",
     "as_of_first": "rebuilt as of the end of the first part",
 }
 
 
 def report_tables(report: Report) -> list[Table]:
     """What there is to read of a demo's or a succession's report, in the order in which one asks."""
-    tables = [_accuracy(report["accuracy"]), _certificate(report)]
+    tables = [_accuracy(report["accuracy"], report["mask"]), _certificate(report)]
     examples = {"prediction": report["prediction"]} if "prediction" in report else report.get("examples", {})
     for name, example in examples.items():
         tables += _example(name, example)
@@ -32,9 +32,9 @@ def report_tables(report: Report) -> list[Table]:
     return tables
 
 
-def _accuracy(accuracy: Report) -> Table:
+def _accuracy(accuracy: Report, mask: str) -> Table:
     rows = [
-        (words, *(f"{100 * moments[moment]:.1f} %" for moments in accuracy.values()))
+        (words.format(mask=mask), *(f"{100 * moments[moment]:.1f} %" for moments in accuracy.values()))
         for moment, words in _IN_WORDS.items()
     ]
     return Table("test accuracy", ("network", *accuracy), rows)

@@ -82,7 +82,7 @@ def test_tables_show_accuracies_certificate_and_the_prediction(demo):
     assert [row[0] for row in accuracy.rows] == [
         "before: after the first part",
         "after: at the end",
-        "at the end, second dataset masked",
+        "at the end, masked: dataset <> 'permuted-digits'",
         "rebuilt as of the end of the first part",
     ]
     assert [row[0] for row in certificate.rows] == ["layer-0", "layer-1", "layer-2"]
