@@ -112,15 +112,16 @@ class GradientFactors:
         """
         sums = np.zeros(self._total)
         scales = np.zeros(len(self._segments))
+        size = 0.0
         with _full_precision():
             for index, segment in enumerate(self._segments):
                 if segment.tap.name not in rows:
                     continue
                 keys, errors = rows[segment.tap.name]
-                size = float(torch.linalg.vector_norm(errors))
                 if segment.is_bias:
                     part, width = errors.sum(0), len(errors) ** 0.5
-                else:
+                else:  # comes before its bias
+                    size = float(torch.linalg.vector_norm(errors))
                     along = _product(keys, self._along[segment.tap.name])
                     part, width = _product(errors.t(), along), float(torch.linalg.vector_norm(along))
                 sums[segment.start : segment.stop] = part.reshape(-1).numpy()
@@ -148,7 +149,7 @@ class GradientFactors:
                 part = grad.detach()
                 if not segment.is_bias:
                     part = _product(part.float(), self._along[segment.tap.name].to(part.device))
-                applied[segment.start : segment.stop] = part.reshape(-1).cpu().double().numpy()
+                applied[segment.start : segment.stop] = part.reshape(-1).double().cpu().numpy()
         start, (factors, residuals, explained) = self._best_start(applied, np.array(present))
         measures = [
             Measure(
@@ -206,9 +207,9 @@ class GradientFactors:
 
 
 def _product(matrix: Tensor, directions: Tensor) -> Tensor:
-    """[r, c] times [c, k]. Of matrix products only a matrix-vector one is never rounded to TF32 or bfloat16."""
-    if directions.shape[1] == 1:
-        return torch.mv(matrix, directions[:, 0].to(matrix.dtype)).unsqueeze(1)
+    """[r, c] times [c] or [c, k]. Of matrix products only a matrix-vector one is never rounded to TF32 or bfloat16."""
+    if directions.dim() == 1:
+        return torch.mv(matrix, directions)
     return torch.mm(matrix.double(), directions.double())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -111,7 +112,9 @@ class Metadata:
         return columns
 
 
+@lru_cache(maxsize=16)
 def _nulls(n: int, dtype: np.dtype[Any]) -> Array:
+    """A column of NULLs; shared between steps, so nobody may write to it."""
     if dtype == np.object_:
         return np.full(n, None, dtype=np.object_)
     return np.ma.MaskedArray(np.zeros(n, dtype=dtype), mask=np.ones(n, dtype=np.bool_))
