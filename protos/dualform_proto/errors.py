@@ -8,9 +8,11 @@ raised. Statuses that the transport makes (nobody there, deadline passed) carry 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -66,9 +68,11 @@ def from_status(
     """The error that a status carries; where it carries none, the one that its code says, naming the address."""
     carried = next((value for key, value in metadata if key == DETAILS_KEY), None)
     if isinstance(carried, bytes):
-        error = _carried(status_pb2.Status.FromString(carried))
-        if error is not None:
-            return error
+        # Details that cannot be read must not hide the error that brought them.
+        with suppress(DecodeError):
+            error = _carried(status_pb2.Status.FromString(carried))
+            if error is not None:
+                return error
     return _of_transport(code, message, address)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import grpc
 
-from dualform.errors import ServiceError
 from dualform_proto.address import Address
 from dualform_proto.v1 import dualform_pb2_grpc
 from dualform_service.auth import TokenInterceptor
@@ -23,6 +22,7 @@ from dualform_service.calls import Calls
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 from dualform_service.following import Follower
 from dualform_service.health import Health
+from dualform_service.listening import cannot_listen, check_free
 from dualform_service.metrics import Metrics
 from dualform_service.servicer import Engine, MemoryServicer
 from dualform_service.tls import server_credentials
@@ -55,17 +55,13 @@ class Server:
 
     def _bind(self) -> int:
         credentials = server_credentials(self.config)
+        check_free(self.config.listen)
         try:
             if credentials is None:
                 return self._server.add_insecure_port(self.config.address)
             return self._server.add_secure_port(self.config.address, credentials)
         except RuntimeError as error:
-            raise ServiceError(
-                f"Cannot listen on {self.config.address}: another process listens there, or this machine has no such "
-                "address.",
-                hint="Choose another address, for example with --address 127.0.0.1:50052.",
-                field="address",
-            ) from error
+            raise cannot_listen(self.config.listen, "another process took it just now") from error
 
     def stop(self, grace: float | None = None) -> None:
         """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended."""

@@ -50,7 +50,7 @@ def topk(
 
     \b
     Example:
-      dualform topk runs/demo --layer layers.0 --query test-digits/17 -k 5 --where "label <> 3"
+      dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
     """
     hits = memory.topk(layer, queries, k, where, by, _score(absolute))
     found = list(_hits(hits, _slots_of(memory, layer, hits)))
@@ -109,7 +109,7 @@ def sums(
 
     \b
     Example:
-      dualform sums runs/demo --layer layers.0 --query test-digits/17 --by dataset,label
+      dualform sums runs/demo --layer layer-0 --query test-digits/17 --by dataset,label
     """
     answer = memory.group_sum(layer, queries, by, where, _score(absolute))
     counts = answer.counts.tolist()
@@ -142,7 +142,7 @@ def output(
 
     \b
     Example:
-      dualform output runs/demo --layer layers.4 --query test-digits/17 --where "step < 100"
+      dualform output runs/demo --layer layer-2 --query test-digits/17 --where "step < 100"
     """
     outputs = memory.output(layer, queries, where, at_step)
     removed = cancellation(memory, where, at_step, layer)

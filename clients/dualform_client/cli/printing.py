@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -38,12 +39,13 @@ def _plain(value: Any) -> Any:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Numbers to the right; floats with six digits; NULL as a dash."""
     cells = [list(row) for row in rows]
-    table = Table(title=_text(title), title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         numeric = any(isinstance(row[place], int | float) for row in cells)
         table.add_column(_text(column), justify="right" if numeric else "left")
     for row in cells:
         table.add_row(*map(_text, row))
+    print_line(title)
     _console().print(table)
 
 

@@ -1,0 +1,248 @@
+"""How a server starts, bounds what it takes on, stops work, and drains."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from dualform.errors import (
+    BadInput,
+    Cancelled,
+    DualformError,
+    Overloaded,
+    ServiceError,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+)
+from dualform_client import Client
+from dualform_client.health import is_serving
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+
+
+def in_thread(work):
+    """Runs work in a thread; what it returned or raised comes with join."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(work())
+        except DualformError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join():
+        thread.join(10)
+        return outcome[0]
+
+    return join
+
+
+def test_a_port_in_use_is_an_error_that_names_it(engine):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServiceError, match=rf"^Cannot listen on {address}: Address already in use. Choose another"):
+            Server(engine, address).start()
+
+
+def test_a_second_server_does_not_share_the_port_of_the_first(engine, server):
+    with pytest.raises(ServiceError, match="Address already in use"):
+        Server(engine, server.address).start()
+
+
+def test_a_port_can_be_taken_again_right_after(engine):
+    with Server(engine) as first, Client(first.address) as client:
+        client.info()
+    with Server(engine, first.address) as second, Client(second.address) as client:
+        client.info()
+
+
+def test_an_address_of_another_machine_is_an_error(engine):
+    config = ServiceConfig("127.0.0.1:0")
+    object.__setattr__(config, "address", "192.0.2.1:5")
+    with pytest.raises(ServiceError, match=r"^Cannot listen on 192\.0\.2\.1:5: Cannot assign requested address"):
+        Server(engine, config).start()
+
+
+def test_more_questions_than_places_are_refused_at_once(engine):
+    engine.hold.clear()
+    with Server(engine, ServiceConfig("127.0.0.1:0", max_concurrent=2)) as server, Client(server.address) as client:
+        running = [in_thread(lambda: client.sql("SELECT 1")) for _ in range(2)]
+        for _ in running:
+            assert engine.waiting.acquire(timeout=5)
+        with pytest.raises(Overloaded, match=r"already answers 2 questions at once.*larger --max-concurrent"):
+            client.sql("SELECT 1")
+        assert is_serving(server.address)
+        engine.hold.set()
+        assert [join().rows for join in running] == [4, 4]
+        assert client.sql("SELECT 1").rows == 4
+    assert server.metrics.outcomes("Sql") == {"ok": 3, "overloaded": 1}
+
+
+@pytest.mark.parametrize("ask", ["topk", "sql", "verify"])
+def test_the_callers_deadline_stops_the_work(engine, server, ask):
+    engine.hold.clear()
+    with Client(server.address, timeout=0.2) as client:
+        asks = {"topk": lambda: client.topk("fc", "test"), "sql": lambda: client.sql("S"), "verify": client.verify}
+        with pytest.raises(TimedOut):
+            asks[ask]()
+    assert engine.cancelled.wait(5)
+
+
+def test_the_servers_own_deadline_stops_the_work(engine):
+    engine.hold.clear()
+    config = ServiceConfig("127.0.0.1:0", deadline=0.2)
+    with Server(engine, config) as server, Client(server.address, timeout=None) as client:
+        with pytest.raises(TimedOut, match=r"^The answer was not ready within 0\.2 s\. .*longer --deadline"):
+            client.topk("fc", "test")
+        assert engine.cancelled.is_set()
+
+
+def test_a_caller_that_goes_away_stops_the_work(engine, server):
+    engine.hold.clear()
+    client = Client(server.address)
+    outcome = in_thread(lambda: client.topk("fc", "test"))
+    assert engine.waiting.acquire(timeout=5)
+    client.close()
+    assert engine.cancelled.wait(5)
+    assert isinstance(outcome(), Cancelled)
+
+
+def test_an_unforeseen_error_goes_to_the_log_and_not_to_the_caller(engine, client, caplog):
+    engine.error = KeyError("/secret/place")
+    with pytest.raises(DualformError, match=r"^The server failed on this question\. The server's log says why\.$"):
+        client.info()
+    assert "/secret/place" in caplog.text
+
+
+def test_an_answer_that_is_too_large_is_refused_by_name(engine):
+    config = ServiceConfig("127.0.0.1:0", message_bytes=100)
+    with (
+        Server(engine, config) as server,
+        Client(server.address) as client,
+        pytest.raises(BadInput, match=r"The answer takes 0\.0 MiB, and a message holds at most"),
+    ):
+        client.sql("SELECT 1")
+
+
+def test_a_question_that_is_too_large_for_the_client_is_never_sent(client, engine):
+    with pytest.raises(BadInput, match=r"The question takes 68\.\d MiB, and a message holds at most 64\.0 MiB"):
+        client.topk("fc", np.zeros((6, 3_000_000), np.float32))
+    assert engine.asked == ["info"], "only the server itself asked, when it started"
+
+
+def test_a_question_that_is_too_large_for_the_server_is_refused_by_name(engine):
+    config = ServiceConfig("127.0.0.1:0", message_bytes=1000)
+    with (
+        Server(engine, config) as server,
+        Client(server.address) as client,
+        pytest.raises(BadInput, match=r"A message to or from 127.*is too large"),
+    ):
+        client.topk("fc", np.zeros((1, 3000), np.float32))
+
+
+def test_messages_of_many_megabytes_pass(client, engine):
+    client.topk("fc", np.ones((4, 3_000_000), np.float32))
+    assert engine.asked[-1].queries.rows.shape == (4, 3_000_000)
+
+
+def test_draining_lets_running_questions_finish_and_takes_no_more(engine):
+    engine.hold.clear()
+    server = Server(engine)
+    server.start()
+    with Client(server.address, timeout=10) as client:
+        running = in_thread(lambda: client.topk("fc", "test"))
+        assert engine.waiting.acquire(timeout=5)
+        stopped = in_thread(lambda: server.stop(grace=10))
+        time.sleep(0.1)
+        with pytest.raises(Unavailable), Client(server.address, timeout=5) as late:
+            late.info()
+        engine.hold.set()
+        assert running().ids.tolist() == [1, 3]
+        assert stopped() is None
+
+
+def test_draining_stops_what_outlasts_its_grace(engine):
+    engine.hold.clear()
+    server = Server(engine)
+    server.start()
+    with Client(server.address, timeout=10) as client:
+        running = in_thread(lambda: client.topk("fc", "test"))
+        assert engine.waiting.acquire(timeout=5)
+        server.stop(grace=0.1)
+        assert engine.cancelled.wait(5)
+        assert isinstance(running(), ServiceError)
+
+
+def test_what_was_done_is_logged_when_the_server_drains(engine, caplog):
+    caplog.set_level("INFO", "dualform.service")
+    with Server(engine) as server, Client(server.address) as client:
+        client.info()
+        client.info()
+    assert "Info: 2 ok; mean " in caplog.text
+
+
+def test_a_training_that_still_runs_is_followed(engine):
+    from dataclasses import replace
+
+    engine.told = replace(engine.told, recording=True)
+    with Server(engine, ServiceConfig("127.0.0.1:0", follow=0.01)):
+        assert engine.refreshed.wait(5)
+        engine.told = replace(engine.told, recording=False)
+
+
+def test_a_finished_training_is_not_looked_at_again(engine):
+    with Server(engine, ServiceConfig("127.0.0.1:0", follow=0.01)):
+        assert not engine.refreshed.wait(0.1)
+
+
+def test_health_is_told_without_a_token(engine):
+    with Server(engine, ServiceConfig("127.0.0.1:0", token="t")) as server:
+        assert is_serving(server.address)
+        with grpc.insecure_channel(server.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service="dualform.v1.Memory"))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_lists_the_services(server):
+    with grpc.insecure_channel(server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = stub.ServerReflectionInfo(iter([asked]))
+    names = {service.name for service in answer.list_services_response.service}
+    assert names == {"dualform.v1.Memory", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [(None, "The server asks for a token, and none was given."), ("wrong", "The token is not the server's.")],
+)
+def test_a_token_that_is_missing_or_wrong_is_refused(engine, token, says):
+    with (
+        Server(engine, ServiceConfig("127.0.0.1:0", token="right")) as server,
+        Client(server.address, token=token) as client,
+        pytest.raises(Unauthenticated, match=says),
+    ):
+        client.info()
+    assert engine.asked == ["info"], "only the server itself asked, when it started"
+
+
+def test_the_right_token_is_let_in(engine):
+    with (
+        Server(engine, ServiceConfig("127.0.0.1:0", token="right")) as server,
+        Client(server.address, token="right") as client,
+    ):
+        assert client.info().snapshot == 7

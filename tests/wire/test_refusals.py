@@ -1,0 +1,147 @@
+"""Messages that do not hold together are refused by name, never read as something else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualform.answers import Columns
+from dualform.errors import BadInput
+from dualform.questions import ProbeRows, SlotKeys, TopK, Vectors
+from dualform_proto import answers, columns, matrix, questions
+from dualform_proto.v1 import dualform_pb2 as pb
+
+F32 = pb.ELEMENT_TYPE_FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (
+            pb.Matrix(rows=2, cols=2, dtype=F32, data=b"x" * 15),
+            "m holds 15 bytes where 4 numbers of type float32 take 16.",
+        ),
+        (pb.Matrix(rows=2, cols=2, dtype=F32, data=b""), "m holds 0 bytes where 4 numbers"),
+        (pb.Matrix(rows=-2, cols=-2, dtype=F32, data=b"x" * 16), "m has -2 rows and -2 columns."),
+        (pb.Matrix(rows=2**62, cols=2**62, dtype=F32), "m holds 0 bytes"),
+        (pb.Matrix(rows=1, cols=1, dtype=pb.ELEMENT_TYPE_FLOAT64, data=b"x" * 8), "m is of element type 2, not 1"),
+        (pb.Matrix(rows=1, cols=1, data=b"x" * 4), "m is of element type 0, not 1"),
+        (pb.Matrix(rows=1, cols=1, dtype=99, data=b"x" * 4), "m is of element type 99, not 1"),
+    ],
+)
+def test_a_matrix_whose_parts_do_not_fit(message, says):
+    with pytest.raises(BadInput, match=says):
+        matrix.decode_matrix(message, np.float32, "m")
+
+
+def test_bytes_that_are_no_whole_number_of_numbers():
+    with pytest.raises(BadInput, match=r"^ids holds 9 bytes, no multiple of the 8 that one int64 takes\.$"):
+        questions.decode_slots(pb.SlotsRequest(ids=b"x" * 9))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pb.Column(name="a", type=pb.ELEMENT_TYPE_INT64, data=b"x" * 8),
+        pb.Column(name="a", type=pb.ELEMENT_TYPE_INT64, data=b"x" * 16, nulls=b"\1"),
+        pb.Column(name="a", type=pb.ELEMENT_TYPE_TEXT, texts=["one"]),
+        pb.Column(name="a", data=b"x" * 16),
+    ],
+    ids=["short", "nulls short", "texts short", "no type"],
+)
+def test_a_column_whose_parts_do_not_fit(column):
+    with pytest.raises(BadInput, match="column 'a'"):
+        columns.decode_columns(pb.Columns(rows=2, columns=[column]))
+
+
+def test_a_column_of_values_that_the_wire_lacks_is_told_how_to_cast():
+    dates = np.array(["2020-01-01"], dtype="datetime64[D]")
+    with pytest.raises(BadInput, match=r"column 'd' is of type datetime64\[D\].*CAST"):
+        columns.encode_columns(Columns({"d": dates}))
+    lists = np.empty(1, dtype=object)
+    lists[0] = [1]
+    with pytest.raises(BadInput, match=r"column 'l' holds a value of type list.*VARCHAR"):
+        columns.encode_columns(Columns({"l": lists}))
+
+
+def test_hits_of_another_number_than_their_counts():
+    ones = matrix.encode_matrix(np.ones((1, 1), np.int64))
+    with pytest.raises(BadInput, match="ids holds 16 bytes where 1 numbers"):
+        answers.decode_hits(pb.TopKResponse(ids=b"x" * 16, scores=b"x" * 4, counts=ones))
+    with pytest.raises(BadInput, match="scores holds 8 bytes where 1 numbers"):
+        answers.decode_hits(pb.TopKResponse(ids=b"x" * 8, scores=b"x" * 8, counts=ones))
+    negative = matrix.encode_matrix(-np.ones((1, 1), np.int64))
+    with pytest.raises(BadInput, match="counts"):
+        answers.decode_hits(pb.TopKResponse(counts=negative))
+
+
+def test_sums_of_another_number_than_their_groups():
+    message = pb.GroupSumResponse(sums=matrix.encode_matrix(np.ones((1, 2))))
+    with pytest.raises(BadInput, match=r"sums are float64\[1, 2\] where there are 0 groups\."):
+        answers.decode_group_sums(message)
+
+
+def test_groups_without_keys():
+    with pytest.raises(BadInput, match="2 groups have keys of another number"):
+        columns.decode_groups(pb.Columns(rows=2))
+
+
+def test_a_question_without_queries():
+    with pytest.raises(BadInput, match="the question holds no queries"):
+        questions.decode_topk(pb.TopKRequest(layer="l", k=1))
+
+
+def test_queries_without_width_are_refused_before_they_take_memory():
+    with pytest.raises(BadInput, match="queries are 0 numbers wide"):
+        questions.decode_queries(pb.Queries(vectors=pb.Matrix(rows=2**60, cols=0, dtype=F32)))
+
+
+def test_queries_that_are_not_finite():
+    message = pb.Queries(vectors=matrix.encode_matrix(np.array([[np.nan]], np.float32)))
+    with pytest.raises(BadInput, match="query 0 holds NaN or infinity"):
+        questions.decode_queries(message)
+
+
+def test_a_score_that_is_not_given_is_signed_and_an_unknown_one_is_refused():
+    queries = pb.Queries(probe=pb.ProbeRows(probe="p"))
+    assert questions.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries)).score == "signed"
+    with pytest.raises(BadInput, match="score is 9"):
+        questions.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries, score=9))
+
+
+def test_k_that_is_not_given():
+    with pytest.raises(BadInput, match="k is 0"):
+        questions.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(probe=pb.ProbeRows(probe="p"))))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        TopK("\ud800", ProbeRows("p")),
+        TopK("l", ProbeRows("p"), where="\ud800"),
+        TopK("l", ProbeRows("p"), by=(3,)),
+        TopK("l", ProbeRows("p"), k=2**70),
+        TopK("l", SlotKeys((2**70,))),
+        TopK("l", ProbeRows("p", (1.5,))),
+    ],
+    ids=["layer", "where", "by", "k", "slot", "row"],
+)
+def test_a_question_that_no_message_can_hold(question):
+    with pytest.raises(BadInput):
+        questions.encode_topk(question)
+
+
+@pytest.mark.parametrize("ids", [[1.5], [[1]], ["a"], [2**70], [None]])
+def test_ids_that_are_no_whole_numbers(ids):
+    with pytest.raises(BadInput, match="ids must be a list of whole numbers"):
+        questions.encode_slots(ids, None)
+
+
+def test_booleans_of_another_byte_are_read_as_true():
+    column = pb.Column(name="a", type=pb.ELEMENT_TYPE_BOOL, data=b"\x00\x02")
+    assert columns.decode_columns(pb.Columns(rows=2, columns=[column]))["a"].tolist() == [False, True]
+
+
+def test_vectors_travel_as_float32():
+    message = questions.encode_queries(Vectors(np.ones((1, 2))))
+    assert message.vectors.dtype == F32

@@ -1,0 +1,156 @@
+"""Any value that the wire carries, and when two of them are the same to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from dualform.answers import (
+    Certificate,
+    Columns,
+    GroupSums,
+    Hits,
+    LayerInfo,
+    MemoryInfo,
+    Probe,
+    ProbeInfo,
+    Scan,
+)
+from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
+
+NUMBER_TYPES = ("f4", "f8", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
+
+FEW = st.integers(0, 4)
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+int64s = st.integers(-(2**63), 2**63 - 1)
+counts = st.integers(0, 2**62)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def matrices(dtype: Any, rows: Any = FEW, cols: Any = FEW, **options: Any) -> Any:
+    return st.tuples(rows, cols).flatmap(lambda shape: arrays.arrays(dtype, shape, **options))
+
+
+vectors = st.builds(
+    Vectors,
+    matrices(
+        np.float32,
+        st.integers(1, 4),
+        st.integers(1, 4),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    ),
+)
+queries = st.one_of(
+    vectors,
+    st.builds(ProbeRows, texts, st.none() | st.lists(int64s, max_size=4).map(tuple)),
+    st.builds(SlotKeys, st.lists(int64s, max_size=4).map(tuple)),
+)
+names = st.lists(texts, max_size=3, unique=True).map(tuple)
+scores = st.sampled_from(["signed", "abs"])
+topks = st.builds(TopK, texts, queries, st.integers(1, 2**62), st.none() | texts, names, scores)
+group_sums = st.builds(GroupSum, texts, queries, names.filter(bool), st.none() | texts, scores)
+outputs = st.builds(Output, texts, queries, st.none() | texts, st.none() | counts)
+scans = st.builds(Scan, counts, counts, counts, texts, finite)
+
+
+@st.composite
+def columns(draw: Any) -> Columns:
+    rows = draw(st.integers(0, 5))
+    return Columns({name: draw(column(rows)) for name in draw(names)})
+
+
+def column(rows: int) -> Any:
+    nulls = arrays.arrays(np.bool_, rows)
+    numbers = st.sampled_from(NUMBER_TYPES).flatmap(lambda dtype: arrays.arrays(np.dtype(dtype), rows))
+    return st.one_of(
+        numbers,
+        st.builds(lambda data, mask: np.ma.MaskedArray(data, mask=mask), numbers, nulls),
+        st.lists(st.none() | texts, min_size=rows, max_size=rows).map(object_array),
+    )
+
+
+def object_array(values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+@st.composite
+def group_keys(draw: Any, width: int) -> tuple[Any, ...]:
+    """Groups as an engine forms them: the keys of one column are of one type, or None."""
+    kinds = [draw(st.sampled_from([int64s, finite, texts, st.booleans()])) for _ in range(width)]
+    return tuple(draw(st.lists(st.tuples(*(st.none() | kind for kind in kinds)), max_size=4)))
+
+
+@st.composite
+def hits(draw: Any) -> Hits:
+    by = draw(names)
+    groups = draw(group_keys(len(by))) if by else None
+    shape = draw(st.integers(1, 3)), max(len(groups), 1) if groups is not None else 1
+    each = draw(arrays.arrays(np.int64, shape, elements=st.integers(0, 3)))
+    total = int(each.sum())
+    ids = draw(arrays.arrays(np.int64, total))
+    weights = draw(arrays.arrays(np.float32, total))
+    return Hits(ids, weights, each, groups, by, draw(scans))
+
+
+@st.composite
+def sums(draw: Any) -> GroupSums:
+    by = draw(names.filter(bool))
+    groups = draw(group_keys(len(by)))
+    values = draw(arrays.arrays(np.float64, (draw(st.integers(1, 3)), len(groups))))
+    return GroupSums(groups, values, draw(arrays.arrays(np.int64, len(groups))), by, draw(scans))
+
+
+@st.composite
+def probes(draw: Any) -> Probe:
+    rows = st.just(draw(st.integers(0, 4)))
+    some = st.none() | matrices(np.float32, rows)
+    labels = st.none() | rows.flatmap(lambda count: arrays.arrays(np.int64, count))
+    return Probe(draw(texts), draw(labels), draw(some), draw(some))
+
+
+layer_infos = st.builds(
+    LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), st.booleans(), texts
+)
+infos = st.builds(
+    MemoryInfo,
+    format=counts,
+    snapshot=counts,
+    recording=st.booleans(),
+    slots=st.dictionaries(texts, counts, max_size=3),
+    steps=counts,
+    optimizer=texts,
+    layers=st.lists(layer_infos, max_size=3).map(tuple),
+    skipped=st.dictionaries(texts, texts, max_size=3),
+    datasets=st.dictionaries(texts, counts, max_size=3),
+    columns=st.dictionaries(texts, texts, max_size=3),
+    probes=st.lists(st.builds(ProbeInfo, texts, counts, names), max_size=3).map(tuple),
+)
+certificates = st.dictionaries(
+    texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), st.booleans(), texts), max_size=3
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type, shape, order and every bit; NULLs are equal whatever stands under them."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ma.MaskedArray):
+        masks = np.ma.getmaskarray(one), np.ma.getmaskarray(other)
+        return same(*masks) and same(one.data[~masks[0]], other.data[~masks[0]])
+    if isinstance(one, np.ndarray):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
+    if is_dataclass(one):
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    if isinstance(one, Columns | dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
