@@ -67,6 +67,16 @@ class Metadata:
         """The user columns and what they store."""
         return {name: entry.dtype for name, entry in self._entries.items() if name not in _BUILT_IN}
 
+    def check_columns(self, known: Mapping[str, np.dtype[Any]], step: int) -> None:
+        """Raises BadInput for a user column that the first step did not have, or had with another type."""
+        for name, dtype in self.types().items():
+            if name not in known:
+                raise BadInput(
+                    f"column {name!r} is new at step {step}.", hint="Give it from the first step on.", field=name
+                )
+            if known[name] != dtype:
+                raise BadInput(f"column {name!r} held {known[name]} at first and holds {dtype} now.", field=name)
+
     def check(self, shapes: Sequence[Shape]) -> None:
         """Raises BadInput for an entry that fits no grain of the step."""
         named = dict(self._entries) if self._mask is None else {**self._entries, "mask": self._mask}

@@ -6,12 +6,13 @@ and of all gradients (design section 4). Other optimizers are recorded too; only
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from dualform.store.batch import ParameterGroup
 
@@ -27,6 +28,36 @@ def why_not_linear(optimizer: Optimizer) -> str:
         f"the network was trained with {type(optimizer).__name__}, whose update is not known to be a linear function "
         "of the gradients: attention weights are exact, outputs and weights cannot be rebuilt"
     )
+
+
+def before_each_update(optimizer: Optimizer, updating: Callable[[], None]) -> RemovableHandle:
+    """Call `updating` whenever the gradients are final and the weights have not moved; until the handle is removed.
+
+    Not before an update that the optimizer itself will skip.
+    """
+
+    def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            found = getattr(optimizer, "found_inf", None)  # how a GradScaler tells a fused optimizer to skip
+            if found is None or not float(found):
+                updating()
+            return None
+
+        def closed() -> Any:  # the gradients that count are those the closure computes
+            loss = closure()
+            updating()
+            return loss
+
+        return (args[0], closed), {name: value for name, value in kwargs.items() if name != "closure"}
+
+    return optimizer.register_step_pre_hook(hook)
+
+
+def unscaling(optimizer: Optimizer) -> float:
+    """What the optimizer itself will multiply gradients by: a GradScaler leaves that to a fused one."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else 1.0 / float(scale)
 
 
 def read_groups(optimizer: Optimizer) -> tuple[ParameterGroup, ...]:

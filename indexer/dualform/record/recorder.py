@@ -20,23 +20,22 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.metadata import Metadata
-from dualform.record.optimizers import momentum_buffers, why_not_linear
+from dualform.record.optimizers import before_each_update
 from dualform.record.probes import ProbeTaker, labels_of
 from dualform.record.selection import select
 from dualform.record.sinks import Header, Sink, StoreSink
-from dualform.record.state import arrays, state_of
+from dualform.record.start import Start, layer_of
+from dualform.record.state import state_of
 from dualform.record.step_record import Slots, StepRecord
 from dualform.record.taps import Tap
 from dualform.record.updates import Updates
 from dualform.store.batch import Batch, LayerRows
-from dualform.store.layer import Layer
 from dualform.store.writer import check_new_folder
 
 
@@ -73,20 +72,15 @@ class Recorder:
         self._sink: Sink | None = None
         self._state = "new"
         self._handle: RemovableHandle | None = None
-        self._steps = 0
+        self.steps = 0
+        """Steps recorded so far."""
         self._calls = 0
         self._record: StepRecord | None = None
         self._probe: ProbeTaker | None = None
-        self._initial: dict[str, NDArray[Any]] = {}
-        self._momentum: dict[str, NDArray[Any]] = {}
+        self._start: Start | None = None
         self._grains: dict[str, str] = {}
         self._columns: dict[str, np.dtype[Any]] = {}
         self._updates = Updates(optimizer, [])
-
-    @property
-    def steps(self) -> int:
-        """Steps recorded so far."""
-        return self._steps
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
@@ -94,7 +88,7 @@ class Recorder:
         self._state = "open"
         for tap in self._taps:
             tap.attach(self)
-        self._handle = self._optimizer.register_step_pre_hook(self._before_update)
+        self._handle = before_each_update(self._optimizer, self._updating)
         return self
 
     def __exit__(
@@ -140,14 +134,15 @@ class Recorder:
         """
         self._require_open("step")
         if self._record is not None:
-            raise RecordingError(f"step {self._steps} is not over.", hint="Leave one step before the next.")
+            raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
         if self._sink is not None:
             self._sink.check()
         metadata = Metadata(dataset=dataset, label=label, sample=sample, position=position, mask=mask, columns=columns)
-        self._check_columns(metadata)
-        if not self._steps:
-            self._remember_start()
-        record = self._record = StepRecord(self._steps, metadata, self._calls)
+        if self._sink is not None:
+            metadata.check_columns(self._columns, self.steps)
+        else:
+            self._start = Start(self._model, self._optimizer, self._taps)
+        record = self._record = StepRecord(self.steps, metadata, self._calls)
         try:
             try:
                 yield
@@ -159,7 +154,7 @@ class Recorder:
                 raise
             self._finish(record)
         except BaseException:
-            if record.step == self._steps:
+            if record.step == self.steps:
                 self._updates.forget(record.step)
             raise
         finally:
@@ -222,30 +217,15 @@ class Recorder:
 
     # What the optimizer reports.
 
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._updating()
-            return None
-
-        def closed() -> Any:  # the gradients that count are those the closure computes
-            loss = closure()
-            self._updating()
-            return loss
-
-        return (args[0], closed), {name: value for name, value in kwargs.items() if name != "closure"}
-
     def _updating(self) -> None:
-        found = getattr(self._optimizer, "found_inf", None)
-        if found is not None and float(found):
-            return  # a fused optimizer under a GradScaler skips this one by itself
+        """The gradients are what they will be, and the weights have not moved yet."""
         record = self._record
         if record is not None and not record.empty:
             self._update_inside(record)
         elif self._updates.awaited:
             self._updates.update_awaited()
-        elif self._steps:
-            self._updates.stray(self._steps - 1)
+        elif self.steps:
+            self._updates.stray(self.steps - 1)
 
     def _update_inside(self, record: StepRecord) -> None:
         if record.updated:
@@ -283,7 +263,7 @@ class Recorder:
             name: LayerRows(keys.numpy(), errors.numpy() if self._values else None)
             for name, (keys, errors) in slots.rows.items()
         }
-        self._steps += 1
+        self.steps += 1
         if not record.updated:
             self._updates.close_step()
             self._updates.await_update(record.step, record.dtypes)
@@ -304,64 +284,18 @@ class Recorder:
         for tap in [tap for tap in self._taps if tap.name not in self._grains]:
             tap.detach()
             self._taps.remove(tap)
-            self.skipped[tap.name] = (
-                "got no gradient in the first recorded step, so what its slots stand for is unknown"
-                if tap.name in record.reached
-                else "was not called in the first recorded step, so what its slots stand for is unknown"
-            )
+            self.skipped[tap.name] = record.why_unknown(tap)
         self._columns = record.metadata.types()
-        reason = why_not_linear(self._optimizer)
-        self._sink = self._make_sink(
-            Header(
-                path=self.path,
-                layers=[self._layer(tap, record) for tap in self._taps],
-                skipped=self.skipped,
-                optimizer=type(self._optimizer).__name__,
-                linear=not reason,
-                reason=reason,
-                initial=self._initial,
-                momentum=self._momentum,
-                label_names=self._label_names,
-            )
-        )
-        self._initial, self._momentum = {}, {}
-
-    def _layer(self, tap: Tap, record: StepRecord) -> Layer:
-        return Layer(
-            name=tap.name,
-            d_in=tap.d_in,
-            d_out=tap.d_out,
-            weight=tap.weight_name,
-            bias=tap.bias_name,
-            grain=self._grains[tap.name],
-            repeats=tap.name in record.raw,
-            values=self._values,
-        )
-
-    def _remember_start(self) -> None:
-        """The network before the first recorded step: what was trained before is part of W_0."""
-        self._initial = state_of(self._model)
-        named = [(tap.weight_name, tap.weight) for tap in self._taps]
-        named += [(tap.bias_name, tap.bias) for tap in self._taps if tap.bias_name is not None and tap.bias is not None]
-        self._momentum = arrays(momentum_buffers(self._optimizer, named))
-
-    def _check_columns(self, metadata: Metadata) -> None:
-        if self._sink is None:
-            return
-        for name, dtype in metadata.types().items():
-            known = self._columns.get(name)
-            if known is None:
-                raise BadInput(
-                    f"column {name!r} is new at step {self._steps}.", hint="Give it from the first step on.", field=name
-                )
-            if known != dtype:
-                raise BadInput(f"column {name!r} held {known} at first and holds {dtype} now.", field=name)
+        layers = [layer_of(t, self._grains[t.name], t.name in record.raw, self._values) for t in self._taps]
+        assert self._start is not None
+        self._sink = self._make_sink(self._start.header(self.path, layers, self.skipped, self._label_names))
+        self._start = None
 
     def _put_logs(self) -> None:
         """What is known of the optimizer and no batch took along."""
         logs, defects = self._updates.take()
         if self._sink is not None and (logs or defects):
-            self._sink.put(Batch(self._steps - 1, {}, {}, logs, defects))
+            self._sink.put(Batch(self.steps - 1, {}, {}, logs, defects))
 
     def _require_open(self, what: str) -> None:
         if self._state != "open":

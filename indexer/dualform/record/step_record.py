@@ -166,6 +166,11 @@ class StepRecord:
             return f"got no gradient at step {self.step}: its output did not reach the loss"
         return f"was not called at step {self.step}"
 
+    def why_unknown(self, tap: Tap) -> str:
+        """Why a layer that this first step tells nothing of is left out."""
+        what = "got no gradient" if tap.name in self.reached else "was not called"
+        return f"{what} in the first recorded step, so what its slots stand for is unknown"
+
     def check_finite(self) -> None:
         """Raises RecordingError naming the first NaN or infinity of the settled slots."""
         assert self.slots is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dualform.record.gradient_factor import GradientFactors, Measure
-from dualform.record.optimizers import group_of, read_groups
+from dualform.record.optimizers import group_of, read_groups, unscaling
 from dualform.record.taps import Tap
 from dualform.store.batch import Defect, Factor, StepLog
 
@@ -58,10 +58,8 @@ class Updates:
 
     def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
-        scale = getattr(self._optimizer, "grad_scale", None)  # fused optimizers unscale by themselves
-        unscale = 1.0 if scale is None else 1.0 / float(scale)
         groups = group_of(self._optimizer)
-        first, measures = self._factors.measure(frozenset(groups), unscale)
+        first, measures = self._factors.measure(frozenset(groups), unscaling(self._optimizer))
         self._factors.renew()
         factors = tuple(Factor(m.name, groups.get(m.parameter, 0), m.factor, m.residual) for m in measures)
         self._logs.append(StepLog(step, True, step if first is None else first, read_groups(self._optimizer), factors))

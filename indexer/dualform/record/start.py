@@ -1,0 +1,56 @@
+"""What a training starts from, as its memory's header says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dualform.record.optimizers import momentum_buffers, why_not_linear
+from dualform.record.sinks import Header
+from dualform.record.state import arrays, state_of
+from dualform.record.taps import Tap
+from dualform.store.layer import Layer
+
+
+class Start:
+    """The network before the first recorded step: what was trained earlier is part of W_0."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
+        self._optimizer = optimizer
+        self._initial = state_of(model)
+        named = [(tap.weight_name, tap.weight) for tap in taps]
+        named += [(tap.bias_name, tap.bias) for tap in taps if tap.bias_name is not None and tap.bias is not None]
+        self._momentum = arrays(momentum_buffers(optimizer, named))
+
+    def header(
+        self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]
+    ) -> Header:
+        reason = why_not_linear(self._optimizer)
+        return Header(
+            path=path,
+            layers=layers,
+            skipped=skipped,
+            optimizer=type(self._optimizer).__name__,
+            linear=not reason,
+            reason=reason,
+            initial=self._initial,
+            momentum=self._momentum,
+            label_names=label_names,
+        )
+
+
+def layer_of(tap: Tap, grain: str, repeats: bool, values: bool) -> Layer:
+    """How the manifest names a tapped layer."""
+    return Layer(
+        name=tap.name,
+        d_in=tap.d_in,
+        d_out=tap.d_out,
+        weight=tap.weight_name,
+        bias=tap.bias_name,
+        grain=grain,
+        repeats=repeats,
+        values=values,
+    )
