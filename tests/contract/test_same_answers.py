@@ -1,0 +1,113 @@
+"""The same question gives the same bits, whoever answers it; the same mistake gives the same error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualform import ProbeRows, SlotKeys, Vectors, errors
+from dualform.answers import Scan
+from dualform.questions import GroupSum, Output, TopK
+from tests.wire.values import same
+
+RNG = np.random.default_rng(0)
+WIDE, NARROW = RNG.normal(size=(3, 6)).astype(np.float32), RNG.normal(size=(2, 5)).astype(np.float32)
+
+QUESTIONS: dict[str, tuple[Any, ...]] = {
+    "info": ("info",),
+    "topk of vectors": ("topk", "0", WIDE),
+    "topk of one vector": ("topk", "0", WIDE[0].tolist(), 3),
+    "topk of a probe": ("topk", "2", "test", 5),
+    "topk of probe rows": ("topk", "0", "test/6,0", 5),
+    "topk of slots": ("topk", "0", SlotKeys((3, 40)), 5),
+    "topk masked": ("topk", "0", WIDE, 4, "dataset = 'zweites ü' AND label <> 2"),
+    "topk beyond what the mask leaves": ("topk", "0", WIDE, 1000, "step = 1"),
+    "topk by label": ("topk", "0", WIDE, 2, None, "label"),
+    "topk by two columns": ("topk", "2", NARROW, 2, "label <> 1", ("dataset", "label"), "abs"),
+    "topk by a column of NULLs": ("topk", "2", NARROW, 2, None, "position"),
+    "topk by doubles": ("topk", "0", WIDE, 1, None, "weight"),
+    "sums": ("group_sum", "0", WIDE, "label"),
+    "sums by two columns": ("group_sum", "2", "test", ("dataset", "label"), "step > 1"),
+    "sums of absolute values": ("group_sum", "0", WIDE, "sample", None, "abs"),
+    "sums by a column of NULLs": ("group_sum", "0", WIDE, "position"),
+    "output": ("output", "0", WIDE),
+    "output masked": ("output", "2", "test", "dataset = 'first'"),
+    "output earlier": ("output", "0", "test", None, 2),
+    "output of the initial network": ("output", "0", "test", None, 0),
+    "a question as a value": ("ask", TopK("0", Vectors(WIDE), 3)),
+    "a sum as a value": ("ask", GroupSum("0", ProbeRows("test", (2,)), ("label",))),
+    "an output as a value": ("ask", Output("0", ProbeRows("test"), "step < 3", 4)),
+    "slots": ("slots", [47, 0, 3]),
+    "slots of a grain": ("slots", np.array([1, 2]), "sample"),
+    "no slots": ("slots", []),
+    "sql": ("sql", "SELECT * FROM slots ORDER BY slot"),
+    "sql over steps": ("sql", "SELECT * FROM steps ORDER BY step"),
+    "sql of every type": (
+        "sql",
+        "SELECT 1::TINYINT AS a, 2::INTEGER AS b, 3::UBIGINT AS c, 4::FLOAT AS d, 5.5::DOUBLE AS e, true AS f, "
+        "NULL::BIGINT AS g, 'ü' AS h, sum(1) AS i, DATE '2020-01-01' AS j, 1.50::DECIMAL(5, 2) AS k, NULL AS l, "
+        "[1, 2] AS m, 'NaN'::DOUBLE AS n",
+    ),
+    "sql without rows": ("sql", "SELECT slot, dataset, weight FROM slots WHERE false"),
+    "probe": ("probe", "test"),
+    "probe with a layer's queries": ("probe", "test", "2"),
+    "verify": ("verify",),
+}
+
+MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
+    "unknown layer": (("topk", "nix", WIDE), errors.NotFound, "layer"),
+    "unknown column": (("topk", "0", WIDE, 3, "labl = 1"), errors.NotFound, "where"),
+    "no expression": (("topk", "0", WIDE, 3, "label ="), errors.BadMask, "where"),
+    "a query in a mask": (("topk", "0", WIDE, 3, "label = (SELECT 1)"), errors.BadMask, "where"),
+    "a mask that leaves nothing": (("topk", "0", WIDE, 3, "step > 99"), errors.EmptyMask, "where"),
+    "unknown grouping": (("group_sum", "0", WIDE, "nix"), errors.NotFound, "by"),
+    "grouping twice": (("group_sum", "0", WIDE, ("label", "label")), errors.BadInput, "by"),
+    "k of none": (("topk", "0", WIDE, 0), errors.BadInput, "k"),
+    "wrong width": (("topk", "0", NARROW), errors.BadInput, "queries"),
+    "not finite": (("topk", "0", [[np.nan] * 6]), errors.BadInput, "queries"),
+    "unknown probe": (("topk", "0", "nix/1"), errors.NotFound, ""),
+    "unknown probe row": (("topk", "0", "test/7"), errors.NotFound, ""),
+    "no probe row": (("topk", "0", "test/x"), errors.BadInput, "queries"),
+    "unknown slot as query": (("topk", "0", SlotKeys((48,))), errors.NotFound, ""),
+    "unknown slot": (("slots", [48]), errors.NotFound, ""),
+    "step after the end": (("output", "0", WIDE, None, 99), errors.BadInput, "at_step"),
+    "step before the start": (("output", "0", WIDE, None, -1), errors.BadInput, "at_step"),
+    "wrong sql": (("sql", "SELECT nix FROM slots"), errors.BadInput, "statement"),
+    "sql that writes": (("sql", "DROP TABLE slots"), errors.BadInput, "statement"),
+    "sql that reads files": (("sql", "SELECT * FROM '/etc/passwd'"), errors.BadInput, "statement"),
+    "blank sql": (("sql", " "), errors.BadInput, "statement"),
+    "unknown probe by name": (("probe", "nix"), errors.NotFound, ""),
+}
+
+
+def timeless(answer: Any) -> Any:
+    """Without the seconds that answering took."""
+    if isinstance(answer, tuple):
+        return tuple(map(timeless, answer))
+    if isinstance(answer, Scan):
+        return replace(answer, seconds=0.0)
+    return replace(answer, scan=timeless(answer.scan)) if hasattr(answer, "scan") else answer
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_same_bits(question, engine, ask):
+    method, *arguments = QUESTIONS[question]
+    expected = getattr(engine, method)(*arguments)
+    assert same(timeless(ask(method, *arguments)), timeless(expected))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_same_error(mistake, engine, ask):
+    (method, *arguments), kind, field = MISTAKES[mistake]
+    with pytest.raises(kind) as expected:
+        getattr(engine, method)(*arguments)
+    with pytest.raises(kind) as answered:
+        ask(method, *arguments)
+    ours, theirs = expected.value, answered.value
+    assert type(theirs) is type(ours) is kind
+    assert (theirs.message, theirs.hint, theirs.field) == (ours.message, ours.hint, ours.field)
+    if field:
+        assert ours.field == field
