@@ -215,8 +215,6 @@ class Recorder:
             )
         self._record.received(tap, call, key, error)
 
-    # What the optimizer reports.
-
     def _updating(self) -> None:
         """The gradients are what they will be, and the weights have not moved yet."""
         record = self._record
@@ -237,8 +235,6 @@ class Recorder:
         self._updates.close_step()
         self._updates.update(record.step, record.dtypes)
         record.updated = True
-
-    # From what was reported to batches.
 
     def _settle(self, record: StepRecord) -> Slots:
         """The step's slots, checked. Raises RecordingError and BadInput."""
