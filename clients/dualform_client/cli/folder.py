@@ -86,5 +86,5 @@ def check(run: str, as_json: bool) -> int:
     else:
         for problem in problems:
             print_line(problem)
-        print_line(f"{len(problems)} problems" if problems else "no problems")
+        print_line(f"{len(problems)} problem{'s'[: len(problems) > 1]}" if problems else "no problems")
     return FAILED if problems else 0

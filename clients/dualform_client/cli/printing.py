@@ -18,6 +18,9 @@ from rich.text import Text
 UNBOUNDED = 10_000
 """Width for output that no terminal shows: a table in a file or pipe is not to be cut."""
 
+SHOWN_ROWS = 1000
+"""Rows of a table that are printed: laying out more takes seconds, and nobody reads them."""
+
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One line. NaN and infinity, which JSON lacks, become null."""
@@ -39,6 +42,8 @@ def _plain(value: Any) -> Any:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Numbers to the right; floats with six digits; NULL as a dash."""
     cells = [list(row) for row in rows]
+    if len(cells) > SHOWN_ROWS:
+        title, cells = f"{title}, the first {SHOWN_ROWS} (--json gives all)", cells[:SHOWN_ROWS]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         numeric = any(isinstance(row[place], int | float) for row in cells)

@@ -1,0 +1,172 @@
+"""topk, sums, output, info, sql and verify: what they ask, and the shape of what they print."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dualform.questions import GroupSum, Output, ProbeRows, TopK
+from tests.wire.values import same
+
+
+def test_topk(dualform, address, engine):
+    told = dualform("topk", address, "--layer", "fc", "--query", "test/1", "-k", 2, "--where", "label <> 3", "--json")
+    assert told.code == 0
+    assert told.json == {
+        "hits": [
+            {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8},
+            {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1},
+        ]
+    }
+    assert list(told.json["hits"][0])[:3] == ["query", "slot", "score"]
+    assert engine.asked[1] == TopK("fc", ProbeRows("test", (1,)), 2, "label <> 3")
+
+
+def test_topk_by_groups(dualform, address, engine):
+    told = dualform("topk", address, "--layer", "fc", "--query", "test", "--by", "label", "--abs", "--json")
+    assert [(hit["slot"], hit["group"]) for hit in told.json["hits"]] == [(1, {"label": 3}), (3, {"label": 8})]
+    assert engine.asked[1] == TopK("fc", ProbeRows("test"), 10, None, ("label",), "abs")
+
+
+def test_sums(dualform, address, engine):
+    told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "dataset, label", "--json")
+    assert told.json == {
+        "groups": [{"dataset": 3, "label": 3, "count": 3}, {"dataset": None, "label": None, "count": 1}],
+        "sums": [[1.5, 2.5]],
+    }
+    assert engine.asked[1] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
+
+
+def test_output(dualform, address, engine):
+    told = dualform(
+        "output", address, "--layer", "fc", "--query", "test/0,1", "--where", "step < 3", "--at-step", 2, "--json"
+    )
+    assert told.json == {"outputs": [[0.5, None]]}, "JSON has no infinity"
+    assert engine.asked[1] == Output("fc", ProbeRows("test", (0, 1)), "step < 3", 2)
+
+
+def test_info(dualform, address):
+    told = dualform("info", address, "--json").json
+    assert told["layers"][0]["name"] == "fc"
+    assert told["skipped"] == {"norm": "no tap for LayerNorm"}
+    assert told["probes"] == [{"name": "test", "rows": 2, "layers": ["fc"]}]
+
+
+def test_verify(dualform, address):
+    assert dualform("verify", address, "--json").json == {
+        "fc": {"relative_error": 1e-6, "exact": True, "reason": ""},
+        "tied": {"relative_error": None, "exact": False, "reason": "a weight used twice"},
+    }
+
+
+def test_sql(dualform, address):
+    told = dualform("sql", address, "SELECT 1", "--json").json
+    assert told["columns"] == ["slot", "step", "dataset", "label"]
+    assert told["rows"][2] == {"slot": 2, "step": 1, "dataset": None, "label": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows"),
+    [
+        (["info", "T"], ["2 steps of SGD, 4 sample slots", "fc", "norm", "no tap for LayerNorm", "mnist"]),
+        (
+            ["topk", "T", "--layer", "fc", "--query", "test"],
+            ["3 of 4 slots", "slot", "score", "2.5", "mnist", "[bold]"],
+        ),
+        (["topk", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["label", "2.5"]),
+        (["sums", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["count", "sum", "1.5"]),
+        (["output", "T", "--layer", "fc", "--query", "test"], ["largest", "0.5"]),
+        (["verify", "T"], ["relative error", "1e-06", "a weight used twice"]),
+        (["sql", "T", "SELECT 1"], ["4 rows", "dataset"]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_tables(dualform, address, arguments, shows):
+    told = dualform(*[address if argument == "T" else argument for argument in arguments])
+    assert told.code == 0
+    for text in shows:
+        assert text in told.out
+    assert "\x1b" not in told.out, "what a memory holds cannot steer the terminal"
+
+
+def test_a_mask_on_a_table_is_explained(dualform, folder):
+    told = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "dataset = 'first'")
+    assert "it is not retraining without them" in told.err
+    assert "Cancellation of what was masked" in told.err
+
+
+def test_folder_and_server_print_the_same(dualform, folder):
+    from dualform import open as open_memory
+    from dualform_service.server import Server
+
+    questions = [
+        ["topk", "T", "--layer", "0", "--query", "test/3,1", "-k", "4", "--by", "dataset,label", "--where", "step > 0"],
+        ["sums", "T", "--layer", "2", "--query", "test", "--by", "label", "--abs"],
+        ["output", "T", "--layer", "2", "--query", "test", "--at-step", "3"],
+        ["info", "T"],
+        ["verify", "T"],
+        ["sql", "T", "SELECT dataset, label, count(*) AS n, avg(weight) AS w FROM slots GROUP BY ALL ORDER BY ALL"],
+    ]
+    with open_memory(folder) as memory, Server(memory) as server:
+        for question in questions:
+            here, there = (
+                dualform(*[str(target) if part == "T" else part for part in question], "--json")
+                for target in (folder, server.address)
+            )
+            assert here.code == there.code == 0
+            assert here.json == there.json
+
+
+def test_topk_holds_every_column_of_a_slot(dualform, folder):
+    (hit,) = dualform("topk", folder, "--layer", "0", "--query", "test/3", "-k", 1, "--json").json["hits"]
+    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "dataset", "label", "sample", "weight"]
+
+
+def test_a_mask_that_is_an_output_of_a_folder_tells_its_cancellation(dualform, folder):
+    masked = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "step < 3", "--json").json
+    assert list(masked["cancellation"]) == ["2"]
+    assert masked["cancellation"]["2"] >= 1
+    assert "cancellation" not in dualform("output", folder, "--layer", "2", "--query", "test/1", "--json").json
+
+
+def test_queries_from_a_file(dualform, address, engine, tmp_path):
+    rows = np.arange(6, dtype=np.float64).reshape(2, 3)
+    np.save(tmp_path / "q.npy", rows)
+    assert dualform("topk", address, "--layer", "fc", "--query", tmp_path / "q.npy", "--json").code == 0
+    assert same(engine.asked[1].queries.rows, rows.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file or directory."),
+        (b"", "is no .npy file of numbers"),
+        (b"text", "is no .npy file of numbers"),
+        (np.array([None]), "is no .npy file of numbers: Object arrays cannot be loaded"),
+        (np.array(["a"]), "holds <U1, not real numbers."),
+        (np.array([1j]), "holds complex128, not real numbers."),
+        (np.zeros((1, 2, 3)), "queries must be float32[n, d] or float32[d]"),
+        (np.zeros((0, 3)), "queries hold no row."),
+        (np.array([np.nan]), "query 0 holds NaN or infinity."),
+        (np.array([1e300]), "query 0 holds NaN or infinity."),
+    ],
+    ids=["missing", "empty", "text", "objects", "strings", "complex", "three dimensions", "no row", "nan", "too large"],
+)
+def test_a_query_file_that_cannot_be_asked_with(dualform, tmp_path, content, says):
+    file = tmp_path / "q.npy"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        np.save(file, content, allow_pickle=True)
+    told = dualform("topk", "127.0.0.1:1", "--layer", "fc", "--query", file, "--json")
+    assert told.code == 2
+    assert told.json["error"]["code"] == "bad_input"
+    assert says in told.json["error"]["message"]
+
+
+def test_json_is_one_line_of_plain_ascii(dualform, folder):
+    told = dualform("sql", folder, "SELECT 'zweites ü' AS name, 'NaN'::DOUBLE AS n", "--json")
+    assert told.out.isascii()
+    assert json.loads(told.out)["rows"] == [{"name": "zweites ü", "n": None}]

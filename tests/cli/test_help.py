@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from dualform_client.cli.main import COMMANDS, dualform as group
+
+README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+OPTIONS = {
+    "demo": {"--out"},
+    "study": {"--data", "--out", "--steps", "--seed"},
+    "serve": {"--address", "--token-file", "--tls-cert", "--tls-key"},
+    "info": set(),
+    "topk": {"--layer", "--query", "-k", "--where", "--by", "--abs"},
+    "sums": {"--layer", "--query", "--where", "--by", "--abs"},
+    "output": {"--layer", "--query", "--where", "--at-step"},
+    "weights": {"--where", "--at-step", "--out", "--force"},
+    "verify": set(),
+    "check": set(),
+    "sql": set(),
+    "health": set(),
+}
+
+
+def test_the_commands():
+    assert set(group.commands) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_help_with_an_example(dualform, command):
+    told = dualform(command.name, "--help")
+    assert told.code == 0
+    assert f"dualform {command.name} " in told.out.split("Example:")[1]
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            assert parameter.help or parameter.name == "seed", parameter.name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_takes_its_options_and_json(command):
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert OPTIONS[command.name] | {"--json"} <= options
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_stands_in_the_readme(command):
+    assert re.search(rf"`dualform {command.name}\b", README)
+
+
+def test_version(dualform):
+    assert dualform("--version").out == f"dualform, version {version('dualform')}\n"
+
+
+def test_alone_it_says_what_there_is(dualform):
+    told = dualform()
+    assert told.code == 0
+    assert all(name in told.out for name in OPTIONS)

@@ -1,0 +1,60 @@
+"""dualform serve as a process of its own: it says where it listens, answers, and drains when told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from dualform_client import Client
+from dualform_client.health import is_serving
+
+
+@contextmanager
+def serving(folder, *options):
+    command = [sys.executable, "-m", "dualform_client.cli", "serve", str(folder), "--address", "127.0.0.1:0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process, process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serves_until_told_to_stop(folder, number, tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    with serving(folder, "--json", "--token-file", str(tmp_path / "token")) as (process, line):
+        address = json.loads(line)["address"]
+        assert is_serving(address)
+        with Client(address, token="secret") as client:
+            assert client.info().steps == 6
+            assert client.sql("SELECT 1 AS a")["a"].tolist() == [1]
+        process.send_signal(number)
+        _, logged = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "draining" in logged
+    assert "Info: 1 ok" in logged
+    assert "Traceback" not in logged
+    assert "secret" not in logged
+
+
+def test_says_where_it_listens(folder):
+    with serving(folder) as (_, line):
+        assert line.startswith(f"serving {folder} at 127.0.0.1:")
+
+
+def test_health(dualform, address):
+    assert dualform("health", address) == (0, "serving\n", "")
+    assert dualform("health", address, "--json").json == {"serving": True}
+    assert dualform("health", "127.0.0.1:1", "--json").json["error"]["code"] == "unavailable"
+
+
+def test_a_public_address_needs_tls_and_a_token(dualform, folder):
+    told = dualform("serve", folder, "--address", "0.0.0.0:0", "--json")
+    assert told.code == 2
+    assert "needs both TLS and a token" in told.json["error"]["message"]

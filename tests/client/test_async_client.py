@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dualform_client import AsyncClient
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+from tests.service.canned import Canned
+
+
+@pytest.fixture
+def engine() -> Canned:
+    return Canned()
+
+
+@pytest.fixture
+def server(engine: Canned) -> Iterator[Server]:
+    with Server(engine, ServiceConfig("127.0.0.1:0", max_concurrent=8)) as server:
+        yield server
+
+
+async def test_asks_several_questions_at_once(engine, server):
+    engine.hold.clear()
+    async with AsyncClient(server.address) as client:
+        asked = [asyncio.create_task(client.topk("fc", "test")) for _ in range(3)]
+        for _ in asked:
+            assert await asyncio.to_thread(engine.waiting.acquire, timeout=5)
+        engine.hold.set()
+        assert [hits.ids.tolist() for hits in await asyncio.gather(*asked)] == [[1, 3]] * 3
+
+
+async def test_cancelling_a_question_stops_the_servers_work(engine, server):
+    engine.hold.clear()
+    async with AsyncClient(server.address) as client:
+        asked = asyncio.create_task(client.topk("fc", "test"))
+        assert await asyncio.to_thread(engine.waiting.acquire, timeout=5)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert await asyncio.to_thread(engine.cancelled.wait, 5)
+
+
+def test_can_be_made_before_there_is_an_event_loop(server):
+    client = AsyncClient(server.address)
+
+    async def ask() -> int:
+        async with client:
+            return (await client.info()).snapshot
+
+    assert asyncio.run(ask()) == 7
+    assert asyncio.run(ask()) == 7, "and be opened again in another loop"
+
+
+async def test_closing_what_was_never_opened_does_nothing():
+    threads = threading.active_count()
+    await AsyncClient("127.0.0.1:1").close()
+    assert threading.active_count() == threads
