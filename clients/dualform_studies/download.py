@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform.errors import Damaged, DualformError, NotFound
+from dualform.errors import Damaged, NotFound
 from dualform.extras import missing_package
 from dualform_studies.datasets import Dataset, Images
 from dualform_studies.idx import read_idx
@@ -77,8 +77,8 @@ def at_hand(name: str, data: Path | None) -> bool:
 def load_dataset(name: str, data: Path | None = None) -> Dataset:
     """The dataset `mnist` or `fashion-mnist`: 60,000 training and 10,000 test images where the files are the originals.
 
-    Raises NotFound for another name, DualformError where a file is neither there nor to be had, and Damaged, naming the
-    file, where one does not hold what it should.
+    Raises NotFound for another name and where a file is neither there nor to be had, and Damaged, naming the file, where
+    one does not hold what it should.
     """
     if name not in SOURCES:
         raise NotFound(f"there is no dataset {name!r}.", hint=f"Datasets: {', '.join(SOURCES)}.", field="dataset")
@@ -103,10 +103,17 @@ def _fetch(name: str, number: int, folder: Path) -> Path:
         return Path(pooch.retrieve(source.home + file, f"md5:{source.md5[number]}", fname=file, path=folder))
     # requests' errors and the system's are OSErrors; pooch reports a wrong hash as a ValueError.
     except (OSError, ValueError) as error:
-        raise DualformError(
-            f"{file} of {name} is not in {folder}, and downloading it from {source.home} failed: {error}.",
+        raise NotFound(
+            f"{file} of {name} is not in {folder}, and downloading it from {source.home} failed: {_reason(error)}.",
             hint=f"Name a folder that holds {name}/{file} with --data DIR or the environment variable {DATA_VARIABLE}.",
-        ) from None
+            field="data",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in a line: the transport's own account of a machine without a network fills several."""
+    told = str(error)
+    return told if len(told) <= 160 else f"{type(error).__name__}, is there a network?"
 
 
 def _images(images: Path, labels: Path) -> Images:

@@ -6,7 +6,7 @@ import numpy as np
 import pooch
 import pytest
 
-from dualform.errors import Damaged, DualformError, NotFound
+from dualform.errors import Damaged, NotFound
 from dualform_studies.download import SOURCES, at_hand, data_folder, load_dataset
 from tests.studies.idx_files import write_dataset, write_idx
 
@@ -36,7 +36,7 @@ def test_the_environment_names_the_folder(made_up_data: Path, monkeypatch: pytes
 
 def test_missing_data_says_where_it_looked_and_what_to_set(tmp_path: Path, offline: None):
     assert not at_hand("mnist", tmp_path)
-    with pytest.raises(DualformError) as caught:
+    with pytest.raises(NotFound) as caught:
         load_dataset("mnist", tmp_path)
     assert str(caught.value) == (
         f"train-images-idx3-ubyte.gz of mnist is not in {tmp_path / 'mnist'}, and downloading it from "
