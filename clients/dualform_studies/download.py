@@ -77,8 +77,8 @@ def at_hand(name: str, data: Path | None) -> bool:
 def load_dataset(name: str, data: Path | None = None) -> Dataset:
     """The dataset `mnist` or `fashion-mnist`: 60,000 training and 10,000 test images where the files are the originals.
 
-    Raises NotFound for another name and where a file is neither there nor to be had, and Damaged, naming the file, where
-    one does not hold what it should.
+    Raises NotFound for another name and where a file is neither there nor to be had, and Damaged, naming the file,
+    where one does not hold what it should.
     """
     if name not in SOURCES:
         raise NotFound(f"there is no dataset {name!r}.", hint=f"Datasets: {', '.join(SOURCES)}.", field="dataset")
@@ -113,7 +113,7 @@ def _fetch(name: str, number: int, folder: Path) -> Path:
 def _reason(error: Exception) -> str:
     """What went wrong, in a line: the transport's own account of a machine without a network fills several."""
     told = str(error)
-    return told if len(told) <= 160 else f"{type(error).__name__}, is there a network?"
+    return told if len(told) <= 160 else f"{type(error).__name__} (is there a network?)"
 
 
 def _images(images: Path, labels: Path) -> Images:
