@@ -27,7 +27,8 @@ class Vectors:
 
     def __post_init__(self) -> None:
         try:
-            rows = np.asarray(self.rows, dtype=np.float32)
+            with np.errstate(over="ignore"):  # what overflows float32 is infinite there, and refused below
+                rows = np.asarray(self.rows, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise BadInput(f"queries must be numbers: {error}.", field="queries") from None
         if rows.ndim == 1:
