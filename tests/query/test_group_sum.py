@@ -55,6 +55,7 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block):
     groups = oracle.groups([case[name] for name in case["by"]], stays)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(group_sum, "BLOCK", block)
+        patch.setattr(group_sum, "_WIDE_BYTES", 8 * block)
         score = "abs" if absolute else "signed"
         found = engine_of(case).group_sum("fc", case["queries"], by=case["by"], where=where, score=score)
     assert found.groups == tuple(groups)
@@ -78,6 +79,22 @@ def test_signed_sums_have_the_same_bits_alone_in_a_batch_and_in_ranges_of_groups
         patch.setattr(group_sum, "BUDGET", 1)  # one group at a time
         ranges = engine_of(case).group_sum("fc", case["queries"], by=case["by"]).sums
     assert ranges.tobytes() == together.tobytes()
+
+
+def test_keys_are_added_in_slot_order_within_blocks_and_then_block_by_block(rng):
+    keys = (rng.normal(size=(9000, 3)) * 10.0 ** rng.uniform(-6, 6, (9000, 1))).astype(np.float32)
+    labels = rng.integers(0, 5, 9000)
+    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": labels.tolist()}))
+    found = engine.group_sum("fc", np.eye(3), by="label").sums
+    for label in range(5):
+        whole = np.zeros(3)
+        for start in range(0, 9000, 4096):
+            rows = keys[start : start + 4096][labels[start : start + 4096] == label].astype(float)
+            part = rows[0]
+            for row in rows[1:]:
+                part = part + row
+            whole = whole + part
+        assert found[:, label].tolist() == whole.tolist()
 
 
 def test_each_slot_can_be_a_group_of_its_own(rng):

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
+from dualform.query.canonical import as_float32, canonical_scores
 from dualform.query.output import outputs
 from dualform.query.rebuilt import Rebuilt
 from tests.query import arrays
@@ -89,6 +90,15 @@ def test_the_rounding_of_an_output_does_not_depend_on_the_batch(rng, d):
     alone = np.concatenate([outputs(weights, queries[i : i + 1], lambda: None) for i in range(300)])
     assert alone.tobytes() == together.tobytes()
     np.testing.assert_allclose(together, queries.astype(float) @ weights.weight.T + weights.bias, rtol=1e-6, atol=1e-4)
+
+
+def test_sums_between_two_float32_numbers_are_rounded_as_the_canonical_sum_is(rng):
+    terms = np.concatenate([[1.0, 2.0**-24], rng.choice([-1, 1], 30) * 2.0 ** rng.integers(-56, -52, 30)])
+    weights = Rebuilt(rng.permuted(np.tile(terms, (3000, 1)), axis=1), None)
+    query = np.ones(32, dtype=np.float32)
+    found = outputs(weights, query[None, :], lambda: None)[0]
+    assert found.tolist() == as_float32(canonical_scores(weights.weight, query)).tolist()
+    assert len(set(found.tolist())) == 2
 
 
 def test_weights_are_a_state_dict_under_the_models_own_names():

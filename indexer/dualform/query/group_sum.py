@@ -25,7 +25,8 @@ BLOCK = 4096
 """Slots that are added together before they join the sum: fixed, for it decides the last bits."""
 BUDGET = 256 << 20
 """Bytes of key sums held at once; larger ones are made group range by group range, and not kept."""
-_SCORES_BYTES = 64 << 20
+_WIDE_BYTES = 64 << 20
+"""Of keys in float64, and of scores, while absolute values are summed."""
 
 
 def signed_sums(
@@ -61,8 +62,25 @@ def key_sums(keys: Keys, groups: Groups, first: int, last: int, check: Check) ->
         sorted_numbers = numbers[order]
         begins = np.flatnonzero(np.r_[True, sorted_numbers[1:] != sorted_numbers[:-1]])
         rows = _rows(keys, slots[order], start).astype(np.float64)
-        sums[sorted_numbers[begins] - first] += np.add.reduceat(rows, begins, axis=0)
+        sums[sorted_numbers[begins] - first] += _added_in_order(rows, begins)
     return sums
+
+
+def _added_in_order(rows: NDArray[np.float64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The sum of each run of rows, added one row after the other; numpy.add.reduceat promises no order.
+
+    All runs advance together: their first rows, then their second ones where they have one, and so on.
+    """
+    lengths = np.diff(begins, append=len(rows))
+    longest_first = np.argsort(-lengths, kind="stable")
+    starts, lengths = begins[longest_first], lengths[longest_first]
+    added = rows[starts]
+    running = np.searchsorted(-lengths, -np.arange(1, lengths[0]), side="left")
+    for place, count in enumerate(running.tolist(), start=1):
+        added[:count] += rows[starts[:count] + place]
+    found = np.empty_like(added)
+    found[longest_first] = added
+    return found
 
 
 def _rows(keys: Keys, slots: NDArray[np.int64], start: int) -> NDArray[np.float32]:
@@ -104,8 +122,9 @@ def absolute_sums(
     pairs = view.cache.get(key, lambda: _pairs(rows, groups))
     sums = np.zeros((len(queries), len(groups.counts)))
     wide = queries.astype(np.float64)
-    batch = max(1, _SCORES_BYTES // (8 * BLOCK))
-    for own, numbers, times in _pair_blocks(rows.keys, pairs):
+    size = int(np.clip(_WIDE_BYTES // (8 * max(1, rows.keys.width)), 1024, 1 << 16))
+    batch = max(1, _WIDE_BYTES // (8 * size))
+    for own, numbers, times in _pair_blocks(rows.keys, pairs, size):
         begins = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
         for start in range(0, len(wide), batch):
             check()
@@ -125,14 +144,16 @@ def _pairs(rows: KeyRows, groups: Groups) -> Pairs:
 
 
 def _pair_blocks(
-    keys: Keys, pairs: Pairs
+    keys: Keys, pairs: Pairs, size: int
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]]:
     """For each block of stored rows: the keys of its pairs by group, their groups, and how often each counts."""
-    for start in range(0, keys.rows, BLOCK):
-        low, high = np.searchsorted(pairs.rows, [start, start + BLOCK])
-        for first in range(low, high, BLOCK):  # a row may stand in many groups
-            part = slice(first, min(first + BLOCK, high))
+    for start in range(0, keys.rows, size):
+        low, high = np.searchsorted(pairs.rows, [start, start + size])
+        if low == high:
+            continue
+        block = keys.block(start, min(start + size, keys.rows))
+        for first in range(low, high, size):  # a row may stand in many groups
+            part = slice(first, min(first + size, high))
             order = np.argsort(pairs.numbers[part], kind="stable")
-            block = keys.block(start, min(start + BLOCK, keys.rows))
             own = block[pairs.rows[part][order] - start].astype(np.float64)
             yield own, pairs.numbers[part][order], pairs.times[part][order]

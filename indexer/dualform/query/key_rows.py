@@ -26,6 +26,8 @@ class KeyRows:
     """bool[R]: rows of which the mask leaves a slot."""
     largest: float
     """The largest norm among them."""
+    segment_starts: tuple[int, ...]
+    """The first row of each file of keys."""
     order: NDArray[np.int64]
     """The slots that stay, by row and then ascending; empty where row and slot are the same."""
     starts: NDArray[np.int64]
@@ -70,7 +72,8 @@ def key_rows(view: View, layer: str, selection: Selection, check: Check) -> KeyR
             starts = np.concatenate([[0], np.cumsum(counts)])
             stays = counts > 0
         largest = float(np.max(norms, where=stays, initial=0.0))
-        found = KeyRows(keys, norms, stays, largest, order, starts)
+        files = tuple(segment.first_row for segment in view.memory.segments.get((layer, "keys"), []))
+        found = KeyRows(keys, norms, stays, largest, files, order, starts)
         if not np.isfinite(largest):
             _refuse(found, layer)
         return found

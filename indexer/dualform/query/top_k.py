@@ -20,7 +20,7 @@ from dualform.query.view import Check, View
 Ranked = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Slots and their scores, best first."""
 
-BATCH = 256
+BATCH = 128
 """Queries that share one pass over the keys."""
 _PENDING = 16384
 _TAKEN = 8192
