@@ -12,6 +12,7 @@ from time import perf_counter
 import torch
 
 from dualform.query.engine import Engine, open_memory
+from dualform_studies import peak_memory
 from dualform_studies.download import load_dataset
 from dualform_studies.example import choose_interference, choose_recognised, draw_example
 from dualform_studies.figures import draw_accuracies
@@ -21,7 +22,6 @@ from dualform_studies.report import (
     bytes_on_disk,
     certificate_report,
     check_free,
-    peak_memory_bytes,
     relative_errors,
     report_folder,
     write_report,
@@ -63,6 +63,7 @@ def run_continual(
     plain = train_in_succession(pair, recipe, seed, progress=_named(progress, "unrecorded"))
     recorded = train_in_succession(pair, recipe, seed, record_to=out, progress=_named(progress, "recorded"))
     start = perf_counter()
+    peak_memory.reset()
     with open_memory(out) as memory:
         report = _examine(memory, recorded, pair, recipe, seed, out, progress)
     report["unharmed"] = all(torch.equal(plain.final[name], recorded.final[name]) for name in plain.final)
@@ -72,7 +73,12 @@ def run_continual(
         "recording_overhead": recorded.seconds - plain.seconds,
         "examination": perf_counter() - start,
     }
-    report["peak_memory_bytes"] = peak_memory_bytes()
+    report["peak_memory_bytes"] = {
+        "training": plain.peak_memory,
+        "recorded_training": recorded.peak_memory,
+        "recording_overhead": recorded.peak_memory - plain.peak_memory,
+        "examination": peak_memory.read_bytes(),
+    }
     write_report(out, report)
     return report
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dualform import Recorder
 from dualform.query.engine import Engine
+from dualform_studies import peak_memory
 from dualform_studies.datasets import Dataset
 from dualform_studies.network import build_network, predictions, with_weights
 from dualform_studies.training import Progress, Recipe, train_part
@@ -30,6 +31,8 @@ class Trained:
     final: Weights
     seconds: float
     """Time of the updates; of a recorded training, until the record is on disk."""
+    peak_memory: int
+    """Greatest resident memory of the process meanwhile, in bytes."""
 
 
 def train_in_succession(
@@ -64,6 +67,7 @@ def _train(
     progress: Progress | None,
 ) -> Trained:
     seconds, weights = 0.0, []
+    peak_memory.reset()
     for part, dataset in enumerate(pair):
         start = perf_counter()
         train_part(network, optimizer, dataset, recipe, seed=seed, part=part, recorder=recorder, progress=progress)
@@ -71,7 +75,7 @@ def _train(
             recorder.flush()
         seconds += perf_counter() - start
         weights.append({name: weight.detach().clone() for name, weight in network.state_dict().items()})
-    return Trained(weights[0], weights[1], seconds)
+    return Trained(weights[0], weights[1], seconds, peak_memory.read_bytes())
 
 
 def probe_name(dataset: Dataset) -> str:

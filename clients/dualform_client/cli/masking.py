@@ -26,4 +26,5 @@ def describe(figures: Mapping[str, float]) -> str:
     if not figures:
         return ""
     listed = ", ".join(f"{layer} {figure:.3g}" for layer, figure in figures.items())
-    return f"Cancellation of what was masked (1: its terms all push one way; 30 to 50 is usual for SGD): {listed}."
+    meaning = "1: its terms all push one way; tens or hundreds: they mostly cancel each other"
+    return f"Cancellation of what was masked ({meaning}): {listed}."
