@@ -45,6 +45,13 @@ def test_torch_says_what_precision_it_is_set_to(setting, rng):
         torch.set_float32_matmul_precision(before)
 
 
+def test_the_bound_counts_every_rounding():
+    assert bound(1, 2.0**-24).slope >= 2 * 2.0**-24
+    assert bound(800, 2.0**-24).slope >= 800 * 2.0**-24
+    assert bound(800, 2.0**-24, 2.0**-8).slope >= 2 * 2.0**-8 + 800 * 2.0**-24
+    assert bound(800, 2.0**-53).slope < 1e-12
+
+
 def test_numpy_is_chosen_where_there_is_no_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(backends, "_DRIVER", tmp_path / "version")
     assert backends.choose().name == "numpy"
