@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,8 @@ class View:
         self.backend = backend
         self.cache = Cache(cache_bytes)
         self._tables = threading.Lock()
+        # A connection that outlives the interpreter makes DuckDB's binding print pages of "leaked" at exit.
+        weakref.finalize(self, memory._databases.clear)
 
     @property
     def path(self) -> Path:
