@@ -28,4 +28,6 @@ def missing_package(error: ImportError) -> MissingPackage | None:
         return None
     extra = _EXTRAS[package]
     commands = " or ".join(f"pip install 'dualform[{name}]'" for name in extra.split("] or ["))
-    return MissingPackage(f"the package {package} is not installed; the extra [{extra}] brings it.", hint=commands + ".")
+    return MissingPackage(
+        f"the package {package} is not installed; the extra [{extra}] brings it.", hint=f"{commands}."
+    )

@@ -31,7 +31,8 @@ def everything(path: Path) -> list[bytes]:
     probe = memory.probe("test")
     assert probe.labels is not None
     assert probe.outputs is not None
-    return [*found, probe.labels.tobytes(), probe.outputs.tobytes(), *(probe.queries(layer).tobytes() for layer in probe.layers)]
+    found += [probe.labels.tobytes(), probe.outputs.tobytes()]
+    return found + [probe.queries(layer).tobytes() for layer in probe.layers]
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ class View:
         self.cache = Cache(cache_bytes)
         self._tables = threading.Lock()
         # A connection that outlives the interpreter makes DuckDB's binding print pages of "leaked" at exit.
-        weakref.finalize(self, memory._databases.clear)
+        weakref.finalize(self, memory.close)
 
     @property
     def path(self) -> Path:

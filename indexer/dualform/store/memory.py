@@ -8,6 +8,7 @@ when their content is first used.
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import duckdb
@@ -42,6 +43,7 @@ class Memory:
         self._folder = path / manifest.shards[0].folder
         self.segments = self._read_segments()
         self._databases: dict[str, duckdb.DuckDBPyConnection] = {}
+        self._loading = Lock()
 
     @classmethod
     def open(cls, path: str | Path, cache: SegmentCache | None = None) -> Memory:
@@ -108,18 +110,27 @@ class Memory:
 
     def tables(self, grain: str) -> duckdb.DuckDBPyConnection:
         """A cursor on the snapshot's tables in memory, `slots` being those of this grain."""
-        if grain not in self._databases:
-            database = duckdb.connect(":memory:")
-            for name, rows in self._tables.items():
-                database.register(f"arrow_{name}", rows)
-                database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM {quoted(f'arrow_{name}')}")
-                database.unregister(f"arrow_{name}")
-            table = self.manifest.grains[grain]
-            if table != "slots":
-                database.execute("ALTER TABLE slots RENAME TO slots_of_the_first_grain")
-                database.execute(f"CREATE VIEW slots AS SELECT * FROM {quoted(table)}")
-            self._databases[grain] = database
-        return self._databases[grain].cursor()
+        with self._loading:
+            if grain not in self._databases:
+                self._databases[grain] = self._load(grain)
+            return self._databases[grain].cursor()
+
+    def _load(self, grain: str) -> duckdb.DuckDBPyConnection:
+        database = duckdb.connect(":memory:")
+        for name, rows in self._tables.items():
+            database.register(f"arrow_{name}", rows)
+            database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM {quoted(f'arrow_{name}')}")
+            database.unregister(f"arrow_{name}")
+        table = self.manifest.grains[grain]
+        if table != "slots":
+            database.execute("ALTER TABLE slots RENAME TO slots_of_the_first_grain")
+            database.execute(f"CREATE VIEW slots AS SELECT * FROM {quoted(table)}")
+        return database
+
+    def close(self) -> None:
+        """Let go of the tables in memory; a later question loads them again."""
+        with self._loading:
+            self._databases.clear()
 
     def keys(self, layer: str) -> Keys:
         found = self.layer(layer)

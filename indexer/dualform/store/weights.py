@@ -17,7 +17,7 @@ from dualform.store.manifest import FileMark
 
 def write_weights(memory: Path, name: str, weights: Mapping[str, NDArray[Any]]) -> tuple[str, int, str]:
     """Write weights/NAME.safetensors durably; returns its path within the memory, size and checksum."""
-    content = safetensors.numpy.save({key: np.ascontiguousarray(array) for key, array in weights.items()})
+    content = safetensors.numpy.save({key: np.asarray(array, order="C") for key, array in weights.items()})
     file = f"weights/{name}.safetensors"
     (memory / "weights").mkdir(exist_ok=True)
     write_whole(memory / file, content)
