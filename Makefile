@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := indexer protos service clients tests benchmarks
+SOURCES := indexer protos service clients tests
 
-.PHONY: setup demo test lint protos bench clean
+.PHONY: setup demo test lint protos clean
 
 setup: $(VENV)/ready
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +35,6 @@ class View:
         self.memory = memory
         self.backend = backend
         self.cache = Cache(cache_bytes)
-        self._tables = threading.Lock()
         # A connection that outlives the interpreter makes DuckDB's binding print pages of "leaked" at exit.
         weakref.finalize(self, memory.close)
 
@@ -53,8 +51,7 @@ class View:
         return list(dict.fromkeys(layer.grain for layer in self.memory.layers.values()))
 
     def tables(self, grain: str) -> duckdb.DuckDBPyConnection:
-        with self._tables:  # the first call loads the tables
-            return self.memory.tables(grain)
+        return self.memory.tables(grain)
 
     def count(self, grain: str) -> int:
         return self.memory.count(grain)
@@ -113,7 +110,6 @@ class View:
 
     def coefficients(self, layer: Layer, parameter: str, at_step: int | None) -> Coefficients:
         """As dualform.query.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
-        self.tables(layer.grain)  # loaded under the lock
         found = coefficients(self.memory, parameter, at_step)
         later = self.memory.steps - len(found.per_step)
         return replace(found, per_step=np.pad(found.per_step, (0, later)))
