@@ -134,11 +134,13 @@ def _optional(package: str) -> Any:
     from importlib import import_module
 
     from dualform.errors import MissingPackage
+    from dualform.extras import missing_package
 
     try:
         return import_module(package)
-    except ImportError:
-        raise MissingPackage(f"{package} is not installed.", hint=f"Install it: pip install {package}.") from None
+    except ImportError as error:
+        unnamed = MissingPackage(f"{package} is not installed.", hint=f"Install it: pip install {package}.")
+        raise missing_package(error) or unnamed from None
 
 
 @dataclass(frozen=True)

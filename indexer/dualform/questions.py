@@ -93,10 +93,30 @@ def as_queries(queries: QueriesLike) -> Queries:
 
 def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
     """Column names of a grouping: "label", ("dataset", "label"), or None for none."""
-    names = (by,) if isinstance(by, str) else tuple(by or ())
+    names = (by,) if isinstance(by, str) else by or ()
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise BadInput(f"by is {by!r}.", hint='Name columns, for example by="label".', field="by")
+    names = tuple(names)
     if len(set(names)) < len(names):
         raise BadInput(f"by names a column twice: {', '.join(names)}.", field="by")
     return names
+
+
+def as_ids(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n] of slot ids. Raises BadInput where they are no one-dimensional integers."""
+    try:
+        array = np.asarray(ids)
+        whole = array.astype(np.int64) if not array.size or array.dtype.kind in "iu" else None
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole.ndim != 1:
+        raise BadInput("ids must be a list of whole numbers.", hint="Slots count from 0.", field="ids")
+    return whole
+
+
+def _check_layer(layer: str) -> None:
+    if not isinstance(layer, str):
+        raise BadInput(f"layer is {layer!r}.", hint="Give a layer's name.", field="layer")
 
 
 def _check_score(score: str) -> None:
@@ -120,6 +140,7 @@ class TopK:
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
             raise BadInput(f"k is {self.k!r}.", hint="Ask for at least 1 datapoint.", field="k")
         object.__setattr__(self, "k", int(self.k))
+        _check_layer(self.layer)
         _check_score(self.score)
 
 
@@ -136,6 +157,7 @@ class GroupSum:
     def __post_init__(self) -> None:
         if not self.by:
             raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
+        _check_layer(self.layer)
         _check_score(self.score)
 
 
@@ -150,5 +172,8 @@ class Output:
     """Number of recorded steps that have been taken: 0 is the initial network, None the end."""
 
     def __post_init__(self) -> None:
-        if self.at_step is not None and self.at_step < 0:
-            raise BadInput(f"at_step is {self.at_step}.", hint="Steps count from 0.", field="at_step")
+        _check_layer(self.layer)
+        if self.at_step is None:
+            return
+        if isinstance(self.at_step, bool) or not isinstance(self.at_step, int | np.integer) or self.at_step < 0:
+            raise BadInput(f"at_step is {self.at_step!r}.", hint="Steps count from 0.", field="at_step")

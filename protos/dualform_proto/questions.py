@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.questions import GroupSum, Output, ProbeRows, Queries, Score, SlotKeys, TopK, Vectors
+from dualform.questions import GroupSum, Output, ProbeRows, Queries, Score, SlotKeys, TopK, Vectors, as_ids
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -104,14 +104,7 @@ def decode_queries(message: pb.Queries) -> Queries:
 
 def encode_slots(ids: Sequence[int] | NDArray[np.int64], grain: str | None) -> pb.SlotsRequest:
     """Raises BadInput where the ids are no one-dimensional integers."""
-    try:
-        array = np.asarray(ids)
-        whole = array.astype(np.int64) if not array.size or array.dtype.kind in "iu" else None
-    except (TypeError, ValueError, OverflowError):
-        whole = None
-    if whole is None or whole.ndim != 1:
-        raise BadInput("ids must be a list of whole numbers.", hint="Slots count from 0.", field="ids")
-    return pb.SlotsRequest(ids=encode_numbers(whole), grain=_optional_text(grain, "grain"))
+    return pb.SlotsRequest(ids=encode_numbers(as_ids(ids)), grain=_optional_text(grain, "grain"))
 
 
 def decode_slots(message: pb.SlotsRequest) -> tuple[NDArray[np.int64], str | None]:

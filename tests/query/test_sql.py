@@ -79,9 +79,9 @@ def test_the_other_tables_are_there(engine):
         "-- nothing",
         "SELEC 1",
         "SELECT * FROM nope",
-        "COPY slots TO '/tmp/dualform-sql-test'",
-        "COPY (SELECT 1) TO '/tmp/dualform-sql-test'",
-        "ATTACH '/tmp/dualform-sql-test'",
+        "COPY slots TO 'dualform-sql-test'",
+        "COPY (SELECT 1) TO 'dualform-sql-test'",
+        "ATTACH 'dualform-sql-test'",
         "SET memory_limit = '100GB'",
         "RESET lock_configuration",
         "SET enable_external_access = true",
@@ -96,7 +96,7 @@ def test_the_other_tables_are_there(engine):
         "SELECT * FROM '/etc/hosts'",
         "SELECT * FROM 'https://example.org/x.csv'",
         "SELECT * FROM query('DROP TABLE slots')",
-        "EXPORT DATABASE '/tmp/dualform-sql-test'",
+        "EXPORT DATABASE 'dualform-sql-test'",
         "PREPARE x AS SELECT 1",
         "BEGIN",
         "COMMIT",
@@ -110,7 +110,7 @@ def test_anything_but_a_select_over_the_tables_is_refused(engine, statement):
         engine.sql(statement)
     assert "Traceback" not in str(caught.value)
     assert engine.sql("SELECT count(*) n FROM slots").records() == [{"n": 4}]
-    assert not os.path.exists("/tmp/dualform-sql-test")
+    assert not os.path.exists("dualform-sql-test")
 
 
 def test_a_statement_that_takes_too_long_is_stopped_and_the_next_one_answered(memory):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dualform.errors import BadInput, RecordingError
+from dualform.record.metadata import Metadata
 
 from .listed import Opened, batches, small_net
 
@@ -259,3 +260,16 @@ def test_what_a_step_refuses_to_be(tmp_path):
             loss.backward()
     with pytest.raises(RecordingError, match=r"^a recorder records one training\."), opened.recorder:
         pass
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"query": 1}, "'query' is what answers call a field of their own"),
+        ({"Count": 1}, "'Count' is what answers call a field of their own"),
+        ({"seen": 1, "Seen": 2}, "two columns are called 'seen' but for case"),
+    ],
+)
+def test_a_column_that_answers_or_sql_could_not_tell_apart_is_refused_before_training(columns, message):
+    with pytest.raises(BadInput, match=message):
+        Metadata(dataset=None, label=None, sample=None, position=None, mask=None, columns=columns)

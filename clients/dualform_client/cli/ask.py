@@ -82,7 +82,8 @@ def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, An
         for group, count in enumerate(counts):
             for _ in range(count):
                 slot = next(ids)
-                hit = {"query": query, "slot": slot, "score": next(scores), **slots[slot]}
+                hit = {"query": query, "slot": slot, "score": next(scores)}
+                hit |= {name: value for name, value in slots[slot].items() if name not in hit}
                 if hits.groups is not None:
                     hit["group"] = dict(zip(hits.by, hits.groups[group], strict=True))
                 yield hit
@@ -155,4 +156,5 @@ def output(
     print_table(f"{layer}: outputs{more}", ["query", "largest", *map(str, range(shown))], rows)
     if where is not None:
         print_note(WHAT_A_MASK_MEANS)
-        print_note(describe(removed or {}))
+        if removed:
+            print_note(describe(removed))

@@ -17,8 +17,8 @@ def cancellation(
     """By layer, the removed terms' sum of norms over the norm of their sum. None without a mask, or from a server."""
     if where is None or not hasattr(memory, "cancellation"):
         return None
-    figures: dict[str, float] = memory.cancellation(where, at_step)
-    return figures if layer is None else {layer: figures[layer]}
+    figures: dict[str, float] = memory.cancellation(where, at_step, layer)
+    return figures
 
 
 def describe(figures: Mapping[str, float]) -> str:

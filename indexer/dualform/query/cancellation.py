@@ -2,8 +2,8 @@
 
     sum_t ||a_t delta_t|| ||x_t||  /  || sum_t a_t delta_t x_t^T ||_F        over the removed slots
 
-1 where they all push one way; 30 to 50 is usual for SGD, and means that removing them moves the weights by a small
-difference of large terms: the result is not what training without them would give.
+1 where they all push one way; tens or hundreds, as is usual for SGD, mean that removing them moves the weights by a
+small difference of large terms: the result is not what training without them would give.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def cancellation(view: View, layer: Layer, selection: Selection, at_step: int | 
     """
     check_step(view, at_step)
     require_exact(view, layer, at_step)
-    removed = Selection(f"NOT {selection.identity}", ~selection.stays, everything=False)
+    removed = Selection(f"NOT {selection.identity}", ~selection.stays)
     terms, moved = 0.0, np.zeros((layer.d_out, layer.d_in))
     for part in parts(view, layer, removed, at_step, check):
         values = part.values * part.weight[:, None]

@@ -140,14 +140,15 @@ class Engine:
         """
         return parameters.state_dict(self._view, where, at_step, _check(None))
 
-    def cancellation(self, where: str, at_step: int | None = None) -> dict[str, float]:
-        """By layer, how much the slots that `where` removes cancel each other (cancellation.py)."""
+    def cancellation(self, where: str, at_step: int | None = None, layer: str | None = None) -> dict[str, float]:
+        """By layer (all, or the one named), how much the slots that `where` removes cancel (cancellation.py)."""
         if where is None:
             raise BadInput("cancellation needs a where.", hint="It is about the slots a mask removes.", field="where")
         view, check = self._view, _check(None)
+        asked = view.memory.layers.values() if layer is None else [view.layer(layer)]
         return {
-            layer.name: cancellation.cancellation(view, layer, view.select(layer.grain, where), at_step, check)
-            for layer in view.memory.layers.values()
+            one.name: cancellation.cancellation(view, one, view.select(one.grain, where), at_step, check)
+            for one in asked
         }
 
     def slots(self, ids: Sequence[int] | NDArray[np.int64], grain: str | None = None) -> Columns:

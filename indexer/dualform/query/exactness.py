@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dualform.errors import Inexact
 from dualform.query.view import View
+from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
-
-TOLERANCE = 1e-4
-"""The largest relative share of a gradient that the recorded slots may leave unexplained."""
 
 
 def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:

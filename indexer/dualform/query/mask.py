@@ -35,8 +35,6 @@ class Selection:
     """Equal for equal masks; empty where there is none."""
     stays: NDArray[np.bool_]
     """bool[slots]."""
-    everything: bool
-    """No mask was given: every slot stays."""
 
     @cached_property
     def slots(self) -> NDArray[np.int64]:
@@ -53,7 +51,7 @@ class Selection:
 
 
 def every_slot(memory: SlotTables, grain: str) -> Selection:
-    return Selection("", np.ones(memory.count(grain), dtype=bool), everything=True)
+    return Selection("", np.ones(memory.count(grain), dtype=bool))
 
 
 def check(memory: SlotTables, grain: str, where: str, datasets: list[str]) -> Expression:
@@ -88,7 +86,7 @@ def select(memory: SlotTables, grain: str, expression: Expression) -> Selection:
         raise BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
     stays = np.zeros(memory.count(grain), dtype=bool)
     stays[np.asarray(rows, dtype=np.int64)] = True
-    return Selection(expression.identity, stays, everything=False)
+    return Selection(expression.identity, stays)
 
 
 def require_slots(selection: Selection, where: str | None, datasets: list[str]) -> Selection:

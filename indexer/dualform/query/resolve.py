@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dualform.answers import Columns, Probe
 from dualform.errors import BadInput, NotFound
 from dualform.query.view import View
-from dualform.questions import ProbeRows, Queries, SlotKeys, Vectors
+from dualform.questions import ProbeRows, Queries, SlotKeys, Vectors, as_ids
 from dualform.store.layer import Layer
 from dualform.store.memory import as_numpy
 
@@ -36,15 +36,17 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
     return Vectors(found).rows  # refuses none at all, and what is not finite
 
 
-def _within(numbers: Sequence[int] | NDArray[np.int64], count: int, what: str) -> NDArray[np.int64]:
+def _within(
+    numbers: Sequence[int] | NDArray[np.int64], count: int, what: str, field: str = "queries"
+) -> NDArray[np.int64]:
     """The numbers, checked. Raises NotFound, naming the first one that is not from 0 to count - 1."""
     ids = np.asarray(numbers)
     if ids.size and ids.dtype.kind not in "iu":
-        raise BadInput(f"a {what} is numbered by integers.", field="queries")
+        raise BadInput(f"a {what} is numbered by integers.", field=field)
     beyond = np.flatnonzero((ids < 0) | (ids >= count))
     if len(beyond):
         there = f"There are {count}: 0 to {count - 1}." if count else "There is none."
-        raise NotFound(f"no {what} has number {int(ids[beyond[0]])}.", hint=there, field="queries")
+        raise NotFound(f"no {what} has number {int(ids[beyond[0]])}.", hint=there, field=field)
     return ids.astype(np.int64)
 
 
@@ -57,7 +59,7 @@ def slot_columns(view: View, ids: Sequence[int] | NDArray[np.int64], grain: str 
     if grain is not None and grain not in grains:
         raise NotFound(f"no grain {grain!r}.", hint=f"Grains: {', '.join(grains)}.", field="grain")
     grain = grain or default_grain(view)
-    rows = _within(np.atleast_1d(np.asarray(ids)), view.count(grain), "slot")
+    rows = _within(as_ids(ids), view.count(grain), "slot", "ids")
     table = view.memory.table(view.memory.manifest.grains[grain])
     return Columns({name: as_numpy(table[name].take(rows)) for name in view.columns(grain)})
 

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.record.taps import Tap
+from dualform.store.batch import TOLERANCE
 
 Doubles: TypeAlias = NDArray[np.float64]
 
-TOLERANCE = 1e-4
-"""Largest share of a gradient that may stay unexplained: float32 gradients come out at 1e-7 to 1e-5."""
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
 _FEW = 8

@@ -19,10 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import BadInput
+from dualform.store.tables import SLOTS
 
 Array: TypeAlias = NDArray[Any]
 
-_BUILT_IN = ("slot", "step", "row", "position", "dataset", "label", "sample")
+_BUILT_IN = tuple(SLOTS)
+_ANSWERED = ("query", "score", "group", "count")
+"""Fields of answers that stand beside slot columns."""
 _INTEGERS = ("label", "sample", "position")
 _KINDS = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "U": np.object_, "O": np.object_}
 """Storage of each NumPy kind."""
@@ -57,6 +60,10 @@ class Metadata:
         for name in columns:
             if name.lower() in _BUILT_IN:
                 raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
+            if name.lower() in _ANSWERED:
+                raise BadInput(f"{name!r} is what answers call a field of their own.", hint="Rename it.", field=name)
+            if [other.lower() for other in columns].count(name.lower()) > 1:
+                raise BadInput(f"two columns are called {name!r} but for case, which SQL does not see.", field=name)
         given = {"dataset": dataset, "label": label, "sample": sample, "position": position, **columns}
         self._entries = {name: _column(name, value) for name, value in given.items() if value is not None}
         self._mask = None if mask is None else as_array("mask", mask)

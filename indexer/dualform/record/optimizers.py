@@ -1,7 +1,7 @@
 """Reading an optimizer: whether its update is linear in the gradients, its settings, its momentum buffers.
 
 Linear is torch.optim.SGD in every variant: W_T is then a weighted sum of W_0, of a momentum buffer that existed before,
-and of all gradients (design section 4). Other optimizers are recorded too; only their outputs cannot be rebuilt.
+and of all gradients. Other optimizers are recorded too; only their outputs cannot be rebuilt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recorder: watches a training and writes its memory (design section 4).
+"""The recorder: watches a training and writes its memory.
 
     recorder = dualform.Recorder(model, optimizer, "runs/mnist")
     with recorder:

@@ -64,11 +64,12 @@ class Manifest:
     """Rows and layers of each probe."""
     recording: bool = True
     """False once the recorder has left in good order."""
+    format: int = FORMAT
 
     def write(self, folder: Path) -> None:
         """Replace memory.json, durably."""
         fields = {
-            "format": FORMAT,
+            "format": self.format,
             "optimizer": {"name": self.optimizer, "linear": self.linear, "reason": self.reason},
             "layers": [layer.to_json() for layer in self.layers],
             "skipped": self.skipped,
@@ -134,6 +135,7 @@ class Manifest:
             files={name: FileMark(**mark) for name, mark in fields["files"].items()},
             probes=fields["probes"],
             recording=fields["recording"],
+            format=fields["format"],
         )
 
 

@@ -20,7 +20,7 @@ from dualform.answers import ProbeInfo
 from dualform.errors import Damaged, NotFound
 from dualform.store import shard
 from dualform.store.layer import Layer
-from dualform.store.manifest import FORMAT, Manifest
+from dualform.store.manifest import Manifest
 from dualform.store.matrix_file import flat_index_header, npy_header
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, Rows, Segment, SegmentCache
@@ -34,7 +34,7 @@ class Memory:
     def __init__(self, path: Path, manifest: Manifest, tables: dict[str, pa.Table], cache: SegmentCache) -> None:
         self.path = path
         self.manifest = manifest
-        self.format = FORMAT
+        self.format = manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
         self.skipped = manifest.skipped
         self.optimizer, self.linear, self.reason = manifest.optimizer, manifest.linear, manifest.reason

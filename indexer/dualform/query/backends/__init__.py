@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage, NotFound
+from dualform.query.backends.faiss import check_faiss
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
@@ -68,6 +69,7 @@ def choose(name: str | None = None) -> Backend:
 
     Raises NotFound for a name that there is not, MissingPackage where its package or its GPU is missing.
     """
+    check_faiss()
     if name is None:
         return _automatic()
     if name not in NAMES:

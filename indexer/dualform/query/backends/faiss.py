@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -58,21 +59,25 @@ class FaissGpuBackend:
 
 
 def load_faiss() -> Any:
-    """The module faiss. Raises MissingPackage where it is not installed, or twice: both builds write the same files."""
-    there = [name for name in ("faiss-cpu", "faiss-gpu") if _installed(name)]
-    if len(there) == 2:
+    """The module faiss. Raises MissingPackage as `check_faiss` does."""
+    check_faiss()
+    import faiss
+
+    return faiss
+
+
+def check_faiss() -> None:
+    """Raises MissingPackage where FAISS is not installed, or twice: both builds write the same files."""
+    if all(_installed(name) for name in ("faiss-cpu", "faiss-gpu")):
         raise MissingPackage(
             "faiss-cpu and faiss-gpu are both installed, and each overwrites the other.",
             hint="Uninstall both, then pip install 'dualform[cpu]' or 'dualform[gpu]'.",
             field="backend",
         )
-    try:
-        import faiss
-    except ImportError:
+    if find_spec("faiss") is None:
         raise MissingPackage(
             "faiss is not installed.", hint="pip install 'dualform[cpu]' or 'dualform[gpu]'.", field="backend"
-        ) from None
-    return faiss
+        )
 
 
 def _installed(name: str) -> bool:

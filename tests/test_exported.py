@@ -1,0 +1,35 @@
+"""The names that `import dualform` offers, all of them reachable, and none of them heavy before it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import dualform
+
+
+def test_exactly_these_names_are_offered():
+    assert sorted(dualform.__all__) == [
+        "Answers",
+        "Certificate",
+        "Columns",
+        "DualformError",
+        "Engine",
+        "GroupSums",
+        "Hits",
+        "MemoryInfo",
+        "Probe",
+        "ProbeRows",
+        "Recorder",
+        "SlotKeys",
+        "Vectors",
+        "__version__",
+        "open",
+    ]
+    assert all(hasattr(dualform, name) for name in dualform.__all__)
+    assert set(dualform._HOME) | {"__version__"} == set(dualform.__all__)
+
+
+def test_importing_loads_nothing_heavy():
+    script = "import sys, dualform, dualform.answers; print({'torch', 'faiss', 'duckdb', 'grpc'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "set()"
