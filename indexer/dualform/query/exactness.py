@@ -14,7 +14,8 @@ def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:
     A defect counts from the step where it happened: the network before that step can be rebuilt.
     """
     if not view.memory.linear:
-        return view.memory.reason or f"the optimizer {view.memory.optimizer} is not linear in the gradients."
+        reason = view.memory.reason or f"the optimizer {view.memory.optimizer} is not linear in the gradients"
+        return f"{reason.rstrip('.')}."
     if not layer.values:
         return "its error signals were not recorded (values=False)."
     last = view.memory.steps if at_step is None else at_step
