@@ -12,7 +12,7 @@ from dualform.query import backends
 from dualform.query.backends import faiss as faiss_backend
 from dualform.query.bound import bound, norms
 
-CPU = ["numpy", "torch", "faiss"]
+CPU = ["int8", "numpy", "torch", "faiss"]
 
 
 @pytest.mark.parametrize("name", CPU)
@@ -52,13 +52,21 @@ def test_the_bound_counts_every_rounding():
     assert bound(800, 2.0**-53).slope < 1e-12
 
 
-def test_numpy_is_chosen_where_there_is_no_gpu(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("fast", "name"), [(True, "int8"), (False, "numpy")])
+def test_without_a_gpu_the_processor_decides(monkeypatch, tmp_path, fast, name):
     monkeypatch.setattr(backends, "_DRIVER", tmp_path / "version")
-    assert backends.choose().name == "numpy"
+    monkeypatch.setattr(backends.kernels, "fast", lambda: fast)
+    assert backends.choose().name == name
+
+
+def test_loops_that_were_not_compiled_are_named(monkeypatch):
+    monkeypatch.setattr(backends.kernels, "library", lambda: None)
+    with pytest.raises(MissingPackage, match=r"Install dualform again where there is a C compiler"):
+        backends.choose("int8")
 
 
 def test_an_unknown_backend_is_named():
-    with pytest.raises(NotFound, match=r"no backend 'jax'. Backends: numpy, torch, faiss, torch-cuda, faiss-gpu\."):
+    with pytest.raises(NotFound, match=r"no backend 'jax'. Backends: int8, numpy, torch, faiss, torch-cuda, faiss-gpu\."):
         backends.choose("jax")
 
 

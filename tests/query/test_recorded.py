@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
     return path, *train(path)
 
 
-@pytest.fixture(scope="module", params=["numpy", "torch", "faiss"])
+@pytest.fixture(scope="module", params=["int8", "numpy", "torch", "faiss"])
 def memory(request, trained):
     with dualform.open(trained[0], backend=request.param) as memory:
         yield memory

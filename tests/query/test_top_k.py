@@ -14,7 +14,7 @@ from dualform.query.engine import Engine
 from dualform.questions import SlotKeys
 from tests.query import arrays, oracle
 
-BACKENDS = ["numpy", "torch", "faiss"]
+BACKENDS = ["int8", "numpy", "torch", "faiss"]
 
 
 class Noisy:

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits, Scan
-from dualform.query import group_sum, resolve, top_k, top_k_by
+from dualform.query import group_sum, resolve
 from dualform.query.canonical import as_float32
 from dualform.query.key_rows import key_rows
 from dualform.query.mask import Selection
 from dualform.query.output import outputs
 from dualform.query.rebuilt import rebuild
+from dualform.query.screened import Best
 from dualform.query.view import Check, View
 from dualform.questions import GroupSum, Output, TopK
 
@@ -32,12 +33,9 @@ class Asking:
         view, absolute, check = self._view, question.score == "abs", self._check
         groups = view.groups(self._layer.grain, self._selection, question.by) if question.by else None
         rows = key_rows(view, self._layer.name, self._selection, check)
-        if groups is None:
-            ranked = top_k.best_slots(view, rows, self._queries, question.k, absolute, check)
-            counts = np.full((len(ranked), 1), min(question.k, self._selection.count), dtype=np.int64)
-        else:
-            ranked = top_k_by.best_of_groups(view, rows, groups, self._queries, question.k, absolute, check)
-            counts = np.tile(np.minimum(groups.counts, question.k), (len(ranked), 1))
+        ranked = Best(view, self._layer.name, rows, groups, question.k, absolute, check).of(self._queries)
+        there = np.array([self._selection.count]) if groups is None else groups.counts
+        counts = np.tile(np.minimum(there, question.k), (len(ranked), 1))
         ids = np.concatenate([slots for slots, _ in ranked]).astype(np.int64)
         scores = as_float32(np.concatenate([scores for _, scores in ranked]))
         return Hits(ids, scores, counts, None if groups is None else groups.keys, question.by, self._scan())

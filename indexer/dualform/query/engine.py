@@ -22,6 +22,7 @@ from dualform.errors import BadInput, Cancelled
 from dualform.query import backends, cancellation, certificate, info, parameters, resolve
 from dualform.query.asking import Asking
 from dualform.query.sql import Sql
+from dualform.query.tally import Tally
 from dualform.query.view import Check, View
 from dualform.questions import GroupSum, Output, QueriesLike, Score, TopK, as_by, as_queries
 from dualform.store.manifest import Manifest
@@ -39,8 +40,8 @@ Asker = Callable[[], bool]
 def open_memory(path: str | Path, backend: str | None = None, cache_bytes: int = CACHE_BYTES) -> Engine:
     """The memory in a folder, ready for questions.
 
-    `backend` scores keys: numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All give the
-    same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights).
+    `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
+    give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights).
 
     Raises NotAMemory or Damaged for the folder, NotFound or MissingPackage for the backend.
     """
@@ -62,10 +63,11 @@ class Engine:
         self._segments = segments
         """Key and value segments held in memory; committed segments never change, so a refresh keeps them."""
         self._refreshing = threading.Lock()
+        self.tally = Tally()
         self._see(memory)
 
     def _see(self, memory: Memory) -> None:
-        self._view = View(memory, self._backend, self._cache_bytes)
+        self._view = View(memory, self._backend, self._cache_bytes, self.tally)
         self._sql = Sql(self._view)
 
     @property

@@ -19,6 +19,8 @@ from dualform.store.rows import Keys
 
 @dataclass(frozen=True, eq=False)
 class KeyRows:
+    identity: str
+    """The mask's."""
     keys: Keys
     norms: NDArray[np.float64]
     """float64[R]."""
@@ -73,7 +75,7 @@ def key_rows(view: View, layer: str, selection: Selection, check: Check) -> KeyR
             stays = counts > 0
         largest = float(np.max(norms, where=stays, initial=0.0))
         files = tuple(segment.first_row for segment in view.memory.segments.get((layer, "keys"), []))
-        found = KeyRows(keys, norms, stays, largest, files, order, starts)
+        found = KeyRows(selection.identity, keys, norms, stays, largest, files, order, starts)
         if not np.isfinite(largest):
             _refuse(found, layer)
         return found

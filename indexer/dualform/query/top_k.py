@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.backends import FindsTop, Floats
-from dualform.query.canonical import canonical_scores
 from dualform.query.key_rows import KeyRows
+from dualform.query.rescoring import score_pairs
 from dualform.query.scan import Block, Scorer, blocks, scorer
 from dualform.query.view import Check, View
 
@@ -23,8 +23,6 @@ Ranked = tuple[NDArray[np.int64], NDArray[np.float64]]
 BATCH = 128
 """Queries that share one pass over the keys."""
 _PENDING = 16384
-_TAKEN = 8192
-"""Rows that are scored again at once."""
 
 
 class Best:
@@ -71,10 +69,7 @@ def rescore(
     rows: KeyRows, numbers: NDArray[np.int64], query: NDArray[np.float32], absolute: bool
 ) -> NDArray[np.float64]:
     """The canonical score of some rows, float64[c]; |score| where the question asks for it."""
-    scores = np.empty(len(numbers))
-    for start in range(0, len(numbers), _TAKEN):
-        part = slice(start, start + _TAKEN)
-        scores[part] = canonical_scores(rows.keys.take(numbers[part]), query)
+    scores = score_pairs(rows.keys, numbers, np.zeros(len(numbers), dtype=np.int64), query[None])
     return np.abs(scores) if absolute else scores
 
 

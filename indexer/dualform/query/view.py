@@ -19,6 +19,7 @@ from dualform.query.cache import Cache
 from dualform.query.coefficients import Coefficients, coefficients
 from dualform.query.groups import Groups
 from dualform.query.mask import Selection
+from dualform.query.tally import Tally
 from dualform.store.layer import Layer
 from dualform.store.memory import Memory
 
@@ -31,10 +32,11 @@ NORM_ROWS = 1 << 14
 class View:
     """What one question is asked of; a question sees one snapshot from its start to its end."""
 
-    def __init__(self, memory: Memory, backend: Backend, cache_bytes: int) -> None:
+    def __init__(self, memory: Memory, backend: Backend, cache_bytes: int, tally: Tally | None = None) -> None:
         self.memory = memory
         self.backend = backend
         self.cache = Cache(cache_bytes)
+        self.tally = tally or Tally()
         # A connection that outlives the interpreter makes DuckDB's binding print pages of "leaked" at exit.
         weakref.finalize(self, memory.close)
 

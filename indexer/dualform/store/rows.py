@@ -36,7 +36,7 @@ class SegmentCache:
     """Segments held in memory, the least recently used dropped beyond a number of bytes."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
-        self._most = _half_of_memory() if most_bytes is None else most_bytes
+        self._most = memory_bytes() // 2 if most_bytes is None else most_bytes
         self._held: OrderedDict[Path, NDArray[np.float32]] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
@@ -57,19 +57,19 @@ class SegmentCache:
         return matrix
 
 
-def _half_of_memory() -> int:
-    """Half of what the machine has, or of what its container may use."""
+def memory_bytes() -> int:
+    """What the machine has, or what its container may use."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no such limit, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return memory // 2
+    return memory
 
 
 class Rows:
     """A matrix that lies on disk in segments."""
 
     def __init__(self, segments: Sequence[Segment], width: int, header: Header, cache: SegmentCache) -> None:
-        self._segments, self.width, self._header, self._cache = segments, width, header, cache
+        self.segments, self.width, self._header, self._cache = segments, width, header, cache
         self._starts = [segment.first_row for segment in segments]
         self.rows = segments[-1].first_row + segments[-1].rows if segments else 0
 
@@ -81,9 +81,9 @@ class Rows:
         parts = []
         index = max(bisect_right(self._starts, start) - 1, 0)
         while start < stop:
-            segment = self._segments[index]
+            segment = self.segments[index]
             end = min(stop, segment.first_row + segment.rows)
-            parts.append(self._matrix(segment)[start - segment.first_row : end - segment.first_row])
+            parts.append(self.matrix(segment)[start - segment.first_row : end - segment.first_row])
             start, index = end, index + 1
         if len(parts) == 1:
             return parts[0]
@@ -100,12 +100,13 @@ class Rows:
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
         cuts = np.searchsorted(wanted, [*self._starts, self.rows])
-        for segment, (first, last) in zip(self._segments, pairwise(cuts), strict=True):
+        for segment, (first, last) in zip(self.segments, pairwise(cuts), strict=True):
             if first < last:
-                taken[order[first:last]] = self._matrix(segment)[wanted[first:last] - segment.first_row]
+                taken[order[first:last]] = self.matrix(segment)[wanted[first:last] - segment.first_row]
         return taken
 
-    def _matrix(self, segment: Segment) -> NDArray[np.float32]:
+    def matrix(self, segment: Segment) -> NDArray[np.float32]:
+        """float32[segment.rows, width], aligned and C-contiguous; not to be written to. Raises Damaged as `block`."""
         return self._cache.get(
             segment.path,
             lambda: read_matrix(segment.path, segment.rows, self.width, self._header, segment.checksum),

@@ -2,7 +2,8 @@
 
 Shapes: b keys, n queries, d dimensions.
 
-    numpy         CPU, the default there
+    int8          CPU, the default where the compiled loops are there and the processor multiplies bytes fast
+    numpy         CPU, the default elsewhere
     torch         CPU
     faiss         CPU
     torch-cuda    the default where torch sees a GPU
@@ -19,11 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage, NotFound
+from dualform.query import kernels
 from dualform.query.backends.faiss import check_faiss
+from dualform.query.codes import CodesCache
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 NAMES = {
+    "int8": ("dualform.query.backends.int8", "Int8Backend"),
     "numpy": ("dualform.query.backends.numpy", "NumpyBackend"),
     "torch": ("dualform.query.backends.torch", "TorchBackend"),
     "faiss": ("dualform.query.backends.faiss", "FaissBackend"),
@@ -59,6 +63,13 @@ class FindsTop(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsCodes(Protocol):
+    """A backend that looks for the best rows in eight bits before it scores any."""
+
+    codes: CodesCache
+
+
 def score_float64(keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float64]:
     """float64[n, b]: for what float32 cannot hold. Its unit roundoff is bound.FLOAT64."""
     return queries.astype(np.float64) @ keys.astype(np.float64).T
@@ -86,4 +97,4 @@ def _automatic() -> Backend:
             return choose("torch-cuda")
         except MissingPackage:
             pass
-    return choose("numpy")
+    return choose("int8" if kernels.fast() else "numpy")

@@ -1,0 +1,136 @@
+"""The compiled loops of kernels.c, called with arrays. They run without Python's lock.
+
+Built when dualform is installed, where there is a C compiler; without them everything is answered all the same, from
+float32 products.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_int32, c_int64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import MissingPackage
+
+ROWS = 16
+"""Rows of a group in kernels.c."""
+_ABI = 1
+"""As dualform_abi() in kernels.c: what was built from other sources is not called."""
+
+
+class KeyCodes(ctypes.Structure):
+    """keys_t of kernels.c."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scale", c_void_p),
+        ("low", c_void_p),
+        ("residual", c_void_p),
+        ("length", c_void_p),
+        ("group", c_void_p),
+        ("rows", c_int64),
+        ("words", c_int64),
+        ("first", c_int64),
+    )
+
+
+class QueryCodes(ctypes.Structure):
+    """queries_t of kernels.c."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scale", c_void_p),
+        ("sum", c_void_p),
+        ("length", c_void_p),
+        ("residual", c_void_p),
+        ("slack", c_void_p),
+        ("count", c_int64),
+        ("absolute", c_int32),
+    )
+
+
+class Found(ctypes.Structure):
+    """found_t of kernels.c."""
+
+    _fields_ = (
+        ("k", c_int64),
+        ("groups", c_int64),
+        ("capacity", c_int64),
+        ("best", c_void_p),
+        ("held", c_void_p),
+        ("floors", c_void_p),
+        ("rows", c_void_p),
+        ("high", c_void_p),
+        ("counts", c_void_p),
+        ("crowded", c_void_p),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """None where the loops were not compiled, or from other sources than these."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_kernels{suffix}")
+        if path.exists():
+            try:
+                found = ctypes.CDLL(str(path))
+            except OSError:
+                return None
+            return _typed(found) if found.dualform_abi() == _ABI else None
+    return None
+
+
+def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
+    found.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Found), c_int64, c_int64, c_int32]
+    found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    for name in ("dualform_quantise", "dualform_screen", "dualform_canonical"):
+        getattr(found, name).restype = None
+    return found
+
+
+def compiled() -> ctypes.CDLL:
+    """Raises MissingPackage where the loops were not compiled."""
+    found = library()
+    if found is None:
+        raise MissingPackage(
+            "the compiled loops of dualform are not there.",
+            hint="Install dualform again where there is a C compiler, or use another backend.",
+            field="backend",
+        )
+    return found
+
+
+def fast() -> bool:
+    """Whether this processor has the instructions that make eight bits faster than float32 products."""
+    found = library()
+    return found is not None and bool(found.dualform_fast())
+
+
+def tile() -> int:
+    """Queries that lie together."""
+    return int(compiled().dualform_tile())
+
+
+def canonical(keys: NDArray[np.uint64], query: NDArray[np.int64], queries: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[m]: canonical scores of m pairs: the key float32[d] at each address with queries[query], of [n, d]."""
+    width = queries.shape[1]
+    scores = np.empty(len(keys))
+    if width == 0:
+        return np.zeros(len(keys))
+    terms = np.empty(1 << (width - 1).bit_length())
+    compiled().dualform_canonical(
+        keys.ctypes.data,
+        query.ctypes.data,
+        queries.ctypes.data,
+        len(keys),
+        width,
+        terms.ctypes.data,
+        scores.ctypes.data,
+    )
+    return scores

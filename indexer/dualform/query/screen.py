@@ -1,0 +1,144 @@
+"""Which rows can be among the k best, found by their codes alone.
+
+Shapes: n queries, R stored rows, G groups, c candidates.
+
+Every score lies within a known distance of what the codes say (codes.py). A row whose upper bound lies below the k-th
+greatest lower bound of its group is beaten by k others, whatever the exact scores are; all the others are candidates.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query import kernels
+from dualform.query.codes import Codes, CodesCache, quantise_queries
+from dualform.query.view import Check
+from dualform.query.workers import cores, share
+from dualform.store.rows import Keys
+
+_TASK_BYTES = 4 << 20
+"""Codes that a worker takes at a time."""
+_LEAST_CAPACITY = 4096
+_FOUND_BYTES = 64 << 20
+"""Of candidates and floors that the workers hold together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What is asked of a screen."""
+
+    k: int
+    groups: int
+    group: NDArray[np.int32] | None
+    """int32[R]: the group of each row, -1 for a row that the mask leaves out; None where all rows are one group."""
+    absolute: bool
+
+    @property
+    def capacity(self) -> int:
+        """Candidates that a worker holds for each query before it gives the query up."""
+        return max(_LEAST_CAPACITY, 6 * self.k * self.groups)
+
+    @property
+    def batch(self) -> int:
+        """Queries that share one pass."""
+        each = cores() * (16 * self.capacity + 4 * self.groups * (self.k + 3))
+        return int(np.clip(_FOUND_BYTES // each, 1, 256))
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    query: NDArray[np.int64]
+    """int64[c], ascending."""
+    rows: NDArray[np.int64]
+    """int64[c]: rows of the layer."""
+    crowded: NDArray[np.bool_]
+    """bool[n]: queries with more candidates than are worth it; theirs are not listed."""
+
+
+class _Found:
+    """One worker's candidates."""
+
+    def __init__(self, count: int, wanted: Wanted) -> None:
+        cells = (count, wanted.groups)
+        self.best = np.empty((*cells, wanted.k), np.float32)
+        self.held = np.zeros(cells, np.int64)
+        self.floors = np.full(cells, -np.inf, np.float32)
+        self.rows = np.empty((count, wanted.capacity), np.int64)
+        self.high = np.empty((count, wanted.capacity), np.float32)
+        self.counts = np.zeros(count, np.int64)
+        self.crowded = np.zeros(count, np.uint8)
+        arrays = (self.best, self.held, self.floors, self.rows, self.high, self.counts, self.crowded)
+        self.argument = kernels.Found(
+            wanted.k, wanted.groups, wanted.capacity, *(array.ctypes.data for array in arrays)
+        )
+
+
+def screen(
+    keys: Keys, codes: CodesCache, queries: NDArray[np.float32], wanted: Wanted, check: Check, *, plain: bool = False
+) -> Candidates:
+    """The candidates of float32[n, d], n at most `wanted.batch`. `plain` leaves the fast instructions aside."""
+    coded = quantise_queries(queries)
+    found = [_Found(len(queries), wanted) for _ in range(cores())]
+    query = coded.as_argument(wanted.absolute)
+
+    def work(worker: int, task: _Task) -> None:
+        check()
+        kernels.compiled().dualform_screen(
+            ctypes.byref(task.argument),
+            ctypes.byref(query),
+            ctypes.byref(found[worker].argument),
+            task.begin,
+            task.end,
+            plain,
+        )
+
+    share(_tasks(keys, codes, wanted), work)
+    return _together(found, wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """Some groups of rows of a segment."""
+
+    codes: Codes
+    """Held while the task runs: `argument` points into it."""
+    argument: kernels.KeyCodes
+    begin: int
+    end: int
+
+
+def _tasks(keys: Keys, cache: CodesCache, wanted: Wanted) -> Iterator[_Task]:
+    for segment in keys.segments:
+        own = None if wanted.group is None else wanted.group[segment.first_row : segment.first_row + segment.rows]
+        if own is not None and not (own >= 0).any():
+            continue
+        codes = cache.get(segment.path, partial(keys.matrix, segment))
+        argument = codes.as_argument(segment.first_row, wanted.group)
+        groups = len(codes.codes)
+        size = max(2, _TASK_BYTES // max(1, codes.codes[0].nbytes) // 2 * 2)
+        for begin in range(0, groups, size):
+            yield _Task(codes, argument, begin, min(begin + size, groups))
+
+
+def _together(found: list[_Found], wanted: Wanted) -> Candidates:
+    """Every worker's candidates that the highest floor does not exclude."""
+    crowded = np.any([one.crowded for one in found], axis=0)
+    floors = np.max([one.floors for one in found], axis=0)
+    parts = []
+    for one in found:
+        counts = np.where(crowded, 0, one.counts)
+        query = np.repeat(np.arange(len(counts)), counts)
+        place = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = one.rows[query, place]
+        group = 0 if wanted.group is None else wanted.group[rows]
+        near = ~(one.high[query, place] < floors[query, group])
+        parts.append((query[near], rows[near]))
+    query = np.concatenate([query for query, _ in parts])
+    order = np.argsort(query, kind="stable")
+    return Candidates(query[order], np.concatenate([rows for _, rows in parts])[order], crowded)

@@ -1,0 +1,27 @@
+"""What finding the best slots took, counted over the life of an engine."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Tally:
+    """Safe to add to from several threads."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+        """Queries whose best slots were asked for."""
+        self.fallbacks = 0
+        """Those that the screen could not decide, answered from float32 scores of every row."""
+        self.candidates = 0
+        """Rows that the screen left for canonical scoring."""
+        self.rescoring_seconds = 0.0
+        """Time of canonical scoring."""
+        self._lock = threading.Lock()
+
+    def add(self, *, queries: int = 0, fallbacks: int = 0, candidates: int = 0, rescoring_seconds: float = 0.0) -> None:
+        with self._lock:
+            self.queries += queries
+            self.fallbacks += fallbacks
+            self.candidates += candidates
+            self.rescoring_seconds += rescoring_seconds
