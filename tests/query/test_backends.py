@@ -66,7 +66,9 @@ def test_loops_that_were_not_compiled_are_named(monkeypatch):
 
 
 def test_an_unknown_backend_is_named():
-    with pytest.raises(NotFound, match=r"no backend 'jax'. Backends: int8, numpy, torch, faiss, torch-cuda, faiss-gpu\."):
+    with pytest.raises(
+        NotFound, match=r"no backend 'jax'. Backends: int8, numpy, torch, faiss, torch-cuda, faiss-gpu\."
+    ):
         backends.choose("jax")
 
 

@@ -3,7 +3,7 @@
 Shapes: R rows of a segment, n queries, d dimensions; G groups of kernels.ROWS rows, W words of four dimensions.
 
     x = scale * code + low + r      code from 0 to 255, one scale and one low for each key
-    q = scale * code + r            code from -127 to 127, one scale for each query
+    q = scale * code + r            code from -127 to 127, one scale for each query; r may be coded again
 
 so that x . q = scale_x scale_q (code_x . code_q) + low sum(q) up to |r_x| |q| + |x - low - r_x| |r_q|, by Cauchy and
 Schwarz. The product of the codes is a sum of integers, exact in any order. The norms of what is left out are stored
@@ -89,14 +89,15 @@ class QueryCodes:
     """Queries."""
 
     codes: NDArray[np.int8]
-    """int8[tiles, W, tile, 4]."""
+    """int8[tiles, W, tile, 4]: `columns` columns for each query, one after the other."""
+    columns: int
     numbers: NDArray[np.float32]
-    """float32[5, n]: scale, sum, and upper bounds of |q|, of |r| and of the rounding of the sum."""
+    """float32[6, n]: scale, scale of the second codes, sum, and upper bounds of |q|, of |r| and of the rounding of the
+    sum."""
 
     def as_argument(self, absolute: bool) -> kernels.QueryCodes:
-        return kernels.QueryCodes(
-            self.codes.ctypes.data, *(row.ctypes.data for row in self.numbers), self.numbers.shape[1], absolute
-        )
+        numbers = (row.ctypes.data for row in self.numbers)
+        return kernels.QueryCodes(self.codes.ctypes.data, *numbers, self.numbers.shape[1], self.columns, absolute)
 
 
 def can_quantise(queries: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -105,22 +106,28 @@ def can_quantise(queries: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.asarray((greatest >= _SMALLEST) & (greatest <= _LARGEST))
 
 
-def quantise_queries(queries: NDArray[np.float32]) -> QueryCodes:
-    """The codes of float32[n, d], which are within range."""
+def quantise_queries(queries: NDArray[np.float32], columns: int = 1) -> QueryCodes:
+    """The codes of float32[n, d], which are within range: once or, in two columns, twice."""
     count, width = queries.shape
-    tile, words = kernels.tile(), -(-width // 4)
-    tiles = -(-count // tile)
     wide = queries.astype(np.float64)
     scale = (np.abs(wide).max(axis=1) / 127).astype(np.float32).astype(np.float64)
-    codes = np.clip(np.rint(wide / scale[:, None]), -127, 127)
-    coded = codes * scale[:, None]
-    left, norm, sums = _norm(wide - coded), _norm(wide), wide.sum(axis=1)
+    scales = (scale, (scale / 254).astype(np.float32).astype(np.float64))
+    left, codes = wide, []
+    for step in scales[:columns]:
+        codes.append(np.clip(np.rint(left / step[:, None]), -127, 127))
+        left = left - codes[-1] * step[:, None]
+    coded, sums = wide - left, wide.sum(axis=1)
     slack = _SLACK * (np.abs(sums) + np.abs(wide).sum(axis=1) * 2.0**-20)
-    bounds = (norm, left + _SLACK * _norm(coded), slack)
-    padded = np.zeros((tiles * tile, words * 4), np.int8)
-    padded[:count, :width] = codes
-    ordered = np.ascontiguousarray(padded.reshape(tiles, tile, words, 4).transpose(0, 2, 1, 3))
-    return QueryCodes(ordered, np.array([scale, sums, *((1 + _SLACK) * bound for bound in bounds)], np.float32))
+    bounds = (_norm(wide), _norm(left) + _SLACK * (_norm(coded) + _norm(wide)), slack)
+    numbers = np.array([*scales, sums, *((1 + _SLACK) * bound for bound in bounds)], np.float32)
+    return QueryCodes(_in_tiles(np.stack(codes, axis=1).reshape(count * columns, width)), columns, numbers)
+
+
+def _in_tiles(codes: NDArray[np.float64]) -> NDArray[np.int8]:
+    tile, words = kernels.tile(), -(-codes.shape[1] // 4)
+    padded = np.zeros((-(-len(codes) // tile) * tile, words * 4), np.int8)
+    padded[: len(codes), : codes.shape[1]] = codes
+    return np.ascontiguousarray(padded.reshape(-1, tile, words, 4).transpose(0, 2, 1, 3))
 
 
 def _norm(rows: NDArray[np.float64]) -> NDArray[np.float64]:

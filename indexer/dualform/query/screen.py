@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from ctypes import POINTER
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +26,7 @@ from dualform.store.rows import Keys
 _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
 _LEAST_CAPACITY = 4096
+_FEW, _MANY = 2, 256
 _FOUND_BYTES = 64 << 20
 """Of candidates and floors that the workers hold together."""
 
@@ -47,7 +49,7 @@ class Wanted:
     @property
     def batch(self) -> int:
         """Queries that share one pass."""
-        each = cores() * (16 * self.capacity + 4 * self.groups * (self.k + 3))
+        each = cores() * (16 * self.capacity + 4 * self.groups * (2 * self.k + 3))
         return int(np.clip(_FOUND_BYTES // each, 1, 256))
 
 
@@ -66,7 +68,7 @@ class _Found:
 
     def __init__(self, count: int, wanted: Wanted) -> None:
         cells = (count, wanted.groups)
-        self.best = np.empty((*cells, wanted.k), np.float32)
+        self.best = np.empty((*cells, 2 * wanted.k), np.float32)
         self.held = np.zeros(cells, np.int64)
         self.floors = np.full(cells, -np.inf, np.float32)
         self.rows = np.empty((count, wanted.capacity), np.int64)
@@ -83,7 +85,9 @@ def screen(
     keys: Keys, codes: CodesCache, queries: NDArray[np.float32], wanted: Wanted, check: Check, *, plain: bool = False
 ) -> Candidates:
     """The candidates of float32[n, d], n at most `wanted.batch`. `plain` leaves the fast instructions aside."""
-    coded = quantise_queries(queries)
+    # Of a few queries asked for many rows, second codes cost less than the candidates that they spare.
+    columns = 2 if len(queries) <= _FEW and wanted.k * wanted.groups >= _MANY else 1
+    coded = quantise_queries(queries, columns)
     found = [_Found(len(queries), wanted) for _ in range(cores())]
     query = coded.as_argument(wanted.absolute)
 
@@ -127,18 +131,17 @@ def _tasks(keys: Keys, cache: CodesCache, wanted: Wanted) -> Iterator[_Task]:
 
 
 def _together(found: list[_Found], wanted: Wanted) -> Candidates:
-    """Every worker's candidates that the highest floor does not exclude."""
+    """Every worker's candidates that the floors over all of them leave."""
+    arguments = (POINTER(kernels.Found) * len(found))(*(ctypes.pointer(one.argument) for one in found))
+    queries = len(found[0].counts)
+    group = None if wanted.group is None else wanted.group.ctypes.data
+    if kernels.compiled().dualform_settle(arguments, len(found), queries, group):
+        raise MemoryError("no memory to compare what the workers found")
     crowded = np.any([one.crowded for one in found], axis=0)
-    floors = np.max([one.floors for one in found], axis=0)
-    parts = []
-    for one in found:
-        counts = np.where(crowded, 0, one.counts)
-        query = np.repeat(np.arange(len(counts)), counts)
-        place = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = one.rows[query, place]
-        group = 0 if wanted.group is None else wanted.group[rows]
-        near = ~(one.high[query, place] < floors[query, group])
-        parts.append((query[near], rows[near]))
-    query = np.concatenate([query for query, _ in parts])
-    order = np.argsort(query, kind="stable")
-    return Candidates(query[order], np.concatenate([rows for _, rows in parts])[order], crowded)
+    counts = np.where(crowded, 0, [one.counts for one in found])
+    rows = [one.rows[q, :n] for q, own in enumerate(counts.T.tolist()) for one, n in zip(found, own, strict=True) if n]
+    return Candidates(
+        np.repeat(np.arange(queries), counts.sum(axis=0)),
+        np.concatenate(rows) if rows else np.empty(0, np.int64),
+        crowded,
+    )

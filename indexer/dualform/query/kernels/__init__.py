@@ -19,7 +19,7 @@ from dualform.errors import MissingPackage
 
 ROWS = 16
 """Rows of a group in kernels.c."""
-_ABI = 1
+_ABI = 3
 """As dualform_abi() in kernels.c: what was built from other sources is not called."""
 
 
@@ -45,11 +45,13 @@ class QueryCodes(ctypes.Structure):
     _fields_ = (
         ("codes", c_void_p),
         ("scale", c_void_p),
+        ("fine", c_void_p),
         ("sum", c_void_p),
         ("length", c_void_p),
         ("residual", c_void_p),
         ("slack", c_void_p),
         ("count", c_int64),
+        ("columns", c_int64),
         ("absolute", c_int32),
     )
 
@@ -88,6 +90,7 @@ def library() -> ctypes.CDLL | None:
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_void_p]
     found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Found), c_int64, c_int64, c_int32]
+    found.dualform_settle.argtypes = [POINTER(POINTER(Found)), c_int64, c_int64, c_void_p]
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     for name in ("dualform_quantise", "dualform_screen", "dualform_canonical"):
         getattr(found, name).restype = None

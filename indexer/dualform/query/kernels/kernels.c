@@ -9,18 +9,21 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
-#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,prefer-vector-width=512")))
 #endif
 
 #define ROWS 16
 #define TILE 12 /* queries multiplied together with one register of keys */
+#define AHEAD 3 /* keys fetched before their turn: rows lie far apart, and memory answers late */
+#define LINE 16 /* float32 numbers of a cache line */
 #define INLINE static inline __attribute__((always_inline))
 
-int32_t dualform_abi(void) { return 1; }
+int32_t dualform_abi(void) { return 3; }
 
 int32_t dualform_tile(void) { return TILE; }
 
@@ -47,24 +50,27 @@ typedef struct {
     int64_t first; /* number of the segment's first row in the layer */
 } keys_t;
 
-/* q = scale * code + what `residual` is the norm of. */
+/* q = scale * code + fine * second code + what `residual` is the norm of. The second codes, where there are any, make
+   two columns of a query: the reading of the keys takes longer than twice the products of a few queries. */
 typedef struct {
     const int8_t *codes; /* [tiles][words][TILE][4] */
-    const float *scale;  /* [count], likewise the next four */
+    const float *scale;  /* [count], likewise the next five */
+    const float *fine;
     const float *sum;    /* the sum of q's numbers */
     const float *length; /* at least |q| */
     const float *residual;
     const float *slack; /* for |low|: rounding of the sum */
     int64_t count;
+    int64_t columns; /* of a query: 1 or 2 */
     int32_t absolute;
 } queries_t;
 
 /* What one thread has found: for each query the rows that could be among the k best of their group. */
 typedef struct {
     int64_t k, groups, capacity;
-    float *best;      /* [count][groups][k]: heaps of the k greatest lower bounds, the least on top */
-    int64_t *held;    /* [count][groups]: how many a heap holds */
-    float *floors;    /* [count][groups]: the least of a full heap, else -infinity */
+    float *best;      /* [count][groups][2 k]: lower bounds, the k greatest so far among them */
+    int64_t *held;    /* [count][groups]: how many there are */
+    float *floors;    /* [count][groups]: at most the k-th greatest; -infinity while there are fewer */
     int64_t *rows;    /* [count][capacity] */
     float *high;      /* [count][capacity]: upper bounds */
     int64_t *counts;  /* [count] */
@@ -77,40 +83,67 @@ static const float SMALLEST = 1e-12f, LARGEST = 1e12f;
 
 /* ---- quantise ---- */
 
+#define LANES 16 /* running sums, so that they are added side by side */
+
+INLINE double total(const double *sums) {
+    double all = 0.0;
+    for (int i = 0; i < LANES; i++) all += sums[i];
+    return all;
+}
+
 INLINE void quantise_row(const float *x, int64_t d, uint8_t *codes, float *scale, float *low, float *residual,
                          float *length, double *norm) {
-    float least = x[0], most = x[0];
-    double squares = 0.0;
-    for (int64_t i = 0; i < d; i++) {
-        least = x[i] < least ? x[i] : least;
-        most = x[i] > most ? x[i] : most;
-        squares += (double)x[i] * x[i];
+    float least[LANES], most[LANES];
+    double squares[LANES] = {0}, left[LANES] = {0}, coded[LANES] = {0};
+    for (int j = 0; j < LANES; j++) least[j] = most[j] = x[0];
+    for (int64_t i = 0; i < d; i += LANES) {
+        const int64_t count = d - i < LANES ? d - i : LANES;
+        if (count == LANES) /* the whole ones in a loop of their own, which the compiler turns into wide instructions */
+            for (int j = 0; j < LANES; j++) {
+                least[j] = x[i + j] < least[j] ? x[i + j] : least[j];
+                most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
+                squares[j] += (double)x[i + j] * x[i + j];
+            }
+        else
+            for (int j = 0; j < count; j++) {
+                least[j] = x[i + j] < least[j] ? x[i + j] : least[j];
+                most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
+                squares[j] += (double)x[i + j] * x[i + j];
+            }
     }
-    *norm = sqrt(squares);
+    for (int j = 1; j < LANES; j++) {
+        least[0] = least[j] < least[0] ? least[j] : least[0];
+        most[0] = most[j] > most[0] ? most[j] : most[0];
+    }
+    const double all = total(squares), greatest = fmax(fabs((double)most[0]), fabs((double)least[0]));
+    *norm = sqrt(all);
     *scale = *low = *length = 0.0f;
-    double span = (double)most - least, greatest = fmax(fabs((double)most), fabs((double)least));
-    if (!isfinite(squares) || (greatest > 0 && (greatest < SMALLEST || greatest > LARGEST))) {
-        *residual = isfinite(squares) ? (float)fmax(*norm * (1 + SLACK), 1e-20) : INFINITY;
+    if (!isfinite(all) || (greatest > 0 && (greatest < SMALLEST || greatest > LARGEST))) {
+        *residual = isfinite(all) ? (float)fmax(*norm * (1 + SLACK), 1e-20) : INFINITY;
         return;
     }
-    float step = (float)(span / 255);
+    float step = (float)(((double)most[0] - least[0]) / 255);
     if (step < SMALLEST) step = 0.0f;
-    float lowest = fabsf(least) < SMALLEST ? 0.0f : least;
-    float per = step > 0 ? 1.0f / step : 0.0f;
-    double left = 0.0, coded = 0.0;
-    for (int64_t i = 0; i < d; i++) {
-        float place = (x[i] - lowest) * per;
-        int32_t code = (int32_t)(place + 0.5f);
-        code = code < 0 ? 0 : code > 255 ? 255 : code;
-        codes[(i >> 2) * ROWS * 4 + (i & 3)] = (uint8_t)code;
-        double part = (double)step * code, off = x[i] - part - lowest;
-        left += off * off;
-        coded += part * part;
+    const float lowest = fabsf(least[0]) < SMALLEST ? 0.0f : least[0], per = step > 0 ? 1.0f / step : 0.0f;
+    for (int64_t i = 0; i < d; i += LANES) {
+        const int64_t count = d - i < LANES ? d - i : LANES;
+        uint8_t own[LANES];
+        for (int j = 0; j < count; j++) {
+            float place = (x[i + j] - lowest) * per + 0.5f;
+            place = place < 255.0f ? place : 255.0f;
+            const int32_t code = (int32_t)place;
+            own[j] = (uint8_t)code;
+            const double part = (double)step * code, off = x[i + j] - part - lowest;
+            left[j] += off * off;
+            coded[j] += part * part;
+        }
+        for (int64_t j = 0; j < count; j += 4)
+            memcpy(codes + ((i + j) >> 2) * ROWS * 4, own + j, count - j < 4 ? count - j : 4);
     }
     *scale = step;
     *low = lowest;
-    *residual = (float)((sqrt(left) + *norm * 0x1p-40) * (1 + SLACK));
-    *length = (float)(sqrt(coded) * (1 + SLACK));
+    *residual = (float)((sqrt(total(left)) + *norm * 0x1p-40) * (1 + SLACK));
+    *length = (float)(sqrt(total(coded)) * (1 + SLACK));
 }
 
 static void quantise_rows(const keys_t *to, const float *keys, int64_t d, int64_t first, int64_t last, double *norms) {
@@ -145,34 +178,45 @@ void dualform_quantise(const keys_t *to, const float *keys, int64_t d, int64_t f
 
 /* ---- screen ---- */
 
-/* Put a lower bound in a heap where it belongs there; the floor is the least of a full heap. */
-static void hold(found_t *found, int64_t cell, float low) {
-    int64_t k = found->k, held = found->held[cell], at;
-    float *heap = found->best + cell * k;
-    if (held < k) {
-        at = found->held[cell]++;
-        while (at > 0 && heap[(at - 1) / 2] > low) {
-            heap[at] = heap[(at - 1) / 2];
-            at = (at - 1) / 2;
+/* Move the k greatest of `count` numbers to the front and return the least of them (Hoare's selection). */
+static float select_greatest(float *numbers, int64_t count, int64_t k) {
+    for (int64_t first = 0, last = count - 1; first < last;) {
+        float pivot = numbers[first + (last - first) / 2];
+        int64_t i = first, j = last;
+        while (i <= j) {
+            while (numbers[i] > pivot) i++;
+            while (numbers[j] < pivot) j--;
+            if (i <= j) {
+                float other = numbers[i];
+                numbers[i++] = numbers[j];
+                numbers[j--] = other;
+            }
         }
-        heap[at] = low;
-        if (held + 1 == k) found->floors[cell] = heap[0];
-        return;
+        if (k - 1 <= j)
+            last = j;
+        else if (k - 1 >= i)
+            first = i;
+        else
+            break;
     }
-    if (!(low > heap[0])) return;
-    for (at = 0;;) {
-        int64_t child = 2 * at + 1;
-        if (child >= k) break;
-        if (child + 1 < k && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= low) break;
-        heap[at] = heap[child];
-        at = child;
-    }
-    heap[at] = low;
-    found->floors[cell] = heap[0];
+    float least = numbers[0];
+    for (int64_t i = 1; i < k; i++) least = numbers[i] < least ? numbers[i] : least;
+    return least;
 }
 
-/* Forget the rows that the floors have passed; a query that still has too many is crowded. */
+/* Note a lower bound. The floor rises whenever k more have come: often enough, and cheaper than every time. */
+static void hold(found_t *found, int64_t cell, float low) {
+    const int64_t k = found->k;
+    float *best = found->best + cell * 2 * k;
+    if (!(low >= found->floors[cell])) return;
+    best[found->held[cell]++] = low;
+    if (found->held[cell] == 2 * k || (found->held[cell] == k && found->floors[cell] == -INFINITY)) {
+        found->floors[cell] = select_greatest(best, found->held[cell], k);
+        found->held[cell] = k;
+    }
+}
+
+/* Forget the rows that the floors have passed. */
 static void tidy(found_t *found, const int32_t *group_of, int64_t query) {
     int64_t *rows = found->rows + query * found->capacity, kept = 0;
     float *high = found->high + query * found->capacity, *floors = found->floors + query * found->groups;
@@ -182,7 +226,6 @@ static void tidy(found_t *found, const int32_t *group_of, int64_t query) {
         high[kept++] = high[i];
     }
     found->counts[query] = kept;
-    if (kept > found->capacity / 2) found->crowded[query] = 1;
 }
 
 static void offer(found_t *found, const int32_t *group_of, int64_t query, int64_t row, float low, float high) {
@@ -191,6 +234,7 @@ static void offer(found_t *found, const int32_t *group_of, int64_t query, int64_
     if (high < found->floors[cell]) return; /* the floor rose since the caller looked */
     if (found->counts[query] == found->capacity) {
         tidy(found, group_of, query);
+        if (found->counts[query] > found->capacity / 2) found->crowded[query] = 1;
         if (found->crowded[query]) return;
     }
     int64_t at = query * found->capacity + found->counts[query]++;
@@ -202,25 +246,32 @@ static void offer(found_t *found, const int32_t *group_of, int64_t query, int64_
 /* Rows of `keys` are numbered from the start of the layer; so is `group_of`. */
 static const int32_t *group_of_layer(const keys_t *keys) { return keys->group ? keys->group - keys->first : 0; }
 
+INLINE int32_t dot(const uint8_t *key, const int8_t *query, int64_t words) {
+    int32_t sum = 0;
+    for (int64_t w = 0; w < words; w++)
+        for (int i = 0; i < 4; i++) sum += (int32_t)key[w * ROWS * 4 + i] * query[w * TILE * 4 + i];
+    return sum;
+}
+
 /* The plain form: any processor, and what the fast one is tested against. */
 static void screen_plain(const keys_t *keys, const queries_t *queries, found_t *found, int64_t begin, int64_t end) {
-    for (int64_t g = begin; g < end; g++)
+    for (int64_t row = begin * ROWS; row < end * ROWS && row < keys->rows; row++) {
+        if (keys->group && keys->group[row] < 0) continue;
+        const uint8_t *key = keys->codes + (row / ROWS) * keys->words * ROWS * 4 + (row % ROWS) * 4;
         for (int64_t q = 0; q < queries->count; q++) {
-            const uint8_t *key = keys->codes + g * keys->words * ROWS * 4;
-            const int8_t *query = queries->codes + (q / TILE) * keys->words * TILE * 4 + (q % TILE) * 4;
-            int32_t dots[ROWS] = {0};
-            for (int64_t w = 0; w < keys->words; w++, key += ROWS * 4, query += TILE * 4)
-                for (int r = 0; r < ROWS; r++)
-                    for (int i = 0; i < 4; i++) dots[r] += (int32_t)key[4 * r + i] * query[i];
-            for (int64_t r = 0, row = g * ROWS; r < ROWS && row < keys->rows; r++, row++) {
-                if (keys->group && keys->group[row] < 0) continue;
-                float score = (float)dots[r] * (keys->scale[row] * queries->scale[q]) + keys->low[row] * queries->sum[q];
-                float error = keys->residual[row] * queries->length[q] + keys->length[row] * queries->residual[q] +
-                              fabsf(keys->low[row]) * queries->slack[q];
-                if (queries->absolute) score = fabsf(score);
-                offer(found, group_of_layer(keys), q, keys->first + row, score - error, score + error);
+            float score = keys->low[row] * queries->sum[q];
+            for (int64_t c = 0; c < queries->columns; c++) {
+                const int64_t column = q * queries->columns + c;
+                const int8_t *query = queries->codes + (column / TILE) * keys->words * TILE * 4 + (column % TILE) * 4;
+                score += (float)dot(key, query, keys->words) *
+                         (keys->scale[row] * (c ? queries->fine[q] : queries->scale[q]));
             }
+            const float error = keys->residual[row] * queries->length[q] + keys->length[row] * queries->residual[q] +
+                                fabsf(keys->low[row]) * queries->slack[q];
+            if (queries->absolute) score = fabsf(score);
+            offer(found, group_of_layer(keys), q, keys->first + row, score - error, score + error);
         }
+    }
 }
 
 #ifdef VNNI
@@ -228,7 +279,8 @@ static void screen_plain(const keys_t *keys, const queries_t *queries, found_t *
 /* Products of two groups of rows with the first queries of a tile, summed over all words. The sums have names of their
    own rather than an array, which the compiler would keep in memory. */
 #define EACH1(DO) DO(0)
-#define EACH4(DO) DO(0) DO(1) DO(2) DO(3)
+#define EACH2(DO) DO(0) DO(1)
+#define EACH4(DO) EACH2(DO) DO(2) DO(3)
 #define EACH12(DO) EACH4(DO) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
 #define BEGIN(q) __m512i a##q = _mm512_setzero_si512(), b##q = _mm512_setzero_si512();
 #define STEP(q)                                        \
@@ -251,6 +303,7 @@ static void screen_plain(const keys_t *keys, const queries_t *queries, found_t *
         EACH(END)                                                                                            \
     }
 MULTIPLY(multiply_1, EACH1)
+MULTIPLY(multiply_2, EACH2)
 MULTIPLY(multiply_4, EACH4)
 MULTIPLY(multiply_12, EACH12)
 
@@ -265,11 +318,13 @@ VNNI INLINE __mmask16 present(const keys_t *keys, int64_t g) {
 }
 
 VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, found_t *found, int64_t g, int64_t q,
-                       __mmask16 there, __m512i sums) {
+                       __mmask16 there, const __m512i sums[]) {
     int64_t row = g * ROWS;
-    __m512 low = _mm512_loadu_ps(keys->low + row);
-    __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(keys->scale + row), _mm512_set1_ps(queries->scale[q]));
-    __m512 score = _mm512_fmadd_ps(low, _mm512_set1_ps(queries->sum[q]), _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale));
+    __m512 low = _mm512_loadu_ps(keys->low + row), scale = _mm512_loadu_ps(keys->scale + row);
+    __m512 score = _mm512_mul_ps(low, _mm512_set1_ps(queries->sum[q]));
+    score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_mul_ps(scale, _mm512_set1_ps(queries->scale[q])), score);
+    if (queries->columns == 2)
+        score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), _mm512_mul_ps(scale, _mm512_set1_ps(queries->fine[q])), score);
     __m512 error = _mm512_mul_ps(_mm512_loadu_ps(keys->residual + row), _mm512_set1_ps(queries->length[q]));
     error = _mm512_fmadd_ps(_mm512_loadu_ps(keys->length + row), _mm512_set1_ps(queries->residual[q]), error);
     error = _mm512_fmadd_ps(_mm512_abs_ps(low), _mm512_set1_ps(queries->slack[q]), error);
@@ -294,19 +349,20 @@ VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, found_t *fo
 }
 
 VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, found_t *found, int64_t begin, int64_t end) {
-    const int64_t stride = keys->words * ROWS * 4;
+    const int64_t stride = keys->words * ROWS * 4, columns = queries->count * queries->columns;
     for (int64_t g = begin; g < end; g += 2) {
         const __mmask16 there[2] = {present(keys, g), g + 1 < end ? present(keys, g + 1) : 0};
         if (!there[0] && !there[1]) continue;
         /* A group without a row to offer is not read. */
         const uint8_t *a = keys->codes + (there[0] ? g : g + 1) * stride, *b = keys->codes + (there[1] ? g + 1 : g) * stride;
-        for (int64_t q = 0; q < queries->count; q += TILE) {
-            const int8_t *query = queries->codes + q * keys->words * 4;
-            const int64_t own = queries->count - q < TILE ? queries->count - q : TILE;
+        for (int64_t column = 0; column < columns; column += TILE) {
+            const int8_t *query = queries->codes + column * keys->words * 4;
+            const int64_t own = columns - column < TILE ? columns - column : TILE;
             __m512i sums[2][TILE];
-            (own == 1 ? multiply_1 : own <= 4 ? multiply_4 : multiply_12)(a, b, query, keys->words, sums);
+            (own == 1 ? multiply_1 : own == 2 ? multiply_2 : own <= 4 ? multiply_4 : multiply_12)(a, b, query, keys->words, sums);
             for (int i = 0; i < 2; i++)
-                for (int64_t j = 0; there[i] && j < own; j++) judge(keys, queries, found, g + i, q + j, there[i], sums[i][j]);
+                for (int64_t j = 0; there[i] && j < own; j += queries->columns)
+                    judge(keys, queries, found, g + i, (column + j) / queries->columns, there[i], sums[i] + j);
         }
     }
 }
@@ -324,16 +380,48 @@ void dualform_screen(const keys_t *keys, const queries_t *queries, found_t *foun
     screen_plain(keys, queries, found, begin, end);
 }
 
+/* Once every worker is done: floors over what all of them found, and only the rows that these leave. */
+int32_t dualform_settle(found_t *const *workers, int64_t count, int64_t queries, const int32_t *group_of) {
+    const int64_t k = workers[0]->k, groups = workers[0]->groups;
+    float *all = malloc(sizeof(float) * 2 * k * count);
+    if (!all) return 1;
+    for (int64_t cell = 0; cell < queries * groups; cell++) {
+        int64_t held = 0;
+        for (int64_t w = 0; w < count; w++) {
+            memcpy(all + held, workers[w]->best + cell * 2 * k, sizeof(float) * workers[w]->held[cell]);
+            held += workers[w]->held[cell];
+        }
+        const float floor = held < k ? -INFINITY : select_greatest(all, held, k);
+        for (int64_t w = 0; w < count; w++) workers[w]->floors[cell] = floor;
+    }
+    free(all);
+    for (int64_t w = 0; w < count; w++)
+        for (int64_t q = 0; q < queries; q++) tidy(workers[w], group_of, q);
+    return 0;
+}
+
 /* ---- canonical ---- */
 
-INLINE double canonical_score(const float *key, const float *query, int64_t d, double *terms) {
-    int64_t width = d, half = 1;
-    while (half * 2 < width) half *= 2;
-    if (width == 1) return (double)key[0] * query[0] + 0.0;
+/* `next` is a key that is to come: it is fetched line by line while this one is added up. */
+INLINE double canonical_score(const float *key, const float *query, int64_t d, double *terms, const float *next) {
+    int64_t half = 1;
+    while (half * 2 < d) half *= 2;
+    if (d == 1) return (double)key[0] * query[0] + 0.0;
     /* The products of two float32 are exact, so it does not matter whether they are fused with the sum. */
-    for (int64_t i = 0; i < width - half; i++)
-        terms[i] = (double)key[i] * query[i] + (double)key[half + i] * query[half + i];
-    for (int64_t i = width - half; i < half; i++) terms[i] = (double)key[i] * query[i];
+    const int64_t upper = d - half;
+    for (int64_t i = 0; i < half; i += LINE) {
+        const int64_t count = half - i < LINE ? half - i : LINE;
+        __builtin_prefetch(next + i);
+        if (i + LINE <= upper) {
+            __builtin_prefetch(next + half + i);
+            for (int64_t j = i; j < i + LINE; j++)
+                terms[j] = (double)key[j] * query[j] + (double)key[half + j] * query[half + j];
+        } else if (i >= upper && count == LINE)
+            for (int64_t j = i; j < i + LINE; j++) terms[j] = (double)key[j] * query[j];
+        else
+            for (int64_t j = i; j < i + count; j++)
+                terms[j] = (double)key[j] * query[j] + (j < upper ? (double)key[half + j] * query[half + j] : 0.0);
+    }
     for (half /= 2; half >= 1; half /= 2)
         for (int64_t i = 0; i < half; i++) terms[i] += terms[half + i];
     return terms[0] + 0.0;
@@ -341,11 +429,8 @@ INLINE double canonical_score(const float *key, const float *query, int64_t d, d
 
 INLINE void canonical_pairs(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs,
                             int64_t d, double *terms, double *scores) {
-    for (int64_t p = 0; p < pairs; p++) {
-        if (p + 2 < pairs)
-            for (int64_t i = 0; i < d; i += 16) __builtin_prefetch(keys[p + 2] + i);
-        scores[p] = canonical_score(keys[p], queries + query[p] * d, d, terms);
-    }
+    for (int64_t p = 0; p < pairs; p++)
+        scores[p] = canonical_score(keys[p], queries + query[p] * d, d, terms, keys[p + AHEAD < pairs ? p + AHEAD : p]);
 }
 
 #ifdef VNNI
