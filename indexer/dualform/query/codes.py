@@ -39,16 +39,11 @@ class Codes:
     """uint8[G, W, ROWS, 4]."""
     numbers: NDArray[np.float32]
     """float32[4, G * ROWS]: scale, low, and upper bounds of |r| and of |scale * code|."""
-    norms: NDArray[np.float64]
-    """float64[R]: of the keys themselves."""
-
-    @property
-    def rows(self) -> int:
-        return len(self.norms)
+    rows: int
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.numbers.nbytes + self.norms.nbytes
+        return self.codes.nbytes + self.numbers.nbytes
 
     def as_argument(self, first: int, group: NDArray[np.int32] | None) -> kernels.KeyCodes:
         """For kernels.c. `first` is the segment's first row in the layer, `group` int32[all rows of the layer]."""
@@ -62,14 +57,17 @@ class Codes:
         )
 
 
-def quantise(keys: NDArray[np.float32]) -> Codes:
-    """The codes of float32[R, d]. A key that is not finite, or out of range, gets a residual that never excludes it."""
+def quantise(keys: NDArray[np.float32], *, plain: bool = False) -> Codes:
+    """The codes of float32[R, d]. A key that is not finite, or out of range, gets a residual that never excludes it.
+
+    `plain` leaves the fast instructions aside.
+    """
     rows, width = keys.shape
     groups, words = -(-rows // kernels.ROWS), -(-width // 4)
     made = Codes(
         np.zeros((groups, words, kernels.ROWS, 4), np.uint8),
         np.zeros((4, groups * kernels.ROWS), np.float32),
-        np.zeros(rows),
+        rows,
     )
     if width == 0:
         return made
@@ -77,7 +75,12 @@ def quantise(keys: NDArray[np.float32]) -> Codes:
 
     def work(_: int, start: int) -> None:
         kernels.compiled().dualform_quantise(
-            ctypes.byref(argument), keys.ctypes.data, width, start, min(start + step, rows), made.norms.ctypes.data
+            ctypes.byref(argument),
+            keys.ctypes.data,
+            width,
+            start,
+            min(start + step, rows),
+            plain,
         )
 
     share(range(0, rows, step), work)

@@ -11,7 +11,6 @@ had when recording began are no slots, so no mask removes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +19,9 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput
 from dualform.query.exactness import require_exact
 from dualform.query.mask import Selection
+from dualform.query.slot_sum import slot_sum
 from dualform.query.view import Check, View
 from dualform.store.layer import Layer
-
-_BLOCK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +63,7 @@ def build(view: View, layer: Layer, selection: Selection, at_step: int | None, c
 def _build(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Rebuilt:
     summed = slot_sum(view, layer, selection, at_step, check)
     weight = summed.weight + _standing(view, layer, layer.weight, at_step)
-    bias = (
-        None if layer.bias is None or summed.bias is None else summed.bias + _standing(view, layer, layer.bias, at_step)
-    )
+    bias = None if layer.bias is None else summed.bias + _standing(view, layer, layer.bias, at_step)
     return Rebuilt(weight, bias)
 
 
@@ -79,50 +75,3 @@ def _standing(view: View, layer: Layer, parameter: str, at_step: int | None) -> 
     if momentum is not None:
         standing += factors.momentum * momentum.astype(np.float64)
     return standing
-
-
-def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Rebuilt:
-    """The selected slots' own part: sum_t a_t delta_t x_t^T in float64 over fixed blocks of slots."""
-    weight, bias = np.zeros((layer.d_out, layer.d_in)), np.zeros(layer.d_out)
-    for part in parts(view, layer, selection, at_step, check):
-        weight += (part.values * part.weight[:, None]).T @ part.keys
-        bias += part.bias @ part.values
-    return Rebuilt(weight, None if layer.bias is None else bias)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some slots that speak."""
-
-    keys: NDArray[np.float64]
-    """float64[b, d_in]."""
-    values: NDArray[np.float64]
-    """float64[b, d_out]: raw output gradients."""
-    weight: NDArray[np.float64]
-    """float64[b]: coefficient of each slot for the weight."""
-    bias: NDArray[np.float64]
-    """float64[b]: for the bias."""
-
-
-def parts(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Iterator[Part]:
-    """The selected slots, block by block, without those whose gradient the optimizer had not used by `at_step`."""
-    keys, values = view.memory.keys(layer.name), view.memory.values(layer.name)
-    steps = view.slot_steps(layer.grain)
-    weight = view.coefficients(layer, layer.weight, at_step).per_step
-    bias = view.coefficients(layer, layer.bias, at_step).per_step if layer.bias else np.zeros_like(weight)
-    # Fixed for a layer, for it decides the last bits.
-    size = int(np.clip(_BLOCK_BYTES // (8 * max(layer.d_in, layer.d_out)), 256, 8192))
-    for start in range(0, keys.slots, size):
-        stop = min(start + size, keys.slots)
-        own = steps[start:stop]
-        speaks = selection.stays[start:stop] & ((weight[own] != 0) | (bias[own] != 0))
-        if not speaks.any():
-            continue
-        check()
-        own = own[speaks]
-        yield Part(
-            keys.slot_block(start, stop)[speaks].astype(np.float64),
-            values.block(start, stop)[speaks].astype(np.float64),
-            weight[own],
-            bias[own],
-        )

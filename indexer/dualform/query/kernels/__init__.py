@@ -19,7 +19,7 @@ from dualform.errors import MissingPackage
 
 ROWS = 16
 """Rows of a group in kernels.c."""
-_ABI = 3
+_ABI = 5
 """As dualform_abi() in kernels.c: what was built from other sources is not called."""
 
 
@@ -88,7 +88,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
-    found.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    found.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_int32]
     found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Found), c_int64, c_int64, c_int32]
     found.dualform_settle.argtypes = [POINTER(POINTER(Found)), c_int64, c_int64, c_void_p]
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]

@@ -1,0 +1,146 @@
+"""What the slots that speak brought to a layer's weights: sum_t a_t delta_t x_t^T, in float64.
+
+Shapes: T slots, m that speak, b of a block, R stored rows of which r speak, d_in, d_out.
+
+Float64 throughout: float32 products over short blocks would cost half, but their last bits follow the number of
+threads, and with them the float32 that an output is rounded to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query.mask import Selection
+from dualform.query.runs import added_in_order, begins
+from dualform.query.view import Check, View
+from dualform.query.workers import share
+from dualform.store.layer import Layer
+from dualform.store.rows import Keys, Rows
+
+BUDGET = 256 << 20
+"""Bytes of values that are added up by stored row at once; more are made column range by column range."""
+_BLOCK_BYTES = 16 << 20
+"""Of keys or values in float64: products are as fast as on larger ones, and the cache holds them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Speaking:
+    """The selected slots, without those whose gradient the optimizer had not used by a step."""
+
+    slots: NDArray[np.int64]
+    """int64[m], ascending."""
+    weight: NDArray[np.float64]
+    """float64[m]: coefficient of each slot for the weight."""
+    bias: NDArray[np.float64]
+    """float64[m]: for the bias."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlotSum:
+    weight: NDArray[np.float64]
+    """float64[d_out, d_in]."""
+    bias: NDArray[np.float64]
+    """float64[d_out]; zeros for a layer without one."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + self.bias.nbytes
+
+
+def speaking(view: View, layer: Layer, selection: Selection, at_step: int | None) -> Speaking:
+    steps = view.slot_steps(layer.grain)[selection.slots]
+    weight = view.coefficients(layer, layer.weight, at_step).per_step
+    bias = view.coefficients(layer, layer.bias, at_step).per_step if layer.bias else np.zeros_like(weight)
+    speaks = ((weight != 0) | (bias != 0))[steps]
+    steps = steps[speaks]
+    return Speaking(selection.slots[speaks], weight[steps], bias[steps])
+
+
+def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> SlotSum:
+    """The selected slots' own part of the weights, kept in the cache by mask."""
+    key = ("slot sum", layer.name, selection.identity, at_step)
+    return view.cache.get(key, lambda: _summed(view, layer, speaking(view, layer, selection, at_step), check))
+
+
+def _summed(view: View, layer: Layer, slots: Speaking, check: Check) -> SlotSum:
+    keys, values = view.memory.keys(layer.name), view.memory.values(layer.name)
+    found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros(layer.d_out))
+    if keys.row_of_slot is not None:
+        rows, numbers = np.unique(keys.row_of_slot[slots.slots], return_inverse=True)
+        if 2 * len(rows) <= len(numbers):
+            _by_row(found, keys, values, slots, rows, numbers, check)
+            return found
+    _by_slot(found, keys, values, slots, check)
+    return found
+
+
+def _by_slot(found: SlotSum, keys: Keys, values: Rows, slots: Speaking, check: Check) -> None:
+    """One product a block of slots."""
+    weight, bias = found.weight, found.bias
+    size = block_size(max(keys.width, values.width))
+    wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
+    for start, stop, part in blocks(slots.slots, keys.slots, size):
+        check()
+        count = part.stop - part.start
+        chosen = _within(slots.slots[part], start, stop)
+
+        own, other = wide_values[:count], wide_keys[:count]
+        share(
+            [(own, values.block(start, stop), chosen), (other, keys.slot_block(start, stop), chosen)],
+            lambda _, side: np.copyto(side[0], side[1][side[2]]),
+        )
+        bias += slots.bias[part] @ own
+        own *= slots.weight[part, None]
+        weight += own.T @ other
+
+
+def _by_row(
+    found: SlotSum,
+    keys: Keys,
+    values: Rows,
+    slots: Speaking,
+    rows: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    check: Check,
+) -> None:
+    """Values of slots that share a key are added up first, in slot order: one product a block of stored rows."""
+    weight, bias = found.weight, found.bias
+    columns = max(1, min(values.width, BUDGET // (8 * max(1, len(rows)))))
+    for first in range(0, values.width, columns):
+        last = min(first + columns, values.width)
+        own = np.zeros((len(rows), last - first))
+        for start, stop, part in blocks(slots.slots, keys.slots, block_size(values.width)):
+            check()
+            block = values.block(start, stop)[_within(slots.slots[part], start, stop), first:last].astype(np.float64)
+            bias[first:last] += slots.bias[part] @ block
+            block *= slots.weight[part, None]
+            order = np.argsort(numbers[part], kind="stable")
+            sorted_numbers = numbers[part][order]
+            runs = begins(sorted_numbers)
+            own[sorted_numbers[runs]] += added_in_order(block[order], runs)
+        for start, stop, part in blocks(rows, keys.rows, block_size(keys.width)):
+            check()
+            wide = keys.block(start, stop)[_within(rows[part], start, stop)].astype(np.float64)
+            weight[first:last] += own[part].T @ wide
+
+
+def block_size(width: int) -> int:
+    """Fixed for a layer, for it decides the last bits."""
+    return int(np.clip(_BLOCK_BYTES // (8 * max(1, width)), 256, 8192))
+
+
+def blocks(ids: NDArray[np.int64], count: int, size: int) -> Iterator[tuple[int, int, slice]]:
+    """Ranges of `size` of `count` rows that hold some of the ascending ids, each with where those lie in `ids`."""
+    cuts = np.searchsorted(ids, np.arange(0, count + size, size)).tolist()
+    for number, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        if low < high:
+            yield number * size, min((number + 1) * size, count), slice(low, high)
+
+
+def _within(ids: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64] | slice:
+    """The ids counted from `start`; a slice, which copies nothing, where they are all of the range."""
+    return slice(None) if len(ids) == stop - start else ids - start
