@@ -27,8 +27,12 @@ class Noisy:
 
     def scores(self, keys, queries):
         limits = bound(keys.shape[1], 2.0**-24, self.rounding).slope * np.outer(norms(queries), norms(keys))
-        noise = np.random.default_rng(0).choice([-0.9, 0.9], limits.shape)
-        return (queries.astype(float) @ keys.T.astype(float) + noise * limits).astype(np.float32)
+        noise, exact = (
+            np.random.default_rng(0).choice([-1, 1], limits.shape),
+            queries.astype(float) @ keys.T.astype(float),
+        )
+        # The result is rounded once more, which is part of what the bound allows.
+        return (exact + 0.9 * noise * (limits - 2.0**-24 * np.abs(exact)).clip(0)).astype(np.float32)
 
 
 class NoisyTop(Noisy):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
+from dualform.query.backends.device_copies import DeviceCopies
 
 _ROUNDINGS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-8}
 """torch.get_float32_matmul_precision: float32, TF32 or pairs of bfloat16, bfloat16."""
@@ -28,29 +30,57 @@ class TorchBackend:
 
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         with self._torch.inference_mode():
-            product = self._tensor(queries) @ self._tensor(keys).T
-            scores: NDArray[np.float32] = product.cpu().numpy()
+            scores: NDArray[np.float32] = self._product(keys, queries).cpu().numpy()
         return scores
 
-    def _tensor(self, rows: NDArray[np.float32]) -> Any:
+    def _product(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> Any:
+        return self._upload(queries) @ self._keys(keys).T
+
+    def _keys(self, keys: NDArray[np.float32]) -> Any:
+        return self._upload(keys)
+
+    def _upload(self, rows: NDArray[np.float32]) -> Any:
         with warnings.catch_warnings():
             # Keys are read-only arrays; torch warns that it cannot know that nobody writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
             return self._torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 
 
-class TorchCudaBackend(TorchBackend):
+class TorchDeviceBackend(TorchBackend):
+    """Keys stay on the device while its memory has room for them; what does not fit is copied for each question.
+
+    `room()` is how many bytes of the device are free.
+    """
+
+    def __init__(self, device: str, room: Callable[[], int]) -> None:
+        super().__init__()
+        self.device = device
+        self._held = DeviceCopies(self._upload, room)
+
+    def _keys(self, keys: NDArray[np.float32]) -> Any:
+        return self._held.get(keys)
+
+    def top(
+        self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """As FindsTop: only the best scores leave the device."""
+        with self._torch.inference_mode():
+            scores, rows = self._product(keys, queries).topk(k, dim=1)
+            return scores.cpu().numpy(), rows.cpu().numpy()
+
+
+class TorchCudaBackend(TorchDeviceBackend):
     name = "torch-cuda"
-    device = "cuda"
 
     def __init__(self) -> None:
-        super().__init__()
-        if not self._torch.cuda.is_available():
+        cuda = _torch().cuda
+        if not cuda.is_available():
             raise MissingPackage(
                 "torch sees no GPU.",
-                hint='Use backend="numpy", or install a CUDA build of torch.',
+                hint='Use backend="int8" or "numpy", or install a CUDA build of torch.',
                 field="backend",
             )
+        super().__init__("cuda", lambda: int(cuda.mem_get_info()[0]))
 
     @property
     def rounding(self) -> float:
