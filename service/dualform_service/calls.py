@@ -27,16 +27,21 @@ class Calls:
     def __init__(self, config: ServiceConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
-        self._places = Places(config.max_concurrent)
+        self.places = Places(
+            config.max_concurrent, "The server already answers {} questions at once.", "--max-concurrent"
+        )
+        """For what works on a thread of its own."""
+        self.small_places = Places(config.max_small, "The server already holds {} small questions.", "--max-small")
+        """For small questions, which may share their work."""
 
-    def answer(self, name: str, context: grpc.ServicerContext, work: Callable[[Callable[[], bool]], R]) -> R:
-        """What `work` returns. It is given a function that says whether to stop; errors end the call with a status."""
+    def answer(self, name: str, context: grpc.ServicerContext, work: Callable[[Deadline], R], small: bool = False) -> R:
+        """What `work` returns. It is told when to stop; errors end the call with a status."""
         started = time.monotonic()
         deadline = Deadline(context, self._config.deadline)
         try:
-            with self._places.one():
+            with (self.small_places if small else self.places).one():
                 deadline.check()
-                response = work(deadline.passed)
+                response = work(deadline)
             deadline.check()
             self._check_size(response)
         except Exception as error:

@@ -24,7 +24,9 @@ class ServiceConfig:
     """PEM file of the server's certificate chain; with `key`, the server speaks TLS only."""
     key: Path | None = None
     max_concurrent: int = 4
-    """Questions answered at once; one more is refused with Overloaded, not queued."""
+    """Questions answered at once; one more is refused with Overloaded, not queued. As many scans may be shared ones."""
+    max_small: int = 128
+    """Small questions held at once, most of them waiting for a scan that they share; one more is refused likewise."""
     message_bytes: int = MESSAGE_BYTES
     """Largest request and largest answer."""
     deadline: float = 600.0
@@ -35,7 +37,7 @@ class ServiceConfig:
     """Seconds between looks for newer commits of a training that still runs."""
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrent", "message_bytes", "deadline"):
+        for name in ("max_concurrent", "max_small", "message_bytes", "deadline"):
             if getattr(self, name) <= 0:
                 raise BadInput(f"{name} is {getattr(self, name)}.", hint="It must be above 0.", field=name)
         if (self.certificate is None) != (self.key is None):
@@ -60,4 +62,4 @@ class ServiceConfig:
     @property
     def workers(self) -> int:
         """Threads: enough that a refusal, a health check or a description never waits for a question."""
-        return self.max_concurrent + 4
+        return self.max_concurrent + self.max_small + 4

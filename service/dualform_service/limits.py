@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -15,18 +15,16 @@ from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
 class Places:
     """A fixed number of places for questions. One that finds none is refused at once: queues hide overload."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, full: str, option: str) -> None:
+        """`full` says that all are taken, with the number in place of {}; `option` raises it."""
+        self._full, self._option = full.format(count), option
         self._free = threading.BoundedSemaphore(count)
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Holds a place; raises Overloaded where none is free."""
         if not self._free.acquire(blocking=False):
-            raise Overloaded(
-                f"The server already answers {self._count} questions at once.",
-                hint="Ask again in a moment, or start it with a larger --max-concurrent.",
-            )
+            raise Overloaded(self._full, hint=f"Ask again in a moment, or start it with a larger {self._option}.")
         try:
             yield
         finally:
@@ -44,6 +42,15 @@ class Deadline:
 
     def passed(self) -> bool:
         return time.monotonic() >= self._end or not self._context.is_active()
+
+    def remaining(self) -> float:
+        """Seconds."""
+        return max(0.0, self._end - time.monotonic())
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """`tell` is called when the call ends, whoever ends it; at once where it has."""
+        if not self._context.add_callback(tell):
+            tell()
 
     def check(self) -> None:
         """Raises TimedOut or Cancelled where the call is to stop."""

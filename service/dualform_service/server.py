@@ -18,6 +18,7 @@ import grpc
 from dualform_proto.address import Address
 from dualform_proto.v1 import dualform_pb2_grpc
 from dualform_service.auth import TokenInterceptor
+from dualform_service.batching import Batches
 from dualform_service.calls import Calls
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 from dualform_service.following import Follower
@@ -41,7 +42,8 @@ class Server:
         self._server = _new_server(self.config)
         self._health = Health(self._server)
         self._follower = Follower(engine, self.config.follow)
-        servicer = MemoryServicer(engine, Calls(self.config, self.metrics))
+        self._batches = Batches(engine, self.config.max_concurrent)
+        servicer = MemoryServicer(engine, Calls(self.config, self.metrics), self._batches)
         dualform_pb2_grpc.add_MemoryServicer_to_server(servicer, self._server)
 
     def start(self) -> int:
@@ -68,6 +70,7 @@ class Server:
         self._health.draining()
         self._follower.stop()
         self._server.stop(self.config.grace if grace is None else grace).wait()
+        self._batches.close()
         for line in self.metrics.lines():
             _log.info("%s", line)
 
@@ -133,5 +136,5 @@ def _new_server(config: ServiceConfig) -> grpc.Server:
         interceptors=interceptors,
         options=options,
         # An outer bound for floods: beyond it calls are refused before they take a thread or memory.
-        maximum_concurrent_rpcs=64 + 8 * config.max_concurrent,
+        maximum_concurrent_rpcs=64 + 8 * config.max_concurrent + config.max_small,
     )

@@ -24,6 +24,9 @@ _FILE = click.Path(path_type=Path)
 @click.option("--tls-cert", type=_FILE, help="PEM file of the server's certificate chain.")
 @click.option("--tls-key", type=_FILE, help="PEM file of its key.")
 @click.option("--max-concurrent", type=int, default=4, show_default=True, help="Questions answered at once.")
+@click.option(
+    "--max-small", type=int, default=128, show_default=True, help="Small questions held at once; they share scans."
+)
 @click.option("--deadline", type=float, default=600.0, show_default=True, help="Seconds after which work stops.")
 @json_option
 def serve(
@@ -33,6 +36,7 @@ def serve(
     tls_cert: Path | None,
     tls_key: Path | None,
     max_concurrent: int,
+    max_small: int,
     deadline: float,
     as_json: bool,
 ) -> None:
@@ -49,7 +53,9 @@ def serve(
     from dualform_service.server import serve as serve_memory
 
     token = read_token(token_file) if token_file else None
-    config = ServiceConfig(address, token, tls_cert, tls_key, max_concurrent=max_concurrent, deadline=deadline)
+    config = ServiceConfig(
+        address, token, tls_cert, tls_key, max_concurrent=max_concurrent, max_small=max_small, deadline=deadline
+    )
 
     def ready(bound: str) -> None:
         if as_json:
