@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import EmptyMask, Inexact, MissingPackage
 from dualform.query.exactness import why_not
-from dualform.query.rebuilt import check_step, rebuild
+from dualform.query.rebuilt import build, check_step
 from dualform.query.view import Check, View
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _recorded(view: View, where: str | None, at_step: int | None, check: Check) 
         raise EmptyMask(f"where leaves no slot: {where}", field="where")
     arrays = {}
     for layer in view.memory.layers.values():
-        weights = rebuild(view, layer, selections[layer.grain], at_step, check)
+        weights = build(view, layer, selections[layer.grain], at_step, check)
         arrays[layer.weight] = weights.weight.astype(np.float32)
         if layer.bias and weights.bias is not None:
             arrays[layer.bias] = weights.bias.astype(np.float32)

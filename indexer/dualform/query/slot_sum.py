@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from dualform.query.mask import Selection
 from dualform.query.runs import added_in_order, begins
 from dualform.query.view import Check, View
-from dualform.query.workers import share
+from dualform.query.workers import cores, share
 from dualform.store.layer import Layer
 from dualform.store.rows import Keys, Rows
 
 BUDGET = 256 << 20
 """Bytes of values that are added up by stored row at once; more are made column range by column range."""
+_PIECE = 512
+"""Slots whose values are added to those of their rows at once, within the processor's cache."""
 _BLOCK_BYTES = 16 << 20
 """Of keys or values in float64: products are as fast as on larger ones, and the cache holds them."""
 
@@ -80,22 +82,18 @@ def _summed(view: View, layer: Layer, slots: Speaking, check: Check) -> SlotSum:
 
 def _by_slot(found: SlotSum, keys: Keys, values: Rows, slots: Speaking, check: Check) -> None:
     """One product a block of slots."""
-    weight, bias = found.weight, found.bias
     size = block_size(max(keys.width, values.width))
     wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
+    product, bias, weight = np.empty_like(found.weight), found.bias, found.weight
     for start, stop, part in blocks(slots.slots, keys.slots, size):
         check()
-        count = part.stop - part.start
         chosen = _within(slots.slots[part], start, stop)
-
-        own, other = wide_values[:count], wide_keys[:count]
-        share(
-            [(own, values.block(start, stop), chosen), (other, keys.slot_block(start, stop), chosen)],
-            lambda _, side: np.copyto(side[0], side[1][side[2]]),
-        )
+        own, other = wide_values[: part.stop - part.start], wide_keys[: part.stop - part.start]
+        np.copyto(own, values.block(start, stop)[chosen])
+        np.copyto(other, keys.slot_block(start, stop)[chosen])
         bias += slots.bias[part] @ own
         own *= slots.weight[part, None]
-        weight += own.T @ other
+        weight += np.matmul(own.T, other, out=product)
 
 
 def _by_row(
@@ -107,25 +105,30 @@ def _by_row(
     numbers: NDArray[np.int64],
     check: Check,
 ) -> None:
-    """Values of slots that share a key are added up first, in slot order: one product a block of stored rows."""
-    weight, bias = found.weight, found.bias
-    columns = max(1, min(values.width, BUDGET // (8 * max(1, len(rows)))))
-    for first in range(0, values.width, columns):
+    """Values of slots that share a key are added up first, in slot order: one product a block of stored rows.
+
+    Column ranges of the values are added up side by side, for this waits for memory.
+    """
+    columns = max(1, min(-(-values.width // cores()), BUDGET // (8 * max(1, len(rows)) * cores())))
+
+    def add(_: int, first: int) -> None:
         last = min(first + columns, values.width)
         own = np.zeros((len(rows), last - first))
-        for start, stop, part in blocks(slots.slots, keys.slots, block_size(values.width)):
+        for start, stop, part in blocks(slots.slots, keys.slots, _PIECE):
             check()
-            block = values.block(start, stop)[_within(slots.slots[part], start, stop), first:last].astype(np.float64)
-            bias[first:last] += slots.bias[part] @ block
-            block *= slots.weight[part, None]
             order = np.argsort(numbers[part], kind="stable")
-            sorted_numbers = numbers[part][order]
+            chosen, sorted_numbers = slots.slots[part][order] - start, numbers[part][order]
+            wide = values.block(start, stop)[chosen, first:last].astype(np.float64)
+            found.bias[first:last] += slots.bias[part][order] @ wide
+            wide *= slots.weight[part][order, None]
             runs = begins(sorted_numbers)
-            own[sorted_numbers[runs]] += added_in_order(block[order], runs)
+            own[sorted_numbers[runs]] += added_in_order(wide, runs)
         for start, stop, part in blocks(rows, keys.rows, block_size(keys.width)):
             check()
-            wide = keys.block(start, stop)[_within(rows[part], start, stop)].astype(np.float64)
-            weight[first:last] += own[part].T @ wide
+            other = keys.block(start, stop)[_within(rows[part], start, stop)].astype(np.float64)
+            found.weight[first:last] += own[part].T @ other
+
+    share(range(0, values.width, columns), add)
 
 
 def block_size(width: int) -> int:
