@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := indexer protos service clients tests
+SOURCES := indexer protos service clients tests benchmarks
 
-.PHONY: setup demo test lint protos clean
+.PHONY: setup demo test lint bench bench-quick protos clean
 
 setup: $(VENV)/ready
 
@@ -26,6 +26,18 @@ lint: setup
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What questions cost, beside what else could answer them (docs/benchmarks.md). The peers are an extra of their own, so
+# that the tests need none of them. Examples: make bench ONLY="topk masked", make bench STUDY=runs/continual.
+bench: $(VENV)/peers
+	$(BIN)/python -m benchmarks $(addprefix --only ,$(ONLY)) $(addprefix --study ,$(STUDY)) $(BENCH)
+
+bench-quick: $(VENV)/peers
+	$(BIN)/python -m benchmarks --quick --out build/bench $(addprefix --only ,$(ONLY)) $(addprefix --study ,$(STUDY)) $(BENCH)
+
+$(VENV)/peers: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
 
 # The generated code is checked in, so that installing dualform needs no compiler. The compiler is the oldest that
 # pyproject.toml allows at run time (generated code refuses a runtime older than itself), so it has its own environment.

@@ -1,0 +1,52 @@
+"""Engines that know nothing yet of the questions to come, over keys that were already read from disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from dualform.query import backends
+from dualform.query.engine import CACHE_BYTES, Engine
+from dualform.store.memory import Memory
+from dualform.store.rows import SegmentCache
+
+A = TypeVar("A")
+BLOCK = 4096
+
+
+class Fresh:
+    """Engines that share the segments in memory, and nothing else."""
+
+    def __init__(self, path: Path, backend: str | None) -> None:
+        self._path, self._backend = path, backend
+        self._segments = SegmentCache()
+
+    def read(self, slots: int | None = None) -> None:
+        """Read keys and values of the first slots (of all for None) from disk and check them."""
+        memory = Memory.open(self._path, self._segments)
+        for layer in memory.layers.values():
+            keys = memory.keys(layer.name)
+            last = keys.slots if slots is None else slots
+            last_row = last if keys.row_of_slot is None else int(keys.row_of_slot[:last].max()) + 1
+            for start in range(0, last_row, BLOCK):
+                keys.block(start, min(start + BLOCK, last_row))
+            if layer.values:
+                values = memory.values(layer.name)
+                for start in range(0, last, BLOCK):
+                    values.block(start, min(start + BLOCK, last))
+
+    def engine(self) -> Engine:
+        memory = Memory.open(self._path, self._segments)
+        return Engine(memory, backends.choose(self._backend), CACHE_BYTES, self._segments)
+
+    def measure(self, ask: Callable[[Engine], A], repeats: int) -> tuple[list[float], A]:
+        """Seconds of the first question to one new engine after the other, and the last answer."""
+        measured: list[float] = []
+        for _ in range(repeats):
+            with self.engine() as engine:
+                began = time.perf_counter()
+                answer = ask(engine)
+                measured.append(time.perf_counter() - began)
+        return measured, answer

@@ -1,0 +1,144 @@
+"""Signed and absolute sums of a probe's queries at every layer of the study, beside one matrix product.
+
+Shapes: n queries, R distinct keys of layer 0, d.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import oracle
+from benchmarks.data import Groups
+from benchmarks.engines import Fresh
+from benchmarks.keys import read_study
+from benchmarks.plan import Plan
+from benchmarks.result import OURS, Cell, Row, Section, Target
+from benchmarks.timing import Timing
+from dualform import ProbeRows
+from dualform.query.engine import Engine
+from dualform.store.memory import Memory
+
+BY = ("dataset", "label")
+CHECKED = 2
+"""Queries whose sums are compared with the float64 oracle."""
+BLOCK = 8192
+SCORES: tuple[Literal["signed", "abs"], ...] = ("signed", "abs")
+TOLERANCE = {"signed": 1e-12, "abs": 1e-6}
+TARGET = Target("at most", 2)
+
+
+def run(plan: Plan) -> Section:
+    section = Section("study_sums", "Sums of the study's test queries")
+    question = f"signed and absolute sums of {plan.study_queries:,} test queries, all layers"
+    if plan.study is None:
+        section.rows = [Row(question, {OURS: Cell(why_not="needs a recorded continual study")}, target=TARGET)]
+        return section
+    memory = read_study(plan.study)
+    probe = next(iter(memory.probes))
+    fresh = Fresh(plan.study, plan.backend)
+    fresh.read()
+    with fresh.engine() as engine:
+        before = _product(engine, memory, probe, plan.study_queries)
+        seconds, answers = _ours(engine, probe, plan.study_queries, section)
+        after = _product(engine, memory, probe, plan.study_queries)
+    product, whole = Timing.of([before, after]), sum(seconds.values())
+    wrong = _wrong(memory, probe, answers)
+    section.rows.append(
+        Row(
+            question,
+            {OURS: Cell(whole, whole, 1, wrong=wrong)},
+            "one float32 product with layer 0's distinct keys",
+            product.seconds,
+            whole / product.seconds,
+            TARGET,
+            "both, all layers",
+        )
+    )
+    section.notes.append(
+        "Layer 0 holds each image once, the other layers a key for every slot: absolute sums need every score of "
+        "these, so the product with all keys of all layers stands below for comparison."
+    )
+    _all_products(section, memory, plan.study_queries, product.seconds)
+    return section
+
+
+def _ours(
+    engine: Engine, probe: str, count: int, section: Section
+) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], NDArray[np.float64]]]:
+    """Seconds of each layer and kind of sum, and the first queries' sums."""
+    seconds: dict[tuple[str, str], float] = {}
+    answers: dict[tuple[str, str], NDArray[np.float64]] = {}
+    queries = ProbeRows(probe, tuple(range(count)))
+    for layer in engine.info().layers:
+        for score in SCORES:
+            began = time.perf_counter()
+            found = engine.group_sum(layer.name, queries, BY, score=score)
+            seconds[layer.name, score] = took = time.perf_counter() - began
+            answers[layer.name, score] = found.sums[:CHECKED]
+            section.facts[f"{layer.name}, {'absolute' if score == 'abs' else score}"] = f"{took:.2f} s"
+            section.numbers[f"{layer.name}, {score}, seconds"] = took
+    return seconds, answers
+
+
+def _product(engine: Engine, memory: Memory, probe: str, count: int) -> float:
+    """Seconds of the queries times layer 0's distinct keys in float32, block by block, the scores dropped."""
+    layer = next(iter(memory.layers))
+    asked = engine.probe(probe, layer).queries
+    assert asked is not None
+    queries = torch.from_numpy(np.array(asked[:count]))
+    scores = torch.empty((len(queries), BLOCK))
+    took = 0.0
+    for _, block in memory.keys(layer).blocks(BLOCK):
+        keys = torch.from_numpy(np.array(block))
+        began = time.perf_counter()
+        torch.matmul(queries, keys.T, out=scores[:, : len(keys)] if len(keys) == BLOCK else None)
+        took += time.perf_counter() - began
+    return took
+
+
+def _all_products(section: Section, memory: Memory, count: int, product: float) -> None:
+    """What the product would take with the keys of all layers, by its size."""
+    sizes = [memory.keys(layer.name).rows * layer.d_in for layer in memory.layers.values()]
+    share = sum(sizes) / sizes[0]
+    section.facts["numbers in the keys of all layers, over those of layer 0"] = f"{share:.1f}"
+    section.facts["so the products with all keys in float32 would take about"] = f"{share * product:.1f} s"
+    section.numbers["all products, seconds"] = share * product
+
+
+def _wrong(memory: Memory, probe: str, answers: dict[tuple[str, str], NDArray[np.float64]]) -> str:
+    for layer in memory.layers.values():
+        queries = memory.probe(probe).queries(layer.name)[:CHECKED]
+        groups = groups_of(memory, layer.grain)
+        right = _sums(memory, layer.name, queries, groups)
+        for score in SCORES:
+            found = answers[layer.name, score]
+            if wrong := oracle.wrong_sums(right, score == "abs", found, TOLERANCE[score]):
+                return f"{layer.name}, {score}: {wrong}"
+    return ""
+
+
+def groups_of(memory: Memory, grain: str) -> Groups:
+    codes: Any = 0
+    for name in BY:
+        values, own = np.unique(np.asarray(memory.column(grain, name)), return_inverse=True)
+        codes = codes * len(values) + own
+    present, numbers = np.unique(codes, return_inverse=True)
+    return Groups(BY, numbers, len(present))
+
+
+def _sums(memory: Memory, layer: str, queries: NDArray[np.float32], groups: Groups) -> oracle.Sums:
+    """The oracle's sums, slot block by slot block."""
+    keys = memory.keys(layer)
+    found = oracle.Sums(np.zeros((len(queries), groups.count)), np.zeros((len(queries), groups.count)))
+    for start in range(0, keys.slots, BLOCK):
+        stop = min(start + BLOCK, keys.slots)
+        part = Groups(groups.by, groups.numbers[start:stop], groups.count)
+        block = oracle.sums(keys.slot_block(start, stop), queries, [part])[0]
+        found.signed[:] += block.signed
+        found.absolute[:] += block.absolute
+    return found

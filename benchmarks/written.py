@@ -1,0 +1,48 @@
+"""The benchmark's memory, written through the store's own writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.keys import LAYER, Source
+from dualform.store.batch import Batch, LayerRows
+from dualform.store.layer import Layer
+from dualform.store.writer import Writer
+
+
+def write_memory(path: Path, source: Source, slots: int) -> None:
+    """A memory of one layer, without values. Two slots in a row share a `position`; `coin` is a fair one."""
+    coin = np.random.default_rng(7).random(slots) < 0.5
+    writer: Writer | None = None
+    start = 0
+    for step, block in enumerate(source.blocks(slots)):
+        count, width = block.keys.shape
+        writer = writer or _open(path, width)
+        slot = np.arange(start, start + count)
+        columns = {
+            "row": np.arange(count, dtype=np.int32),
+            "position": slot // 2,
+            **block.columns,
+            "coin": coin[slot],
+        }
+        writer.append(Batch(step, {"sample": columns}, {LAYER: LayerRows(block.keys, None)}))
+        start += count
+    if writer is not None:
+        writer.close()
+
+
+def _open(path: Path, width: int) -> Writer:
+    weight = f"{LAYER}.weight"
+    return Writer(
+        path,
+        layers=[Layer(LAYER, width, 1, weight, None, "sample", repeats=False, values=False)],
+        skipped={},
+        optimizer="none",
+        linear=False,
+        reason="a benchmark's memory",
+        initial={weight: np.zeros((1, width), dtype=np.float32)},
+        momentum={},
+        label_names={},
+    )
