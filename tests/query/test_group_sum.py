@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, Inexact, NotFound
-from dualform.query import group_sum
+from dualform.query import absolute_sum, group_sum, key_sums
 from tests.query import arrays, oracle
 
 DATASETS = ["mnist", "fashion", "ünï", None]
@@ -54,8 +54,8 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block):
     stays = [not case["where"] or slot % 3 == 0 for slot in range(len(case["keys"]))]
     groups = oracle.groups([case[name] for name in case["by"]], stays)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_sum, "BLOCK", block)
-        patch.setattr(group_sum, "_WIDE_BYTES", 8 * block)
+        patch.setattr(key_sums, "BLOCK", block)
+        patch.setattr(absolute_sum, "_ROWS", block)
         score = "abs" if absolute else "signed"
         found = engine_of(case).group_sum("fc", case["queries"], by=case["by"], where=where, score=score)
     assert found.groups == tuple(groups)
@@ -129,3 +129,114 @@ def test_keys_that_are_not_finite_are_refused():
     with pytest.raises(Inexact, match="first at slot 1"):
         engine.group_sum("fc", [1, 2], by="label")
     assert engine.group_sum("fc", [1, 2], by="label", where="label <> 2").sums.tolist() == [[3.0, 3.0]]
+
+
+SIGNS = {
+    "none negative": lambda rows: np.where(rows < 0, np.float32(0), rows),
+    "none positive": lambda rows: np.where(rows > 0, np.float32(-0.0), rows),
+    "of both signs": lambda rows: rows,
+    "zeros": lambda rows: rows * np.float32(-0.0),
+}
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    keys_of=st.lists(st.sampled_from(sorted(SIGNS)), min_size=3, max_size=3),
+    queries_of=st.lists(st.sampled_from(sorted(SIGNS)), min_size=1, max_size=3),
+    repeats=st.booleans(),
+    where=st.sampled_from([None, "label <> 1", "slot % 3 = 0"]),
+    in_ranges=st.booleans(),
+)
+@settings(deadline=None, max_examples=80)
+def test_absolute_sums_are_right_whatever_signs_the_groups_and_queries_have(
+    seed, keys_of, queries_of, repeats, where, in_ranges
+):
+    rng = np.random.default_rng(seed)
+    rows, labels = rng.normal(size=(90, 6)).astype(np.float32), np.arange(90) % 3
+    for label, sign in enumerate(keys_of):
+        rows[labels == label] = SIGNS[sign](rows[labels == label])
+    of_slot = rng.integers(0, 90, 200) if repeats else np.arange(90)
+    label = labels[of_slot]
+    queries = np.concatenate([SIGNS[sign](rng.normal(size=(2, 6)).astype(np.float32)) for sign in queries_of])
+    made = arrays.memory(
+        {"fc": rows},
+        {"label": label.tolist()},
+        rows_of_slots={"fc": of_slot} if repeats else {},
+        segment_rows=31,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if in_ranges:
+            patch.setattr(group_sum, "BUDGET", 1)
+        found = arrays.engine(made).group_sum("fc", queries, by="label", where=where, score="abs")
+    slots = np.arange(len(of_slot))
+    stays = {None: slots >= 0, "label <> 1": label != 1, "slot % 3 = 0": slots % 3 == 0}[where]
+    for i, query in enumerate(queries):
+        exact = np.asarray(oracle.scores(rows[of_slot], query, absolute=True))
+        for g, (value,) in enumerate(found.groups):
+            wanted = math.fsum(exact[stays & (label == value)])
+            assert found.sums[i, g] == pytest.approx(wanted, rel=1e-12, abs=1e-14)
+            assert not np.signbit(found.sums[i, g])
+
+
+def test_keys_and_queries_of_one_sign_are_not_scanned(rng, monkeypatch):
+    keys = np.maximum(rng.normal(size=(50, 4)), 0).astype(np.float32)
+    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": (np.arange(50) % 2).tolist()}))
+    monkeypatch.setattr(group_sum, "scanned", None)
+    signed = engine.group_sum("fc", np.abs(keys[:3]), by="label").sums
+    assert engine.group_sum("fc", keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()
+    assert engine.group_sum("fc", -keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    shared=st.sampled_from([0.0, 1.0, 100.0]),
+    scale=st.sampled_from([1e-25, 1.0, 1e17]),
+    near=st.sampled_from([0.0, 1e-7, 1.0]),
+    repeats=st.booleans(),
+    batch=st.sampled_from([3, 1024]),
+)
+@settings(deadline=None, max_examples=60)
+def test_float32_products_answer_within_a_millionth_or_not_at_all(seed, shared, scale, near, repeats, batch):
+    """`shared`: how much all keys have in common; `near`: how far the keys are from orthogonal to the queries."""
+    rng = np.random.default_rng(seed)
+    d, count = 64, 700
+    rows = rng.normal(size=(count, d)) + shared
+    queries = rng.normal(size=(5, d))
+    basis = np.linalg.qr(queries.T)[0]
+    rows = ((rows - (1 - near) * (rows @ basis) @ basis.T) * scale).astype(np.float32)
+    of_slot = rng.integers(0, count, 2000) if repeats else np.arange(count)
+    label = rng.integers(0, 4, count)[of_slot]
+    queries = (queries * scale).astype(np.float32)
+    made = arrays.memory({"fc": rows}, {"label": label.tolist()}, rows_of_slots={"fc": of_slot} if repeats else {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(absolute_sum, "MANY_ROWS", 100)
+        patch.setattr(absolute_sum, "MANY_QUERIES", 1)
+        patch.setattr(absolute_sum, "_BATCH", batch)
+        patch.setattr(absolute_sum, "_ROWS", 256)
+        found = arrays.engine(made).group_sum("fc", queries, by="label", score="abs").sums
+    scores = np.abs(queries.astype(float) @ rows.astype(float).T)[:, of_slot]
+    wanted = np.stack([scores[:, label == value].sum(axis=1) for value in range(4)], axis=1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_float32_products_are_used_where_they_suffice_and_float64_elsewhere(rng, monkeypatch):
+    keys = (rng.normal(size=(6000, 16)) + 0.5).astype(np.float32)
+    label = np.where(np.arange(6000) < 5900, np.arange(6000) % 2, 2)
+    queries = rng.normal(size=(20, 16)).astype(np.float32)
+    exactly = []
+    whole = absolute_sum._float64
+    monkeypatch.setattr(absolute_sum, "_float64", lambda *of: exactly.append(of[2:4]) or whole(*of))
+    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": label.tolist()}))
+    engine.group_sum("fc", queries, by="label", score="abs")
+    (count, asked), *rest = exactly
+    assert (count, len(asked), rest) == (1, 20, [])  # the group of 100 alone
+    engine.group_sum("fc", queries[:2], by="label", score="abs")
+    assert exactly[1][0] == 3
+
+
+def test_scores_beyond_float32_are_summed_in_float64(rng):
+    keys = (rng.normal(size=(4000, 4)) * 1e30).astype(np.float32)
+    queries = (rng.normal(size=(20, 4)) * 1e30).astype(np.float32)
+    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 4000}))
+    found = engine.group_sum("fc", queries, by="label", score="abs").sums[:, 0]
+    np.testing.assert_allclose(found, np.abs(queries.astype(float) @ keys.T.astype(float)).sum(axis=1), rtol=1e-12)

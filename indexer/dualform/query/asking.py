@@ -43,11 +43,8 @@ class Asking:
     def group_sum(self, question: GroupSum) -> GroupSums:
         view, selection, check, layer = self._view, self._selection, self._check, self._layer.name
         groups = view.groups(self._layer.grain, selection, question.by)
-        rows = key_rows(view, layer, selection, check)
-        if question.score == "signed":
-            sums = group_sum.signed_sums(view, layer, groups, selection.identity, self._queries, check)
-        else:
-            sums = group_sum.absolute_sums(view, rows, groups, selection.identity, layer, self._queries, check)
+        add = group_sum.signed_sums if question.score == "signed" else group_sum.absolute_sums
+        sums = add(view, layer, groups, selection, self._queries, check)
         return GroupSums(groups.keys, sums, groups.counts, question.by, self._scan())
 
     def output(self, question: Output) -> tuple[NDArray[np.float32], Scan]:

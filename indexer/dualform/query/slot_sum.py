@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +140,7 @@ def block_size(width: int) -> int:
 def blocks(ids: NDArray[np.int64], count: int, size: int) -> Iterator[tuple[int, int, slice]]:
     """Ranges of `size` of `count` rows that hold some of the ascending ids, each with where those lie in `ids`."""
     cuts = np.searchsorted(ids, np.arange(0, count + size, size)).tolist()
-    for number, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (low, high) in enumerate(pairwise(cuts)):
         if low < high:
             yield number * size, min((number + 1) * size, count), slice(low, high)
 
