@@ -22,8 +22,10 @@ QUERIES = 128
 """Most queries that share a scan."""
 ANSWER_BYTES = 64 * 2**20
 """Most bytes that the answers of one scan take together, as far as its kind's last answer tells."""
-LINGER = 0.01
-"""Most seconds that a kind waits for askers who shared its last scan to ask again."""
+LINGER = 0.03
+"""Most seconds that a kind waits for those who were about in its last scan to ask again."""
+LINGER_SHARE = 0.75
+"""Most of that scan's own time that the wait takes."""
 
 
 class Asks(Protocol):
@@ -90,6 +92,11 @@ class Batches:
             raise deadline.error()
         return asker.answer
 
+    def waiting(self) -> int:
+        """Questions that wait for their scan to begin."""
+        with self._lock:
+            return sum(len(line.waiting) for line in self._lines.values())
+
     def close(self) -> None:
         """Returns when no scan is under way. Those whose askers have gone end soon."""
         self._scans.shutdown()
@@ -105,7 +112,7 @@ class Batches:
             for asker in askers:
                 asker.answered.set()
             if len(askers) > 1:
-                self._linger(line, len(askers), min(LINGER, (ended - began) / 4))
+                self._linger(line, len(askers), min(LINGER, LINGER_SHARE * (ended - began)))
         with self._lock:
             if line.waiting:
                 self._scans.submit(self._scan, line)
@@ -127,10 +134,13 @@ class Batches:
         return askers
 
     def _linger(self, line: _Line, askers: int, seconds: float) -> None:
-        """Who shared a scan is likely to ask again at once: those who come first wait a moment for the others."""
+        """Who shared a scan is likely to ask again at once: those who come first wait a moment for the others.
+
+        Without it the crowd falls apart into several that scan in turns, each nearly as long as all together.
+        """
         with self._lock:
-            line.expected = askers
-            self._joined.wait_for(lambda: len(line.waiting) >= askers, seconds)
+            line.expected = len(line.waiting) + askers
+            self._joined.wait_for(lambda: len(line.waiting) >= line.expected, seconds)
             line.expected = 0
 
     def _answer(self, askers: list[_Asker], line: _Line) -> None:

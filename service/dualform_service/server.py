@@ -42,8 +42,8 @@ class Server:
         self._server = _new_server(self.config)
         self._health = Health(self._server)
         self._follower = Follower(engine, self.config.follow)
-        self._batches = Batches(engine, self.config.max_concurrent)
-        servicer = MemoryServicer(engine, Calls(self.config, self.metrics), self._batches)
+        self.batches = Batches(engine, self.config.max_concurrent)
+        servicer = MemoryServicer(engine, Calls(self.config, self.metrics), self.batches)
         dualform_pb2_grpc.add_MemoryServicer_to_server(servicer, self._server)
 
     def start(self) -> int:
@@ -70,7 +70,7 @@ class Server:
         self._health.draining()
         self._follower.stop()
         self._server.stop(self.config.grace if grace is None else grace).wait()
-        self._batches.close()
+        self.batches.close()
         for line in self.metrics.lines():
             _log.info("%s", line)
 

@@ -1,0 +1,179 @@
+"""Answers of a real memory to many askers at once, over gRPC: the bits that each would have got alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import dualform
+from dualform.errors import DualformError
+from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
+from dualform_client import Client
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+from dualform_service.sharing import Question, joined, parts
+from tests.service.test_batching import same
+from tests.store import small_memory
+
+WIDTHS = {"layer-0": 6, "layer-1": 5}
+SLOTS = 60
+
+
+class Slow:
+    """An engine whose questions take some milliseconds, so that others come meanwhile."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.scans = engine, 0
+
+    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
+        time.sleep(0.005)
+        self.scans += 1
+        return self.engine.ask(question, cancelled)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shared") / "run"
+    small_memory.write(path, [20, 20, 20])
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(memory: Path) -> Iterator[Any]:
+    with dualform.open(memory) as engine:
+        yield engine
+
+
+def questions(count: int) -> list[Question]:
+    """Of many kinds, some of them wrong: a width, a row, a slot, a probe, a column, a mask that leaves nothing."""
+    rng = np.random.default_rng(3)
+    wheres = [None, "label = 3", "dataset = 'first'", "seen", "slot < 0", "nothing = 1"]
+    made: list[Question] = []
+    for i in range(count):
+        layer = ("layer-0", "layer-1")[i % 2]
+        width = WIDTHS[layer] + (i % 13 == 0)
+        queries = [
+            Vectors(rng.normal(size=(1 + i % 3, width)).astype(np.float32)),
+            ProbeRows("test" if i % 17 else "no-such", (i % 12 if i % 7 else 99,)),
+            SlotKeys((i % SLOTS, 5) if i % 11 else (SLOTS,)),
+        ][rng.integers(3)]
+        where = wheres[rng.integers(len(wheres)) if i % 2 else 0]
+        score = ("signed", "abs")[int(rng.integers(2))]
+        by = [(), ("label",), ("dataset", "label")][rng.integers(3)]
+        made.append(
+            [
+                TopK(layer, queries, int(rng.integers(1, 4)), where, by, score),
+                TopK(layer, queries, score=score),
+                GroupSum(layer, queries, by or ("step",), where),
+                Output("layer-0", ProbeRows("test", (i % 12,)), where),
+            ][rng.integers(4)]
+        )
+    return made
+
+
+def outcome(ask: Callable[[Question], Any], question: Question) -> Any:
+    try:
+        return ask(question)
+    except DualformError as error:
+        return error
+
+
+def test_every_asker_gets_the_bits_and_the_errors_that_it_would_get_alone(engine):
+    asked = questions(400)
+    rights = [outcome(engine.ask, question) for question in asked]
+    kinds = {type(right).__name__ for right in rights}
+    assert kinds >= {"Hits", "GroupSums", "tuple", "BadInput", "EmptyMask", "NotFound"}
+    slow = Slow(engine)
+    with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(48) as pool:
+        got = list(pool.map(lambda question: outcome(client.ask, question), asked))
+    for one, right in zip(got, rights, strict=True):
+        if isinstance(right, DualformError):
+            assert (type(one), str(one)) == (type(right), str(right))
+        else:
+            assert same(one, right)
+
+
+def test_many_askers_of_one_kind_take_few_scans(engine):
+    slow, query = Slow(engine), np.ones((1, 5), np.float32)
+    right = engine.topk("layer-1", query)
+    with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(32) as pool:
+        got = list(pool.map(lambda _: client.topk("layer-1", query), range(320)))
+    assert all(same(one, right) for one in got)
+    assert slow.scans < 160
+
+
+def test_absolute_sums_are_shared_to_their_own_precision(engine):
+    slow = Slow(engine)
+    asked = [GroupSum("layer-1", ProbeRows("test", (row % 12,)), ("label",), score="abs") for row in range(48)]
+    with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(16) as pool:
+        got = list(pool.map(client.ask, asked))
+    for one, question in zip(got, asked, strict=True):
+        np.testing.assert_allclose(one.sums, engine.ask(question).sums, rtol=1e-6)
+    assert slow.scans < len(asked)
+
+
+COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(counts=COUNTS, k=st.integers(1, 9), by=st.sampled_from([(), ("label",)]), rows=st.randoms(use_true_random=False))
+def test_the_parts_of_a_joined_question_are_the_answers_to_its_parts(engine, counts, k, by, rows):
+    for kind in (
+        lambda queries: TopK("layer-0", queries, k, "label < 7", by),
+        lambda queries: GroupSum("layer-0", queries, by or ("dataset",)),
+        lambda queries: Output("layer-0", queries),
+    ):
+        asked = [kind(ProbeRows("test", tuple(rows.randrange(12) for _ in range(count)))) for count in counts]
+        got = parts(engine.ask(joined(asked)), counts)
+        for one, question in zip(got, asked, strict=True):
+            assert same(one, engine.ask(question))
+
+
+def test_an_answer_is_of_the_snapshot_that_it_names_while_the_memory_grows(tmp_path):
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(12, 6)).astype(np.float32)
+    queries = rng.normal(size=(40, 5)).astype(np.float32)
+    writer = small_memory.open_writer(tmp_path / "run")
+    writer.append(small_memory.batch(rng, 0, 20, inputs))
+    writer.commit()
+    rights, got, done = {}, [], threading.Event()
+    with dualform.open(tmp_path / "run") as engine:
+        slow = Slow(engine)
+        rights[engine.info().snapshot] = [engine.topk("layer-1", query) for query in queries]
+
+        def ask(i: int) -> None:
+            with Client(server.address) as client:
+                while not done.is_set():
+                    got.append((i, client.topk("layer-1", queries[i])))
+
+        with Server(slow, ServiceConfig("127.0.0.1:0", follow=600)) as server, ThreadPoolExecutor(40) as pool:
+            asking = [pool.submit(ask, i) for i in range(40)]
+            for step in range(1, 5):
+                seen = len(got)
+                while len(got) < seen + 80:
+                    time.sleep(0.001)
+                writer.append(small_memory.batch(rng, step, 20, inputs))
+                writer.commit()
+                with dualform.open(tmp_path / "run") as fresh:
+                    rights[fresh.info().snapshot] = [fresh.topk("layer-1", query) for query in queries]
+                engine.refresh()
+            done.set()
+            for one in asking:
+                one.result()
+    writer.abandon()
+    assert len({answer.scan.snapshot for _, answer in got}) >= 4
+    for i, answer in got:
+        right = rights[answer.scan.snapshot][i]
+        assert same(answer, right)
+        assert answer.scan.slots_scanned == right.scan.slots_scanned
