@@ -119,7 +119,8 @@ class GeneratedKeys:
 
     def _around(self, cluster: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.float32]:
         noise = random.normal(size=(len(cluster), self._centres.shape[1])).astype(np.float32)
-        return np.maximum(self._centres[cluster] + noise, 0)
+        keys: NDArray[np.float32] = np.maximum(self._centres[cluster] + noise, 0)
+        return keys
 
 
 def read_study(path: Any) -> Memory:

@@ -61,17 +61,18 @@ def _merged(
     slots: NDArray[np.int64],
     count: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The `count` best of those held and some more, in no order."""
-    if scores.shape[1] > count:
-        top = np.argpartition(scores, scores.shape[1] - count, axis=1)[:, -count:]
-        scores, named = np.take_along_axis(scores, top, axis=1), slots[top]
-    else:
-        named = np.broadcast_to(slots, scores.shape)
-    scores, named = np.hstack([held[0], scores]), np.hstack([held[1], named])
-    if scores.shape[1] > count:
-        top = np.argpartition(scores, scores.shape[1] - count, axis=1)[:, -count:]
-        scores, named = np.take_along_axis(scores, top, axis=1), np.take_along_axis(named, top, axis=1)
-    return scores, named
+    """The `count` best of those held and some more, in no order; of equal scores the lower slots."""
+    scores = np.hstack([held[0], scores])
+    slots = np.hstack([held[1], np.broadcast_to(slots, (len(scores), len(slots)))])
+    if scores.shape[1] <= count:
+        return scores, slots
+    top = np.argpartition(scores, scores.shape[1] - count, axis=1)[:, -count:]
+    least = np.take_along_axis(scores, top, axis=1).min(axis=1)
+    reached = scores >= least[:, None]
+    for query in np.flatnonzero(reached.sum(axis=1) > count):
+        tied = np.flatnonzero(reached[query])
+        top[query] = tied[np.lexsort((slots[query, tied], -scores[query, tied]))[:count]]
+    return np.take_along_axis(scores, top, axis=1), np.take_along_axis(slots, top, axis=1)
 
 
 def _ranked(

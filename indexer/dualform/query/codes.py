@@ -142,7 +142,7 @@ class CodesCache:
     """Codes of segments, which never change; the least recently used dropped beyond a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
+        self.most_bytes = most_bytes
         self._held: OrderedDict[Path, Codes] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -157,10 +157,10 @@ class CodesCache:
                 return held
             made = quantise(read())
         with self._lock:
-            if made.nbytes <= self._most:
+            if made.nbytes <= self.most_bytes:
                 self._held[path] = made
                 self._bytes += made.nbytes
-                while self._bytes > self._most:
+                while self._bytes > self.most_bytes:
                     self._bytes -= self._held.popitem(last=False)[1].nbytes
         return made
 

@@ -21,7 +21,7 @@ from dualform.query import kernels
 from dualform.query.codes import Codes, CodesCache, quantise_queries
 from dualform.query.view import Check
 from dualform.query.workers import cores, share
-from dualform.store.rows import Keys
+from dualform.store.rows import Keys, Segment
 
 _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
@@ -102,6 +102,11 @@ def screen(
             plain,
         )
 
+    if keys.rows * keys.width <= codes.most_bytes:
+        # They will all be held: made here, each takes all cores. Below, one worker makes them and the others wait.
+        for segment in _segments(keys, wanted):
+            check()
+            codes.get(segment.path, partial(keys.matrix, segment))
     share(_tasks(keys, codes, wanted), work)
     return _together(found, wanted)
 
@@ -117,11 +122,16 @@ class _Task:
     end: int
 
 
-def _tasks(keys: Keys, cache: CodesCache, wanted: Wanted) -> Iterator[_Task]:
+def _segments(keys: Keys, wanted: Wanted) -> Iterator[Segment]:
+    """Those of which the mask leaves a row."""
     for segment in keys.segments:
         own = None if wanted.group is None else wanted.group[segment.first_row : segment.first_row + segment.rows]
-        if own is not None and not (own >= 0).any():
-            continue
+        if own is None or (own >= 0).any():
+            yield segment
+
+
+def _tasks(keys: Keys, cache: CodesCache, wanted: Wanted) -> Iterator[_Task]:
+    for segment in _segments(keys, wanted):
         codes = cache.get(segment.path, partial(keys.matrix, segment))
         argument = codes.as_argument(segment.first_row, wanted.group)
         groups = len(codes.codes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import xxhash
@@ -33,10 +34,15 @@ def checksum(content: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
+def checksum_pieces(pieces: Iterable[bytes | memoryview]) -> str:
+    """The checksum of a content that comes in pieces."""
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
 def checksum_file(path: Path) -> str:
     """The checksum of a file's content, read in pieces of 16 MiB."""
-    digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while piece := file.read(1 << 24):
-            digest.update(piece)
-    return digest.hexdigest()
+        return checksum_pieces(iter(lambda: file.read(1 << 24), b""))

@@ -10,6 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from dualform.store.batch import LayerRows
+from dualform.store.direct_file import Blocks
 from dualform.store.durable import sync_folder
 from dualform.store.layer import Layer
 from dualform.store.matrix_file import Header, MatrixWriter, flat_index_header, npy_header
@@ -20,11 +21,12 @@ _MOST_REMEMBERED = 4_000_000
 
 
 class LayerWriter:
-    """Streams one layer's rows to disk; of a layer whose inputs repeat, each distinct key once."""
+    """Gathers one layer's rows and writes them at a commit; of a layer whose inputs repeat, each distinct key once."""
 
-    def __init__(self, layer: Layer, shard_folder: Path) -> None:
+    def __init__(self, layer: Layer, shard_folder: Path, blocks: Blocks) -> None:
         self.layer = layer
         self.folder = shard_folder / "layers" / layer.folder
+        self._blocks = blocks
         self._open: dict[str, MatrixWriter] = {}
         self._segment = 0
         self._rows_before = {"keys": 0, "values": 0}
@@ -34,7 +36,7 @@ class LayerWriter:
         self._key_rows: list[np.ndarray[Any, np.dtype[np.int64]]] = []
 
     def append(self, rows: LayerRows) -> int:
-        """Add one step's rows; returns the bytes written."""
+        """Add one step's rows; returns the bytes gathered."""
         keys = self._distinct_keys(rows.keys) if self.layer.repeats else rows.keys
         written = keys.nbytes
         if len(keys):
@@ -46,10 +48,11 @@ class LayerWriter:
 
     def _distinct_keys(self, keys: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The keys not stored before, bit for bit; notes the row of every slot's key."""
-        of_slot = np.empty(len(keys), dtype=np.int64)
         new: list[int] = []
-        for slot, key in enumerate(keys):
-            digest = xxhash.xxh3_128_digest(key.data)
+        of_slot = []
+        # As bytes, all at once: one row of an array after the other takes the training's interpreter several times.
+        whole_keys = np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 4))).reshape(-1).tolist()
+        for slot, digest in enumerate(map(xxhash.xxh3_128_digest, whole_keys)):
             row = self._row_of_key.get(digest)
             if row is None:
                 row = self._distinct
@@ -57,14 +60,16 @@ class LayerWriter:
                 new.append(slot)
                 if len(self._row_of_key) < _MOST_REMEMBERED:
                     self._row_of_key[digest] = row
-            of_slot[slot] = row
-        self._key_rows.append(of_slot)
+            of_slot.append(row)
+        self._key_rows.append(np.array(of_slot, dtype=np.int64))
         return keys if len(new) == len(keys) else keys[new]
 
     def _writer(self, kind: str, width: int, header: Header) -> MatrixWriter:
         if kind not in self._open:
             suffix = "faiss" if kind == "keys" else "npy"
-            self._open[kind] = MatrixWriter(self.folder / f"{kind}-{self._segment:06d}.{suffix}", width, header)
+            self._open[kind] = MatrixWriter(
+                self.folder / f"{kind}-{self._segment:06d}.{suffix}", width, header, self._blocks
+            )
         return self._open[kind]
 
     def finish(self, segment: int) -> list[tuple[Any, ...]]:

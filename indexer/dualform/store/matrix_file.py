@@ -1,17 +1,18 @@
-"""The two kinds of matrix file in a memory, written row by row and read whole.
+"""The two kinds of matrix file in a memory, gathered row by row, written and read whole.
 
 A key segment is a FAISS `IndexFlatIP` file, so that `faiss.read_index` alone opens it; a value segment is a `.npy`
 file, so that `numpy.load` alone opens it. Both are a header that states the number of rows, then float32 rows. Writing
-them here rather than through FAISS lets rows stream to disk as they arrive, and a full disk raises (FAISS can report
-success there).
+them here rather than through FAISS keeps them off the page cache, and a full disk raises (FAISS can report success
+there).
 """
 
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable import checksum, checksum_file
+from dualform.store.direct_file import BLOCK_BYTES, Blocks, write_durably
+from dualform.store.durable import checksum, checksum_pieces
 
 Header: TypeAlias = Callable[[int, int], bytes]
 """(rows, width) -> the header's bytes, of a length that does not depend on the number of rows."""
@@ -41,34 +43,44 @@ def npy_header(rows: int, width: int) -> bytes:
 
 
 class MatrixWriter:
-    """A matrix file under its temporary name, until `finish` gives it its own."""
+    """A matrix file gathered in memory until `finish`: its header, which comes first, is known last."""
 
-    def __init__(self, path: Path, width: int, header: Header) -> None:
+    def __init__(self, path: Path, width: int, header: Header, blocks: Blocks) -> None:
         self.path, self.width, self.rows, self._header = path, width, 0, header
         self._temporary = path.with_name(path.name + ".tmp")
-        self._file = open(self._temporary, "wb")  # noqa: SIM115  closed by finish or discard
-        self._file.write(header(0, width))
+        self._pool = blocks
+        self._blocks: list[mmap.mmap] = []
+        self._size = len(header(0, width))
 
     def append(self, rows: NDArray[np.float32]) -> None:
         """Add float32[n, width] rows."""
-        if not len(rows):
-            return
-        self._file.write(np.ascontiguousarray(rows, dtype="<f4").data.cast("B"))
+        content = np.ascontiguousarray(rows, dtype="<f4").reshape(-1).view(np.uint8)
+        done = 0
+        while done < len(content):
+            place = self._size % BLOCK_BYTES
+            if self._size // BLOCK_BYTES == len(self._blocks):
+                self._blocks.append(self._pool.take())
+            part = content[done : done + BLOCK_BYTES - place]
+            np.frombuffer(self._blocks[-1], dtype=np.uint8)[place : place + len(part)] = part
+            done, self._size = done + len(part), self._size + len(part)
         self.rows += len(rows)
 
     def finish(self) -> tuple[int, str]:
         """Make the file durable under its own name; returns its size in bytes and its checksum."""
-        self._file.seek(0)
-        self._file.write(self._header(self.rows, self.width))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        digest, size = checksum_file(self._temporary), self._temporary.stat().st_size
+        header = self._header(self.rows, self.width)
+        self._blocks[0][: len(header)] = header
+        digest = checksum_pieces(self._pieces())
+        write_durably(self._temporary, self._blocks, self._size)
         os.replace(self._temporary, self.path)
-        return size, digest
+        self._pool.give_back(self._blocks)
+        self._blocks = []
+        return self._size, digest
+
+    def _pieces(self) -> Iterator[memoryview]:
+        for index, block in enumerate(self._blocks):
+            yield memoryview(block)[: self._size - index * BLOCK_BYTES]
 
     def discard(self) -> None:
-        self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Writes a memory: rows stream to segment files, and a commit makes them part of it.
+"""Writes a memory: rows gather in memory, and a commit writes segment files and makes them part of it.
 
 Commit order: segment files under temporary names, checksummed, fsynced, renamed, folder fsynced; then the DuckDB
 transaction that names them; then memory.json by atomic rename. A cut at any moment leaves the last commit whole.
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dualform.errors import AlreadyExists
 from dualform.store import shard
 from dualform.store.batch import Batch
+from dualform.store.direct_file import Blocks
 from dualform.store.durable import sync_folder
 from dualform.store.layer import Layer
 from dualform.store.layer_writer import LayerWriter
@@ -28,7 +29,8 @@ from dualform.store.tables import SLOTS, TABLES, arrow_table, rows_table
 from dualform.store.weights import write_weights
 
 SEGMENT_BYTES = 256 << 20
-"""A commit comes after this much was appended: what a power cut can take from a training that never flushes."""
+"""A commit comes after this much was appended: what waits in memory, and what a power cut can take from a training
+that never flushes."""
 
 
 def check_new_folder(path: Path) -> None:
@@ -65,7 +67,8 @@ class Writer:
         self._shard = Shard()
         folder = self.path / self._shard.folder
         self._slots = {grain: SlotColumns(grain) for grain in grains}
-        self._layers = {layer.name: LayerWriter(layer, folder) for layer in layers}
+        blocks = Blocks()
+        self._layers = {layer.name: LayerWriter(layer, folder, blocks) for layer in layers}
         for writer in self._layers.values():
             writer.folder.mkdir(parents=True)
         self._database = folder / shard.FILE
