@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
+from dualform.query import slot_sum
 from dualform.query.canonical import as_float32, canonical_scores
 from dualform.query.output import outputs
 from dualform.query.rebuilt import Rebuilt
@@ -218,3 +219,30 @@ def test_bad_questions_are_refused():
         case.engine.weights("label = ")
     with pytest.raises(NotFound, match="no dataset 'mnist'"):
         case.engine.weights("dataset = 'mnist'")
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 20])
+def test_values_of_repeated_keys_are_added_up_column_range_by_column_range(budget, monkeypatch):
+    monkeypatch.setattr(slot_sum, "BUDGET", budget)
+    monkeypatch.setattr(slot_sum, "_PIECE", 16)
+    case = Case(repeats=True)
+    found, (weight, bias) = case.engine.weights(), case.rebuilt(case.labels >= 0)
+    np.testing.assert_allclose(found["fc.weight"], weight, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found["fc.bias"], bias, rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_mask_removes_is_not_what_its_opposite_leaves():
+    case = Case()
+    labels = [None if label == 3 else int(label) for label in case.labels]
+    made = arrays.memory(
+        {"fc": case.keys},
+        {"label": labels, "step": case.steps.tolist()},
+        values={"fc": case.values},
+        initial={"fc.weight": case.weight, "fc.bias": case.bias},
+    )
+    engine = arrays.engine(made)
+    engine.weights("NOT label <> 2")  # NULL is in neither
+    removed = case.labels >= 2
+    terms = np.linalg.norm(case.values[removed], axis=1) * np.linalg.norm(case.keys[removed], axis=1)
+    moved = np.linalg.norm(case.values[removed].T.astype(float) @ case.keys[removed])
+    assert engine.cancellation("label <> 2")["fc"] == pytest.approx(terms.sum() / moved, rel=1e-5)
