@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -50,9 +50,10 @@ class LayerWriter:
         """The keys not stored before, bit for bit; notes the row of every slot's key."""
         new: list[int] = []
         of_slot = []
-        # As bytes, all at once: one row of an array after the other takes the training's interpreter several times.
-        whole_keys = np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 4))).reshape(-1).tolist()
-        for slot, digest in enumerate(map(xxhash.xxh3_128_digest, whole_keys)):
+        # As bytes, all at once: one row of an array after the other holds the training up for longer.
+        each = np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 4))).reshape(-1)
+        contents = cast(list[bytes], each.tolist())
+        for slot, digest in enumerate(map(xxhash.xxh3_128_digest, contents)):
             row = self._row_of_key.get(digest)
             if row is None:
                 row = self._distinct

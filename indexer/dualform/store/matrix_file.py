@@ -49,7 +49,7 @@ class MatrixWriter:
         self.path, self.width, self.rows, self._header = path, width, 0, header
         self._temporary = path.with_name(path.name + ".tmp")
         self._pool = blocks
-        self._blocks: list[mmap.mmap] = []
+        self._blocks: list[mmap.mmap] = [blocks.take()]
         self._size = len(header(0, width))
 
     def append(self, rows: NDArray[np.float32]) -> None:

@@ -1,0 +1,83 @@
+"""Matrix files are the same whether the file system takes direct writes or not, and wherever blocks end."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dualform.store import direct_file
+from dualform.store.direct_file import BLOCK_BYTES, Blocks
+from dualform.store.durable import checksum_file
+from dualform.store.matrix_file import MatrixWriter, flat_index_header, npy_header, read_matrix
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("files")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batches=st.lists(st.integers(0, 400), max_size=5),
+    width=st.sampled_from([1, 7, 784, 1024]),
+    seed=st.integers(0, 99),
+)
+def test_what_was_appended_is_read_back(folder, batches, width, seed):
+    rng, blocks = np.random.default_rng(seed), Blocks()
+    for _ in range(2):  # the second file is gathered in blocks that held the first
+        rows = [rng.normal(size=(n, width)).astype(np.float32) for n in batches]
+        whole = np.concatenate([np.empty((0, width), np.float32), *rows])
+        for path, header in ((folder / "keys.faiss", flat_index_header), (folder / "values.npy", npy_header)):
+            writer = MatrixWriter(path, width, header, blocks)
+            for part in rows:
+                writer.append(part)
+            size, digest = writer.finish()
+            assert (path.stat().st_size, checksum_file(path)) == (size, digest)
+            assert read_matrix(path, len(whole), width, header, digest).tobytes() == whole.tobytes()
+        assert np.load(folder / "values.npy").tobytes() == whole.tobytes()
+        index = faiss.read_index(str(folder / "keys.faiss"))
+        assert index.reconstruct_n(0, index.ntotal).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 40 * BLOCK_BYTES + 5])
+@pytest.mark.parametrize("refused", ["nothing", "opening", "writing"])
+def test_without_direct_writes_the_page_cache_takes_them(tmp_path, monkeypatch, size, refused):
+    content = np.random.default_rng(size).bytes(size)
+    blocks = [Blocks().take() for _ in range(-(-size // BLOCK_BYTES))]
+    for index, block in enumerate(blocks):
+        part = content[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+        block[: len(part)] = part
+    opened, written, direct = os.open, os.writev, direct_file._DIRECT
+
+    def is_direct(handle):
+        return direct_file.fcntl.fcntl(handle, direct_file.fcntl.F_GETFL) & direct
+
+    def refusing_open(path, flags, mode=0o777):
+        if refused == "opening" and flags & direct:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, mode)
+
+    def refusing_write(handle, parts):
+        if refused == "writing" and is_direct(handle):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        # A write may take less than it was given.
+        return written(handle, [parts[0][:8192]]) if len(parts) == 1 else written(handle, parts)
+
+    monkeypatch.setattr(os, "open", refusing_open)
+    monkeypatch.setattr(os, "writev", refusing_write)
+    direct_file.write_durably(tmp_path / "file", blocks, size)
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_a_full_disk_raises(tmp_path, monkeypatch):
+    def full(handle, parts):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(OSError, match="No space left"):
+        direct_file.write_durably(tmp_path / "file", [Blocks().take()], 10)
