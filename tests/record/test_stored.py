@@ -75,6 +75,38 @@ def test_without_values(tmp_path):
     memory = Memory.open(tmp_path / "m")
     assert not memory.layer("0").values
     assert memory.keys("2").rows == 16
+    assert memory.table("factors").num_rows == 0
+    assert memory.table("steps")["first_step"].to_pylist() == [0, 1]
+
+
+def test_without_values_keys_are_those_with_values(tmp_path):
+    for values in (True, False):
+        torch.manual_seed(3)
+        model, optimizer, recorder = started(tmp_path / str(values), values=values)
+        with recorder:
+            train(recorder, model, optimizer, batches(3))
+    first, second = Memory.open(tmp_path / "True"), Memory.open(tmp_path / "False")
+    for layer in ("0", "2"):
+        assert first.keys(layer).slot_block(0, 24).tobytes() == second.keys(layer).slot_block(0, 24).tobytes()
+
+
+@pytest.mark.parametrize("where", ["key", "error signal"])
+def test_without_values_nan_is_refused_too(tmp_path, where):
+    model, optimizer, recorder = started(tmp_path / "m", values=False)
+    ((inputs, labels), *_) = batches(1)
+    spoiled = inputs.clone()
+    spoiled[1, 0] = float("nan")
+
+    def step():
+        with recorder.step():
+            output = model(spoiled).nan_to_num() if where == "key" else model(inputs) * float("nan")
+            output.sum().backward()
+
+    with recorder:
+        train(recorder, model, optimizer, batches(1))
+        with pytest.raises(RecordingError, match=f"the {where} of layer"):
+            step()
+    assert Memory.open(tmp_path / "m").count("sample") == len(labels)
 
 
 def test_what_was_recorded_before_an_exception_is_committed(tmp_path):

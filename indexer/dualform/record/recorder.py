@@ -53,8 +53,8 @@ class Recorder:
         *,
         _sink: Callable[[Header], Sink] = StoreSink,
     ) -> None:
-        """`layers`: names or patterns of the linear layers to record, None for all; `values`: keep error signals,
-        which outputs and weights need; `label_names`: by dataset, the names of labels 0, 1, ….
+        """`layers`: names or patterns of the linear layers to record, None for all; `values`: keep error signals and
+        measure gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, ….
 
         Raises AlreadyExists where `path` holds anything, NotFound where `layers` matches nothing, RecordingError for a
         model that cannot be recorded.
@@ -142,7 +142,7 @@ class Recorder:
             metadata.check_columns(self._columns, self.steps)
         else:
             self._start = Start(self._model, self._optimizer, self._taps)
-        record = self._record = StepRecord(self.steps, metadata, self._calls)
+        record = self._record = StepRecord(self.steps, metadata, self._calls, self._values)
         try:
             try:
                 yield
@@ -241,7 +241,7 @@ class Recorder:
         if self._sink is None:
             self._begin(record)
         slots = record.settle(self._taps, self._grains)
-        if not self._updates.add(record.step, slots.rows):
+        if not self._updates.add(record):
             record.check_finite()
         for layer, reason in slots.defects.items():
             self._updates.defect(record.step, layer, reason.split(" at step")[0], reason)
@@ -256,7 +256,7 @@ class Recorder:
         assert self._sink is not None
         columns = {grain: record.metadata.slot_columns(s, self._columns) for grain, s in slots.shapes.items()}
         layers = {
-            name: LayerRows(keys.numpy(), errors.numpy() if self._values else None)
+            name: LayerRows(keys.numpy(), errors.numpy() if self._values and errors is not None else None)
             for name, (keys, errors) in slots.rows.items()
         }
         self.steps += 1
@@ -274,7 +274,9 @@ class Recorder:
                 hint="Run forward and backward inside it, in training mode, through the model the recorder was given.",
             )
         self._grains = record.grains()
-        self._updates = Updates(self._optimizer, [tap for tap in self._taps if tap.name in self._grains])
+        self._updates = Updates(
+            self._optimizer, [tap for tap in self._taps if tap.name in self._grains], measured=self._values
+        )
 
     def _open_sink(self, record: StepRecord) -> None:
         for tap in [tap for tap in self._taps if tap.name not in self._grains]:

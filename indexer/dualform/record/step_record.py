@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import numpy as np
 import torch
@@ -24,8 +25,8 @@ class _Signal:
     call: int
     keys: Tensor
     """float32[B * L..., d_in]."""
-    errors: Tensor
-    """float32[B * L..., d_out]."""
+    errors: Tensor | None
+    """float32[B * L..., d_out]; None where they are not kept, and finite."""
     leading: tuple[int, ...]
     dtype: torch.dtype
     """What the training computed in."""
@@ -37,8 +38,8 @@ class Slots:
 
     shapes: dict[str, Shape]
     """By grain."""
-    rows: dict[str, tuple[Tensor, Tensor]]
-    """Keys float32[n, d_in] and error signals float32[n, d_out] by layer."""
+    rows: dict[str, tuple[Tensor, Tensor | None]]
+    """Keys float32[n, d_in] and error signals float32[n, d_out] by layer; None for those that are not kept."""
     defects: dict[str, str] = field(default_factory=dict)
     """Layer -> why the record of this step does not tell its whole story."""
 
@@ -46,8 +47,10 @@ class Slots:
 class StepRecord:
     """Collects one step. Gradients are what counts: a forward call may be repeated, or come to nothing."""
 
-    def __init__(self, step: int, metadata: Metadata, first_call: int) -> None:
+    def __init__(self, step: int, metadata: Metadata, first_call: int, values: bool = True) -> None:
+        """`values`: keep the error signals. Where they are not wanted, only those with NaN or infinity are."""
         self.step = step
+        self._values = values
         self.metadata = metadata
         self.first_call = first_call
         """Calls with a lower number belong to an earlier step."""
@@ -87,16 +90,26 @@ class StepRecord:
         seen = self._signals.get(tap.name)
         if seen is not None and seen.call == call:
             # A second backward through the same call: gradients add up.
-            seen.errors += error.reshape(-1, tap.d_out).to("cpu", torch.float32)
+            more = self._kept(error, tap.d_out)
+            if seen.errors is not None and more is not None:
+                seen.errors += more
+            elif seen.errors is None:
+                seen.errors = more
         elif seen is None or call < seen.call:
             leading = tuple(key.shape[:-1]) or (1,)
             self._signals[tap.name] = _Signal(
-                call, _owned(key, tap.d_in), _owned(error, tap.d_out), leading, error.dtype
+                call, _owned(key, tap.d_in), self._kept(error, tap.d_out), leading, error.dtype
             )
+
+    def _kept(self, error: Tensor, width: int) -> Tensor | None:
+        return _owned(error, width) if self._values or not _surely_finite(error) else None
 
     def overflowed(self) -> bool:
         """Whether float16 gradients overflowed, which a GradScaler answers by skipping the update: no slot then."""
-        return any(s.dtype == torch.float16 and not s.errors.isfinite().all() for s in self._signals.values())
+        return any(
+            s.dtype == torch.float16 and s.errors is not None and not s.errors.isfinite().all()
+            for s in self._signals.values()
+        )
 
     def grains(self) -> dict[str, str]:
         """What a slot of each layer stands for, of those that ran."""
@@ -145,14 +158,15 @@ class StepRecord:
                 )
         return {grain: shape for grain, (_, shape) in first.items()}
 
-    def _rows(self, tap: Tap, shape: Shape) -> tuple[Tensor, Tensor]:
+    def _rows(self, tap: Tap, shape: Shape) -> tuple[Tensor, Tensor | None]:
         signal = self._signals.get(tap.name)
         if signal is not None:
             return signal.keys, signal.errors
         keys = self._silent.get(tap.name)
         if keys is None or keys.numel() != shape.rows * tap.d_in:
             keys = torch.zeros(shape.rows, tap.d_in)
-        return keys.reshape(shape.rows, tap.d_in).contiguous(), torch.zeros(shape.rows, tap.d_out)
+        errors = torch.zeros(shape.rows, tap.d_out) if self._values else None
+        return keys.reshape(shape.rows, tap.d_in).contiguous(), errors
 
     def _defect(self, name: str) -> str:
         calls = len(self._answered.get(name, ()))
@@ -171,11 +185,21 @@ class StepRecord:
         what = "got no gradient" if tap.name in self.reached else "was not called"
         return f"{what} in the first recorded step, so what its slots stand for is unknown"
 
+    def surely_finite(self) -> bool:
+        """False where there may be NaN or infinity among the settled slots."""
+        assert self.slots is not None
+        return all(
+            _surely_finite(keys) and (errors is None or _surely_finite(errors))
+            for keys, errors in self.slots.rows.values()
+        )
+
     def check_finite(self) -> None:
         """Raises RecordingError naming the first NaN or infinity of the settled slots."""
         assert self.slots is not None
         for name, parts in self.slots.rows.items():
             for what, part in zip(("key", "error signal"), parts, strict=True):
+                if part is None:
+                    continue
                 bad = (~torch.isfinite(part)).any(dim=1).nonzero()
                 if len(bad):
                     raise RecordingError(
@@ -190,13 +214,19 @@ def _owned(tensor: Tensor, width: int) -> Tensor:
     return copied.copy_(tensor.reshape(-1, width))
 
 
+def _surely_finite(tensor: Tensor) -> bool:
+    """Whether the sum is finite: NaN and infinity stay in it, and so, wrongly, may an overflow."""
+    with torch.no_grad():
+        return isfinite(float(tensor.sum()))
+
+
 def _chosen(
-    keys: Tensor, errors: Tensor, kept: np.ndarray[tuple[int], np.dtype[np.int64]] | None
-) -> tuple[Tensor, Tensor]:
+    keys: Tensor, errors: Tensor | None, kept: np.ndarray[tuple[int], np.dtype[np.int64]] | None
+) -> tuple[Tensor, Tensor | None]:
     if kept is None:
         return keys, errors
     chosen = torch.from_numpy(kept)
-    return keys[chosen], errors[chosen]
+    return keys[chosen], None if errors is None else errors[chosen]
 
 
 def _said(leading: tuple[int, ...], width: int) -> str:

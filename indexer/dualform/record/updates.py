@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from dualform.record.gradient_factor import GradientFactors, Measure
 from dualform.record.optimizers import group_of, read_groups, unscaling
+from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.store.batch import Defect, Factor, StepLog
 
@@ -17,10 +17,14 @@ from dualform.store.batch import Defect, Factor, StepLog
 class Updates:
     """Logs and defects of the recorded layers, collected until a batch takes them along."""
 
-    def __init__(self, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
+    def __init__(self, optimizer: Optimizer, taps: Sequence[Tap], measured: bool = True) -> None:
+        """`measured`: hold the gradients against the recorded slots. Without error signals nothing can be rebuilt
+        that they would have to explain, and an update is taken to use all steps since the last one.
+        """
         self._optimizer = optimizer
         self._taps = list(taps)
-        self._factors = GradientFactors(taps)
+        self._factors = GradientFactors(taps) if measured else None
+        self._unused: list[int] = []
         self._logs: list[StepLog] = []
         self._defects: list[Defect] = []
         self._told: set[tuple[str, str]] = set()
@@ -32,13 +36,20 @@ class Updates:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def add(self, step: int, rows: Mapping[str, tuple[Tensor, Tensor]]) -> bool:
-        """Take a step's slots as gradients that the next update uses. False where NaN or infinity may be among them."""
-        return self._factors.add(step, rows)
+    def add(self, record: StepRecord) -> bool:
+        """Take a settled step as gradients that the next update uses. False where NaN or infinity may be among them."""
+        assert record.slots is not None
+        self._unused.append(record.step)
+        if self._factors is None:
+            return record.surely_finite()
+        rows = {name: (keys, errors) for name, (keys, errors) in record.slots.rows.items() if errors is not None}
+        return self._factors.add(record.step, rows)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
-        self._factors.forget(step)
+        self._unused = [other for other in self._unused if other != step]
+        if self._factors is not None:
+            self._factors.forget(step)
 
     def await_update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """A step ended without an update; one may follow until the next step begins."""
@@ -59,8 +70,11 @@ class Updates:
     def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
         groups = group_of(self._optimizer)
-        first, measures = self._factors.measure(frozenset(groups), unscaling(self._optimizer))
-        self._factors.renew()
+        first, measures = next(iter(self._unused), None), list[Measure]()
+        if self._factors is not None:
+            first, measures = self._factors.measure(frozenset(groups), unscaling(self._optimizer))
+            self._factors.renew()
+        self._unused = []
         factors = tuple(Factor(m.name, groups.get(m.parameter, 0), m.factor, m.residual) for m in measures)
         self._logs.append(StepLog(step, True, step if first is None else first, read_groups(self._optimizer), factors))
         for measure in measures:
