@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, Inexact, NotFound
-from dualform.query import absolute_sum, group_sum, key_sums
+from dualform.query import absolute_sum, group_sum, kernels, key_sums
 from tests.query import arrays, oracle
 
 DATASETS = ["mnist", "fashion", "ünï", None]
@@ -47,13 +47,19 @@ def engine_of(case, backend="numpy"):
     return arrays.engine(made, backend)
 
 
-@given(case=cases(), absolute=st.booleans(), block=st.sampled_from([1, 8, 4096]))
-@settings(deadline=None, max_examples=60)
-def test_sums_are_those_of_exact_arithmetic(case, absolute, block):
+@given(
+    case=cases(),
+    absolute=st.booleans(),
+    block=st.sampled_from([1, 8, 4096]),
+    budget=st.sampled_from([1, group_sum.BUDGET]),
+)
+@settings(deadline=None, max_examples=80)
+def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
     where = "slot % 3 = 0" if case["where"] else None
     stays = [not case["where"] or slot % 3 == 0 for slot in range(len(case["keys"]))]
     groups = oracle.groups([case[name] for name in case["by"]], stays)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_sum, "BUDGET", budget)
         patch.setattr(key_sums, "BLOCK", block)
         patch.setattr(absolute_sum, "_ROWS", block)
         score = "abs" if absolute else "signed"
@@ -68,17 +74,18 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block):
             assert abs(found.sums[i, g] - wanted) <= 1e-12 * sizes[members].sum()
 
 
+@pytest.mark.parametrize("budget", [1, group_sum.BUDGET], ids=["by slot", "by key sums"])
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_signed_sums_have_the_same_bits_alone_in_a_batch_and_in_ranges_of_groups(case):
-    engine = engine_of(case)
-    together = engine.group_sum("fc", case["queries"], by=case["by"]).sums
-    alone = [engine.group_sum("fc", query, by=case["by"]).sums for query in case["queries"]]
-    assert np.concatenate(alone).tobytes() == together.tobytes()
+def test_signed_sums_have_the_same_bits_alone_in_a_batch_and_without_compiled_loops(budget, case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_sum, "BUDGET", 1)  # one group at a time
-        ranges = engine_of(case).group_sum("fc", case["queries"], by=case["by"]).sums
-    assert ranges.tobytes() == together.tobytes()
+        patch.setattr(group_sum, "BUDGET", budget)
+        engine = engine_of(case)
+        together = engine.group_sum("fc", case["queries"], by=case["by"]).sums
+        alone = [engine.group_sum("fc", query, by=case["by"]).sums for query in case["queries"]]
+        assert np.concatenate(alone).tobytes() == together.tobytes()
+        patch.setattr(kernels, "library", lambda: None)
+        assert engine_of(case).group_sum("fc", case["queries"], by=case["by"]).sums.tobytes() == together.tobytes()
 
 
 def test_keys_are_added_in_slot_order_within_blocks_and_then_block_by_block(rng):
@@ -145,11 +152,11 @@ SIGNS = {
     queries_of=st.lists(st.sampled_from(sorted(SIGNS)), min_size=1, max_size=3),
     repeats=st.booleans(),
     where=st.sampled_from([None, "label <> 1", "slot % 3 = 0"]),
-    in_ranges=st.booleans(),
+    many=st.booleans(),
 )
 @settings(deadline=None, max_examples=80)
 def test_absolute_sums_are_right_whatever_signs_the_groups_and_queries_have(
-    seed, keys_of, queries_of, repeats, where, in_ranges
+    seed, keys_of, queries_of, repeats, where, many
 ):
     rng = np.random.default_rng(seed)
     rows, labels = rng.normal(size=(90, 6)).astype(np.float32), np.arange(90) % 3
@@ -165,7 +172,7 @@ def test_absolute_sums_are_right_whatever_signs_the_groups_and_queries_have(
         segment_rows=31,
     )
     with pytest.MonkeyPatch.context() as patch:
-        if in_ranges:
+        if many:  # as if there were too many groups for key sums
             patch.setattr(group_sum, "BUDGET", 1)
         found = arrays.engine(made).group_sum("fc", queries, by="label", where=where, score="abs")
     slots = np.arange(len(of_slot))

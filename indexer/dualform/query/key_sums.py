@@ -36,22 +36,18 @@ class KeySums:
         return self.sums.nbytes + self.one_sign.nbytes
 
 
-def key_sums(keys: Keys, groups: Groups, first: int, last: int, check: Check) -> KeySums:
-    """Of the groups from `first` to `last`, that one left out: the same bits for any range."""
-    sums = np.zeros((last - first, keys.width))
-    least, most = np.zeros((2, last - first), dtype=np.float32)
+def key_sums(keys: Keys, groups: Groups, check: Check) -> KeySums:
+    sums = np.zeros((len(groups.counts), keys.width))
+    least, most = np.zeros((2, len(sums)), dtype=np.float32)
     for start in range(0, keys.slots, BLOCK):
         low, high = np.searchsorted(groups.slots, [start, start + BLOCK])
         slots, numbers = groups.slots[low:high], groups.numbers[low:high]
-        if (first, last) != (0, len(groups.counts)):
-            inside = (numbers >= first) & (numbers < last)
-            slots, numbers = slots[inside], numbers[inside]
         if not len(slots):
             continue
         check()
         order = np.argsort(numbers, kind="stable")
         runs = begins(numbers[order])
-        own = numbers[order][runs] - first
+        own = numbers[order][runs]
         rows = _rows(keys, slots[order], start)
         least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
         most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))

@@ -19,7 +19,7 @@ from dualform.errors import MissingPackage
 
 ROWS = 16
 """Rows of a group in kernels.c."""
-_ABI = 5
+_ABI = 6
 """As dualform_abi() in kernels.c: what was built from other sources is not called."""
 
 
@@ -92,7 +92,8 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Found), c_int64, c_int64, c_int32]
     found.dualform_settle.argtypes = [POINTER(POINTER(Found)), c_int64, c_int64, c_void_p]
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    for name in ("dualform_quantise", "dualform_screen", "dualform_canonical"):
+    found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
+    for name in ("dualform_quantise", "dualform_screen", "dualform_canonical", "dualform_canonical_rows"):
         getattr(found, name).restype = None
     return found
 
@@ -136,4 +137,17 @@ def canonical(keys: NDArray[np.uint64], query: NDArray[np.int64], queries: NDArr
         terms.ctypes.data,
         scores.ctypes.data,
     )
+    return scores
+
+
+def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[n, m]: canonical scores of contiguous float64[m, d] with contiguous float32[n, d]."""
+    rows, width = keys.shape
+    scores = np.zeros((len(queries), rows))
+    if width == 0:
+        return scores
+    terms, score = np.empty(1 << (width - 1).bit_length()), compiled().dualform_canonical_rows
+    key, query, out, scratch = keys.ctypes.data, queries.ctypes.data, scores.ctypes.data, terms.ctypes.data
+    for i in range(len(queries)):
+        score(key, rows, query + 4 * width * i, width, scratch, out + 8 * rows * i)
     return scores

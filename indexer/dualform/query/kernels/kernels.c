@@ -23,7 +23,7 @@
 #define LINE 16 /* float32 numbers of a cache line */
 #define INLINE static inline __attribute__((always_inline))
 
-int32_t dualform_abi(void) { return 5; }
+int32_t dualform_abi(void) { return 6; }
 
 int32_t dualform_tile(void) { return TILE; }
 
@@ -439,6 +439,19 @@ INLINE double canonical_score(const float *key, const float *query, int64_t d, d
     return terms[0] + 0.0;
 }
 
+/* The same for float64 keys. Their products are rounded, and must not be fused with the sum (-ffp-contract=off). */
+INLINE double canonical_wide_score(const double *key, const float *query, int64_t d, double *terms) {
+    int64_t half = 1;
+    while (half * 2 < d) half *= 2;
+    if (d == 1) return key[0] * query[0] + 0.0;
+    const int64_t upper = d - half;
+    for (int64_t i = 0; i < upper; i++) terms[i] = key[i] * query[i] + key[half + i] * query[half + i];
+    for (int64_t i = upper; i < half; i++) terms[i] = key[i] * query[i];
+    for (half /= 2; half >= 1; half /= 2)
+        for (int64_t i = 0; i < half; i++) terms[i] += terms[half + i];
+    return terms[0] + 0.0;
+}
+
 INLINE void canonical_pairs(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs,
                             int64_t d, double *terms, double *scores) {
     for (int64_t p = 0; p < pairs; p++)
@@ -449,6 +462,11 @@ INLINE void canonical_pairs(const float *const *keys, const int64_t *query, cons
 VNNI static void canonical_wide(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs,
                                 int64_t d, double *terms, double *scores) {
     canonical_pairs(keys, query, queries, pairs, d, terms, scores);
+}
+
+VNNI static void canonical_rows_wide(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,
+                                     double *scores) {
+    for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
 }
 #endif
 
@@ -462,4 +480,16 @@ void dualform_canonical(const float *const *keys, const int64_t *query, const fl
     }
 #endif
     canonical_pairs(keys, query, queries, pairs, d, terms, scores);
+}
+
+/* Scores of float64 keys [rows][d] with one query; `terms` likewise. d > 0. */
+void dualform_canonical_rows(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,
+                             double *scores) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        canonical_rows_wide(keys, rows, query, d, terms, scores);
+        return;
+    }
+#endif
+    for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
 }
