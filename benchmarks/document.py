@@ -68,12 +68,11 @@ def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:
     yield f"`python -m benchmarks {quick}--only {section.name}` ({section.date}, {section.seconds:.0f} s)"
     yield ""
     notes = Notes()
-    for start in range(0, len(section.rows), COLUMNS):
-        rows = section.rows[start : start + COLUMNS]
-        if len({name for row in rows for name in row.cells}) > 1:
-            yield from _contestants(rows, section.build, notes)
-        else:
-            yield from _alone(rows, notes)
+    if len({name for row in section.rows for name in row.cells}) > 1:
+        for start in range(0, len(section.rows), COLUMNS):
+            yield from _contestants(section.rows[start : start + COLUMNS], section.build, notes)
+    elif section.rows:
+        yield from _alone(section.rows, notes)
     yield from notes.lines()
     if section.facts:
         yield from table(["", ""], [[name, value] for name, value in section.facts.items()])
@@ -88,9 +87,9 @@ def _contestants(rows: Sequence[Row], build: Mapping[str, float], notes: Notes) 
     for name in names:
         line = [f"**{name}**" if name.startswith(OURS) else name]
         for row in rows:
-            cell = row.cells.get(name, Cell(why_not="not asked"))
+            cell = row.cells.get(name)
             ours = None if name == OURS else row.ours.seconds
-            line.append(words.time_of(cell, ours) + notes.mark(name, cell))
+            line.append("—" if cell is None else words.time_of(cell, ours) + notes.mark(name, cell))
         if build:
             line.append(words.duration(build[name]) if name in build else "")
         lines.append(line)

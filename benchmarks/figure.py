@@ -58,5 +58,5 @@ def _panel(axis: object, row: Row) -> None:
     axis.set_xscale("log")  # type: ignore[attr-defined]
     low, high = min(times.values()), max(times.values())
     axis.set_xlim(low / 3, high * (high / low) ** 0.3 * 2)  # type: ignore[attr-defined]
-    axis.set_title(row.question, fontsize=9)  # type: ignore[attr-defined]
+    axis.set_title(row.question, fontsize=8)  # type: ignore[attr-defined]
     axis.tick_params(labelsize=8)  # type: ignore[attr-defined]

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
+from benchmarks import recording
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
+from benchmarks.timing import Timing
 
-TARGETS = {"recorded": Target("at most", 1.15), "keys only": Target("at most", 1.05)}
-QUESTIONS = {"recorded": "training, keys and values recorded", "keys only": "training, keys alone recorded"}
+KINDS = {
+    "values": ("training, keys and values recorded", Target("at most", 1.15)),
+    "keys": ("training, keys alone recorded", Target("at most", 1.05)),
+}
+REPEATS = 3
 
 
 def run(plan: Plan) -> Section:
     section = Section("recording", "Recording")
     if plan.images is None:
         why = "needs MNIST and Fashion-MNIST: name their folder with --data, or set DUALFORM_DATA"
-        section.rows = [
-            Row(QUESTIONS[kind], {OURS: Cell(why_not=why)}, target=target) for kind, target in TARGETS.items()
-        ]
+        section.rows = [Row(question, {OURS: Cell(why_not=why)}, target=target) for question, target in KINDS.values()]
         return section
-    measured: dict[str, Any] = import_module("benchmarks.recording").measure(
-        plan.images, plan.folder / "recording", plan.steps, min(3, plan.repeats)
-    )
-    seconds, ratios = measured["seconds"], measured["ratios"]
-    for kind, target in TARGETS.items():
+    folder = plan.folder / "recording"
+    folder.mkdir()
+    measured = recording.measure(plan.images, folder, plan.steps, min(REPEATS, plan.repeats))
+    unrecorded = Timing.of(measured["seconds"]["unrecorded"]).seconds
+    for kind, (question, target) in KINDS.items():
+        timing = Timing.of(measured["seconds"][kind])
         section.rows.append(
             Row(
-                f"{QUESTIONS[kind]}, {plan.steps} steps",
-                {OURS: Cell(seconds[kind], repeats=min(3, plan.repeats))},
+                f"{question}, {measured['steps']:,} steps",
+                {OURS: Cell(timing.seconds, timing.best, timing.repeats)},
                 "the same training, unrecorded",
-                seconds["unrecorded"],
-                ratios[kind],
+                unrecorded,
+                measured["ratios"][kind],
                 target,
                 kind,
             )
         )
+        written = measured["bytes_per_second"][kind]
+        section.numbers[f"{kind}, byte/s"] = written
+        section.facts[f"{question}: written"] = f"{measured['bytes'][kind] / 1e9:.2f} GB, {written / 1e6:,.0f} MB/s"
+    section.notes.append(
+        "A ratio is the median over repeats of the seconds over those of the unrecorded training of the same repeat, "
+        "until the record is durable."
+    )
     return section

@@ -22,7 +22,7 @@ def test_contestants_take_turns():
         return name
 
     ran = race({"a": lambda: slow("a"), "b": lambda: slow("b")}, repeats=3, patience=60)
-    assert order == ["a", "b"] * 4, "one warm-up each, then three turns"
+    assert order == ["a", "a", "b", "b", *["a", "b"] * 3], "two calls to warm up, then three turns"
     assert [ran[name].answer for name in "ab"] == ["a", "b"]
     assert [ran[name].timing.repeats for name in "ab"] == [3, 3]
 
@@ -67,3 +67,18 @@ def test_who_is_out_of_patience_keeps_one_time():
     assert timing is not None
     assert (calls, timing.repeats) == (1, 1), "the warm-up is its time"
     assert timing.seconds >= 0.02
+
+
+def test_what_is_kept_after_the_first_answer_is_timed_as_fast_as_it_then_is():
+    kept: list[int] = []
+    calls = 0
+
+    def answer() -> None:
+        nonlocal calls
+        calls += 1
+        if not kept:
+            kept.append(1)
+            time.sleep(0.02)
+
+    race({"kept": answer}, repeats=1, patience=60)
+    assert calls > 100, "repeated within a measurement, though its first answer was slow"
