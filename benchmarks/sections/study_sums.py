@@ -60,8 +60,9 @@ def run(plan: Plan) -> Section:
         )
     )
     section.notes.append(
-        "Layer 0 holds each image once, the other layers a key for every slot: absolute sums need every score of "
-        "these, so the product with all keys of all layers stands below for comparison."
+        "Layer 0 holds each image once, the other layers a key for every slot: what the product with the keys of all "
+        "layers would take stands above for comparison. After a relu neither keys nor queries are negative, so the "
+        "absolute sums of those layers are their signed ones; where signs differ, absolute sums need every score."
     )
     _all_products(section, memory, plan.study_queries, product.seconds)
     return section
