@@ -8,7 +8,7 @@ SOURCES := indexer protos service clients tests benchmarks
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml constraints.txt $(wildcard indexer/dualform/query/kernels/*.c)
+$(VENV)/ready: pyproject.toml constraints.txt $(wildcard indexer/dualform/kernels/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dualform needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dualform.query import kernels
+from dualform import kernels
 from dualform.query.canonical import canonical_scores
 from dualform.query.codes import CodesCache, can_quantise, quantise, quantise_queries
 from dualform.query.rescoring import score_pairs

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query import kernels
+from dualform import kernels
 from dualform.query.workers import share
 
 _SLACK = 2.0**-20

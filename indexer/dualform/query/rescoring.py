@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query import kernels
+from dualform import kernels
 from dualform.query.canonical import canonical_scores
 from dualform.query.workers import share
 from dualform.store.rows import Keys

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query import kernels
+from dualform import kernels
 from dualform.query.codes import Codes, CodesCache, quantise_queries
 from dualform.query.view import Check
 from dualform.query.workers import cores, share

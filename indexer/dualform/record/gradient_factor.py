@@ -13,17 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.record.projection import Doubles, fold, project
 from dualform.record.taps import Tap
 from dualform.store.batch import TOLERANCE
-
-Doubles: TypeAlias = NDArray[np.float64]
 
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
@@ -73,7 +71,7 @@ class GradientFactors:
 
     def __init__(self, taps: Sequence[Tap], seed: int = 0) -> None:
         # A generator of its own: the training's random numbers must come out as without the recorder.
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = np.random.default_rng(seed)
         self._taps = list(taps)
         self._directions = [_FEW if tap.d_out < _FEW else 1 for tap in taps]
         self._segments: list[_Segment] = []
@@ -87,17 +85,17 @@ class GradientFactors:
         self._starts = np.array([segment.start for segment in self._segments])
         self._lengths = np.array([segment.stop - segment.start for segment in self._segments])
         self._total = stop
-        self._along: dict[str, Tensor] = {}
+        self._along: dict[str, NDArray[np.float32]] = {}
+        """By layer: float32[k, d_in]."""
         self.pending: list[Projection] = []
         self.renew()
 
     def renew(self) -> None:
         """Forget what is pending and draw new directions."""
         self.pending = []
-        sizes = [tap.d_in * k for tap, k in zip(self._taps, self._directions, strict=True)]
-        drawn = torch.split(torch.randn(sum(sizes), generator=self._generator), sizes)
         self._along = {
-            tap.name: part.view(tap.d_in, k) for tap, part, k in zip(self._taps, drawn, self._directions, strict=True)
+            tap.name: self._generator.standard_normal((k, tap.d_in), np.float32)
+            for tap, k in zip(self._taps, self._directions, strict=True)
         }
 
     def forget(self, step: int) -> None:
@@ -111,19 +109,19 @@ class GradientFactors:
         """
         sums = np.zeros(self._total)
         scales = np.zeros(len(self._segments))
-        size = 0.0
+        summed, size = np.empty(0), 0.0
         with _full_precision():
             for index, segment in enumerate(self._segments):
                 if segment.tap.name not in rows:
                     continue
                 keys, errors = rows[segment.tap.name]
                 if segment.is_bias:
-                    part, width = errors.sum(0), len(errors) ** 0.5
+                    part, width = summed, len(errors) ** 0.5
                 else:  # comes before its bias
-                    size = float(torch.linalg.vector_norm(errors))
-                    along = _product(keys, self._along[segment.tap.name])
-                    part, width = _product(errors.t(), along), float(torch.linalg.vector_norm(along))
-                sums[segment.start : segment.stop] = part.reshape(-1).numpy()
+                    along = project(keys, self._along[segment.tap.name])
+                    part, summed, size = fold(errors, along)
+                    width = float(np.sqrt(np.square(along).sum()))
+                sums[segment.start : segment.stop] = part.reshape(-1)
                 scales[index] = size * width
         projection = Projection(step, sums, scales)
         self.pending.append(projection)
@@ -145,10 +143,11 @@ class GradientFactors:
                 present.append(grad is not None and id(segment.parameter) in trained)
                 if grad is None or not present[-1]:
                     continue
-                part = grad.detach()
-                if not segment.is_bias:
-                    part = _product(part.float(), self._along[segment.tap.name].to(part.device))
-                applied[segment.start : segment.stop] = part.reshape(-1).double().cpu().numpy()
+                if segment.is_bias:
+                    part = grad.detach().double().cpu().numpy()
+                else:
+                    part = project(grad.detach(), self._along[segment.tap.name])
+                applied[segment.start : segment.stop] = part.reshape(-1)
         start, (factors, residuals, explained) = self._best_start(applied, np.array(present))
         measures = [
             Measure(
@@ -203,13 +202,6 @@ class GradientFactors:
     def _sum(self, products: Doubles) -> Doubles:
         sums: Doubles = np.add.reduceat(products, self._starts)
         return sums
-
-
-def _product(matrix: Tensor, directions: Tensor) -> Tensor:
-    """[r, c] times [c] or [c, k]. Of matrix products only a matrix-vector one is never rounded to TF32 or bfloat16."""
-    if directions.dim() == 1:
-        return torch.mv(matrix, directions)
-    return torch.mm(matrix.double(), directions.double())
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform import kernels
 from dualform.errors import MissingPackage, NotFound
-from dualform.query import kernels
 from dualform.query.backends.faiss import check_faiss
 from dualform.query.codes import CodesCache
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualform.query import kernels
+from dualform import kernels
 from dualform.query.backends.numpy import NumpyBackend
 from dualform.query.codes import CodesCache
 from dualform.store.rows import memory_bytes

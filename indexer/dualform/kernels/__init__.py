@@ -19,7 +19,7 @@ from dualform.errors import MissingPackage
 
 ROWS = 16
 """Rows of a group in kernels.c."""
-_ABI = 6
+_ABI = 7
 """As dualform_abi() in kernels.c: what was built from other sources is not called."""
 
 
@@ -93,8 +93,10 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dualform_settle.argtypes = [POINTER(POINTER(Found)), c_int64, c_int64, c_void_p]
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
-    for name in ("dualform_quantise", "dualform_screen", "dualform_canonical", "dualform_canonical_rows"):
-        getattr(found, name).restype = None
+    found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    found.dualform_fold.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]
+    for name in ("quantise", "screen", "canonical", "canonical_rows", "project", "fold"):
+        getattr(found, f"dualform_{name}").restype = None
     return found
 
 
@@ -151,3 +153,31 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     for i in range(len(queries)):
         score(key, rows, query + 4 * width * i, width, scratch, out + 8 * rows * i)
     return scores
+
+
+def project(matrix: NDArray[np.float32], directions: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[r, k]: contiguous float32[r, c] times each of contiguous float32[k, c], summed in float64."""
+    rows, columns = matrix.shape
+    found = np.empty((len(directions), rows))
+    product, own, at, out = compiled().dualform_project, matrix.ctypes.data, directions.ctypes.data, found.ctypes.data
+    for i in range(len(directions)):
+        product(own, rows, columns, at + 4 * columns * i, out + 8 * rows * i)
+    return found.T
+
+
+def fold(
+    matrix: NDArray[np.float32], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Of contiguous float32[r, c]: its rows times weights float64[r, k], as float64[c, k]; its column sums, as
+    float64[c]; and the sum of its squares.
+    """
+    rows, columns = matrix.shape
+    count = weights.shape[1]
+    sums = np.zeros((count + 2, columns))
+    column = np.ascontiguousarray(weights.T)
+    at, own, each = sums.ctypes.data, matrix.ctypes.data, 8 * columns
+    for i in range(count):
+        sums[count:] = 0.0  # the same in every turn
+        start = column.ctypes.data + 8 * rows * i
+        compiled().dualform_fold(own, rows, columns, start, at + each * i, at + each * count, at + each * (count + 1))
+    return sums[:count].T, sums[count], float(sums[count + 1].sum())

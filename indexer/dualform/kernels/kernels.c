@@ -2,7 +2,8 @@
 
    quantise    float32 keys -> 8-bit codes and what they leave out
    screen      which rows can be among the k best, by the codes alone
-   canonical   the reported score of pairs of a key and a query, as canonical.py defines it
+   canonical   the reported score of pairs of a key and a query, as query/canonical.py defines it
+   project     a matrix along a direction, and rows folded by weights: what the recorder measures at every step
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
    multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register. */
@@ -23,7 +24,7 @@
 #define LINE 16 /* float32 numbers of a cache line */
 #define INLINE static inline __attribute__((always_inline))
 
-int32_t dualform_abi(void) { return 6; }
+int32_t dualform_abi(void) { return 7; }
 
 int32_t dualform_tile(void) { return TILE; }
 
@@ -492,4 +493,75 @@ void dualform_canonical_rows(const double *keys, int64_t rows, const float *quer
     }
 #endif
     for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
+}
+
+/* ---- project ---- */
+
+static void project_plain(const float *matrix, int64_t rows, int64_t columns, const float *direction, double *out) {
+    for (int64_t r = 0; r < rows; r++) {
+        double sum = 0.0;
+        for (int64_t c = 0; c < columns; c++) sum += (double)matrix[r * columns + c] * direction[c];
+        out[r] = sum;
+    }
+}
+
+INLINE void fold_rows(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *weighted,
+                      double *summed, double *squares) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = matrix + r * columns;
+        const double weight = weights[r];
+        for (int64_t c = 0; c < columns; c++) {
+            const double x = row[c];
+            weighted[c] += weight * x;
+            summed[c] += x;
+            squares[c] += x * x;
+        }
+    }
+}
+
+#ifdef VNNI
+VNNI static void project_wide(const float *matrix, int64_t rows, int64_t columns, const float *direction, double *out) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = matrix + r * columns;
+        __m512d sums[4];
+        for (int i = 0; i < 4; i++) sums[i] = _mm512_setzero_pd();
+        int64_t c = 0;
+        for (; c + 32 <= columns; c += 32)
+            for (int i = 0; i < 4; i++)
+                sums[i] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(row + c + 8 * i)),
+                                          _mm512_cvtps_pd(_mm256_loadu_ps(direction + c + 8 * i)), sums[i]);
+        double sum = _mm512_reduce_add_pd(
+            _mm512_add_pd(_mm512_add_pd(sums[0], sums[1]), _mm512_add_pd(sums[2], sums[3])));
+        for (; c < columns; c++) sum += (double)row[c] * direction[c];
+        out[r] = sum;
+    }
+}
+
+VNNI static void fold_wide(const float *matrix, int64_t rows, int64_t columns, const double *weights,
+                           double *weighted, double *summed, double *squares) {
+    fold_rows(matrix, rows, columns, weights, weighted, summed, squares);
+}
+#endif
+
+/* Each row of float32 [rows][columns] times a direction, summed in float64. */
+void dualform_project(const float *matrix, int64_t rows, int64_t columns, const float *direction, double *out) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        project_wide(matrix, rows, columns, direction, out);
+        return;
+    }
+#endif
+    project_plain(matrix, rows, columns, direction, out);
+}
+
+/* Adds, column by column, the rows times their weights, the rows, and their squares. */
+void dualform_fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *weighted,
+                   double *summed, double *squares) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        fold_wide(matrix, rows, columns, weights, weighted, summed, squares);
+        return;
+    }
+#endif
+    fold_rows(matrix, rows, columns, weights, weighted, summed, squares);
 }
