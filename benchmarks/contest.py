@@ -43,10 +43,13 @@ class Contest:
         check: Check,
     ) -> dict[str, Cell]:
         """Everyone's cell. `kind` names what peers are asked, to foresee from fewer queries who would take too long."""
-        contestants = dict(ours)
-        for name, peer in self.peers.items():
-            contestants[name] = self._in_time(kind, queries, peer, of_peer)
-        ran = race(contestants, self.plan.repeats, self.plan.patience)
+        peers = {name: self._in_time(kind, queries, peer, of_peer) for name, peer in self.peers.items()}
+        repeats, patience = self.plan.repeats, self.plan.patience
+        if len(ours) > 1:
+            # These are compared with each other, closely: they race alone, for longer.
+            ran = race(ours, 3 * repeats, patience) | race(peers, repeats, patience)
+        else:
+            ran = race({**ours, **peers}, repeats, patience)
         for name in self.peers:
             # One query tells little of many: some answer those in one scan.
             if (timing := ran[name].timing) is not None and queries > 1:

@@ -68,7 +68,6 @@ def quick(folder: Path, study: Path | None, images: Path | None, backend: str | 
         slots=48_000,
         growth=(12_000, 24_000, 48_000),
         queries=(1, 64),
-        study_queries=100,
         repeats=3,
         patience=1.5,
         build_patience=20.0,

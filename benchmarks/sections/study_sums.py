@@ -35,8 +35,9 @@ TARGET = Target("at most", 2)
 def run(plan: Plan) -> Section:
     section = Section("study_sums", "Sums of the study's test queries")
     question = f"signed and absolute sums of {plan.study_queries:,} test queries, all layers"
-    if plan.study is None:
-        section.rows = [Row(question, {OURS: Cell(why_not="needs a recorded continual study")}, target=TARGET)]
+    if plan.study is None or plan.quick:
+        why = "needs a whole recorded continual study" if plan.study is None else "not in a quick run"
+        section.rows = [Row(question, {OURS: Cell(why_not=why)}, target=TARGET)]
         return section
     memory = read_study(plan.study)
     probe = next(iter(memory.probes))
