@@ -19,7 +19,7 @@ from dualform.errors import MissingPackage
 
 ROWS = 16
 """Rows of a group in kernels.c."""
-_ABI = 7
+_ABI = 8
 """As dualform_abi() in kernels.c: what was built from other sources is not called."""
 
 

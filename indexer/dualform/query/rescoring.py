@@ -54,7 +54,7 @@ def _addresses(keys: Keys, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64],
     number = np.searchsorted(firsts, rows, side="right") - 1
     bases = np.zeros(len(firsts), dtype=np.uint64)
     held = []
-    for wanted in np.unique(number).tolist():
+    for wanted in np.flatnonzero(np.bincount(number)).tolist():
         held.append(keys.matrix(keys.segments[wanted]))
         bases[wanted] = held[-1].ctypes.data
     return bases[number] + (4 * keys.width * (rows - firsts[number])).astype(np.uint64), held
