@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from dualform import kernels
 from dualform.query.canonical import canonical_scores
-from dualform.query.codes import CodesCache, can_quantise, quantise, quantise_queries
+from dualform.query.codes import WIDEST, CodesCache, can_quantise, quantise, quantise_queries
 from dualform.query.rescoring import score_pairs
 from dualform.query.screen import Wanted, screen
 from dualform.store.matrix_file import flat_index_header
@@ -107,6 +107,22 @@ def test_equal_keys_are_answered_without_the_screen():
     hits = memory.topk("0", np.ones((1, 8), np.float32), k=3)
     assert hits.slots[0].tolist() == [0, 1, 2]
     assert (memory.tally.queries, memory.tally.fallbacks) == (1, 1)
+
+
+def test_keys_too_wide_for_32_bits_are_not_screened():
+    keys = np.zeros((8, WIDEST + 1), np.float32)
+    keys[np.arange(8), np.arange(8)] = np.arange(8)
+    memory = arrays.engine(arrays.memory({"0": keys}, {"label": [0] * 8}), "int8")
+    assert memory.topk("0", np.ones((1, WIDEST + 1), np.float32), k=1).slots[0].tolist() == [7]
+    assert (memory.tally.queries, memory.tally.fallbacks) == (1, 1)
+
+
+def test_sums_of_the_greatest_codes_do_not_overflow():
+    keys, query = np.zeros((600, WIDEST), np.float32), np.ones((1, WIDEST), np.float32)
+    keys[:, 1:] = 1.0
+    keys[17] = 1.0
+    found = screen(stored(keys, 600), CodesCache(1 << 30), query, Wanted(1, 1, None, False), lambda: None)
+    assert 17 in found.rows.tolist()
 
 
 def test_the_tally_counts_queries_and_candidates(rng):

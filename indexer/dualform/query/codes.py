@@ -27,6 +27,8 @@ from dualform.query.workers import share
 
 _SLACK = 2.0**-20
 """Relative: far above the rounding of the few float32 operations that it stands for."""
+WIDEST = (2**31 - 1) // (255 * 127)
+"""Dimensions whose products of codes, all of them the greatest, still add up within 32 bits."""
 _SMALLEST, _LARGEST = 1e-12, 1e12
 """Queries whose greatest number lies outside are not coded: a product of two scales could leave float32."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dualform.query import top_k, top_k_by
 from dualform.query.backends import HoldsCodes
-from dualform.query.codes import CodesCache, can_quantise
+from dualform.query.codes import WIDEST, CodesCache, can_quantise
 from dualform.query.groups import Groups
 from dualform.query.key_rows import KeyRows
 from dualform.query.rescoring import score_pairs
@@ -62,7 +62,7 @@ class Best:
     def _wanted(self) -> Wanted | None:
         """What the screen is to look for; None where it could not help."""
         count = 1 if self.groups is None else len(self.groups.counts)
-        if not self.rows.keys.width or self.k * count * _MANY > self.rows.keys.rows:
+        if not 0 < self.rows.keys.width <= WIDEST or self.k * count * _MANY > self.rows.keys.rows:
             return None
         group = self._group_of_rows()
         return None if group is None else Wanted(self.k, count, group.of_row, self.absolute)
