@@ -7,8 +7,9 @@ Shapes: n queries, g groups, d dimensions, p pairs of a stored row and a group, 
 c . q is known from the signed sum in float64, so float32 products are taken of what is left. Of plain keys they are not
 good enough: what keys have in common, as the background of an image, makes all their rounding errors alike, and sums
 over real keys come out wrong by more than 1e-6. The deviations add up to nothing, so what their float32 scores add up
-to is error and nothing else: measured for each query and group. Where that, and what independent errors of the same size
-could add, may pass 1e-6 of the sum, the query is answered from float64 products, as are small groups and few queries.
+to is error and nothing else: measured for each query and group. Where that, and what independent errors of the same
+size could add, may pass 1e-6 of the sum, the query is answered from float64 products, as are small groups and few
+queries.
 """
 
 from __future__ import annotations
