@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-PAUSE = 0.01
-"""Seconds between measurements: thread pools of one library stop spinning before another begins."""
+PAUSE = 0.05
+"""Seconds between measurements: thread pools of one library stop spinning before another begins. Whoever answers faster
+than that answers once untimed first, for its own caches were emptied by the others."""
 SAMPLE = 0.005
 """Seconds: what takes less is repeated within one measurement."""
 
@@ -50,16 +51,15 @@ class _Runner:
     warm: float
     measured: list[float]
 
-    @property
-    def loops(self) -> int:
-        return max(1, min(1000, int(SAMPLE / max(self.warm, 1e-7))))
-
     def wants_more(self, repeats: int, patience: float) -> bool:
         done = len(self.measured)
         return done < repeats and (done == 0 or sum(self.measured) + self.warm < patience)
 
     def measure(self) -> None:
-        loops = self.loops
+        if self.warm < PAUSE:
+            self.run()
+            self.warm = _seconds(self.run)
+        loops = max(1, min(1000, int(SAMPLE / max(self.warm, 1e-7))))
         began = time.perf_counter()
         for _ in range(loops):
             self.run()
@@ -85,9 +85,7 @@ def race(contestants: Mapping[str, Callable[[], Any]], repeats: int, patience: f
         runners[name] = _Runner(run, answer, warm, [warm] if warm > patience else [])
         if SAMPLE < warm < patience / 4:
             # A first answer may do work that is kept: the second tells what the next ones take.
-            began = time.perf_counter()
-            run()
-            runners[name].warm = time.perf_counter() - began
+            runners[name].warm = _seconds(run)
     gc.collect()
     gc.disable()
     try:
@@ -101,3 +99,9 @@ def race(contestants: Mapping[str, Callable[[], Any]], repeats: int, patience: f
     for name, runner in runners.items():
         ran[name] = Ran(runner.answer, Timing.of(runner.measured))
     return {name: ran[name] for name in contestants}
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began

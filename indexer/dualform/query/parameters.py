@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +30,10 @@ def state_dict(view: View, where: str | None, at_step: int | None, check: Check)
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
         raise Inexact(f"the network cannot be rebuilt. {listed}", hint="Ask single layers for their output instead.")
     arrays = dict(_recorded(view, where, at_step, check))
-    others = {name: a for name, a in _standing(view).items() if name not in arrays}
+    others = {name: a for name, a in view.stored_weights("final").items() if name not in arrays}
     if others and (where is not None or at_step is not None):
         warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=3)
-    order = view.memory.initial()
+    order = view.stored_weights("initial")
     merged = {**others, **arrays}
     return {name: tensor(merged[name]) for name in [*order, *(n for n in merged if n not in order)]}
 
@@ -51,12 +50,6 @@ def _recorded(view: View, where: str | None, at_step: int | None, check: Check) 
         if layer.bias and weights.bias is not None:
             arrays[layer.bias] = weights.bias.astype(np.float32)
     return arrays
-
-
-def _standing(view: View) -> Mapping[str, NDArray[Any]]:
-    """The final weights; the initial ones where the training was cut off."""
-    final = view.memory.final()
-    return view.memory.initial() if final is None else final
 
 
 def _from_numpy() -> Any:

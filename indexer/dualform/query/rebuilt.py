@@ -70,7 +70,7 @@ def _build(view: View, layer: Layer, selection: Selection, at_step: int | None, 
 def _standing(view: View, layer: Layer, parameter: str, at_step: int | None) -> NDArray[np.float64]:
     """What of a parameter no slot brought: a_0 W_0 + a_B B_0."""
     factors = view.coefficients(layer, parameter, at_step)
-    standing: NDArray[np.float64] = factors.initial * view.memory.initial()[parameter].astype(np.float64)
+    standing: NDArray[np.float64] = factors.initial * view.stored_weights("initial")[parameter].astype(np.float64)
     momentum = view.memory.momentum().get(parameter)
     if momentum is not None:
         standing += factors.momentum * momentum.astype(np.float64)

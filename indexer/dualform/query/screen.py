@@ -9,7 +9,7 @@ greatest lower bound of its group is beaten by k others, whatever the exact scor
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,8 @@ class Wanted:
     group: NDArray[np.int32] | None
     """int32[R]: the group of each row, -1 for a row that the mask leaves out; None where all rows are one group."""
     absolute: bool
+    segments: Sequence[Segment] | None = None
+    """Those of which the mask leaves a row; None for all."""
 
     @property
     def capacity(self) -> int:
@@ -104,7 +106,7 @@ def screen(
 
     if keys.rows * keys.width <= codes.most_bytes:
         # They will all be held: made here, each takes all cores. Below, one worker makes them and the others wait.
-        for segment in _segments(keys, wanted):
+        for segment in keys.segments if wanted.segments is None else wanted.segments:
             check()
             codes.get(segment.path, partial(keys.matrix, segment))
     share(_tasks(keys, codes, wanted), work)
@@ -122,16 +124,8 @@ class _Task:
     end: int
 
 
-def _segments(keys: Keys, wanted: Wanted) -> Iterator[Segment]:
-    """Those of which the mask leaves a row."""
-    for segment in keys.segments:
-        own = None if wanted.group is None else wanted.group[segment.first_row : segment.first_row + segment.rows]
-        if own is None or (own >= 0).any():
-            yield segment
-
-
 def _tasks(keys: Keys, cache: CodesCache, wanted: Wanted) -> Iterator[_Task]:
-    for segment in _segments(keys, wanted):
+    for segment in keys.segments if wanted.segments is None else wanted.segments:
         codes = cache.get(segment.path, partial(keys.matrix, segment))
         argument = codes.as_argument(segment.first_row, wanted.group)
         groups = len(codes.codes)

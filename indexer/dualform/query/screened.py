@@ -10,6 +10,7 @@ top_k.py and top_k_by.py, which gives the same answer.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from dualform.query.rescoring import score_pairs
 from dualform.query.screen import Wanted, screen
 from dualform.query.top_k import Ranked
 from dualform.query.view import Check, View
+from dualform.store.rows import Segment
 
 _MANY = 4
 """Asked for more than one row in so many, the screen would leave nearly all of them."""
@@ -65,7 +67,7 @@ class Best:
         if not 0 < self.rows.keys.width <= WIDEST or self.k * count * _MANY > self.rows.keys.rows:
             return None
         group = self._group_of_rows()
-        return None if group is None else Wanted(self.k, count, group.of_row, self.absolute)
+        return None if group is None else Wanted(self.k, count, group.of_row, self.absolute, group.segments)
 
     def _group_of_rows(self) -> _RowGroups | None:
         identity, by = self.rows.identity, () if self.groups is None else self.groups.by
@@ -129,6 +131,8 @@ class _RowGroups:
     """int32[R]: the group of each stored row, -1 for one that the mask leaves out; None where all are group 0."""
     alone: bool
     """Whether no row stands in two groups, as a repeated key may."""
+    segments: Sequence[Segment]
+    """Those of which the mask leaves a row."""
 
     @property
     def nbytes(self) -> int:
@@ -136,9 +140,11 @@ class _RowGroups:
 
 
 def _row_groups(rows: KeyRows, groups: Groups | None) -> _RowGroups:
+    segments = tuple(s for s in rows.keys.segments if rows.stays[s.first_row : s.first_row + s.rows].any())
     if groups is None:
-        return _RowGroups(None if rows.stays.all() else np.where(rows.stays, 0, -1).astype(np.int32), alone=True)
+        of_row = None if rows.stays.all() else np.where(rows.stays, 0, -1).astype(np.int32)
+        return _RowGroups(of_row, True, segments)
     of_row, own = np.full(rows.keys.rows, -1, dtype=np.int32), rows.rows_of(groups.slots)
     of_row[own] = groups.numbers
     alone = rows.keys.row_of_slot is None or bool(np.array_equal(of_row[own], groups.numbers))
-    return _RowGroups(of_row if alone else None, alone)
+    return _RowGroups(of_row if alone else None, alone, segments)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import duckdb
 import numpy as np
@@ -116,9 +116,20 @@ class View:
         later = self.memory.steps - len(found.per_step)
         return replace(found, per_step=np.pad(found.per_step, (0, later)))
 
+    def stored_weights(self, which: Literal["initial", "final"]) -> Mapping[str, NDArray[Any]]:
+        """The model's state dict as it was stored; the initial one where the training was cut off before its end."""
+        held = self.cache.get(("stored", which), lambda: _Arrays(getattr(self.memory, which)()))
+        return self.stored_weights("initial") if held.arrays is None else held.arrays
+
     def slot_steps(self, grain: str) -> NDArray[np.int64]:
         """int64[slots]: the recorded step of each slot."""
         return self.cache.get(("steps", grain), lambda: np.asarray(self.column(grain, "step"), dtype=np.int64))
+
+
+class _Arrays:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]] | None) -> None:
+        self.arrays = arrays
+        self.nbytes = 0 if arrays is None else sum(array.nbytes for array in arrays.values())
 
 
 class _Datasets:
