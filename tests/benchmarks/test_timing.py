@@ -22,7 +22,7 @@ def test_contestants_take_turns():
         return name
 
     ran = race({"a": lambda: slow("a"), "b": lambda: slow("b")}, repeats=3, patience=60)
-    assert order == ["a", "a", "b", "b", *["a", "b"] * 3], "two calls to warm up, then three turns"
+    assert order == [*"aabb", *"aaabbb" * 3], "two calls to warm up, then three turns: untimed, for the pace, timed"
     assert [ran[name].answer for name in "ab"] == ["a", "b"]
     assert [ran[name].timing.repeats for name in "ab"] == [3, 3]
 
