@@ -42,6 +42,7 @@ class Asking:
 
     def group_sum(self, question: GroupSum) -> GroupSums:
         view, selection, check, layer = self._view, self._selection, self._check, self._layer.name
+        check()  # what is kept is answered at once, but not to someone who has gone
         groups = view.groups(self._layer.grain, selection, question.by)
         add = group_sum.signed_sums if question.score == "signed" else group_sum.absolute_sums
         sums = add(view, layer, groups, selection, self._queries, check)

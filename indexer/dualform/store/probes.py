@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_checked
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+_PARSING = Lock()
+"""NumPy reads a header with Python's own parser, which in CPython 3.11 fails when threads parse at the same time."""
 
 
 def write_probe(
@@ -93,4 +97,5 @@ class StoredProbe:
         if inside not in self._manifest.files:
             return None
         content = read_checked(self._memory / inside, self._manifest.files[inside])
-        return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))
+        with _PARSING:
+            return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))
