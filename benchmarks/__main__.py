@@ -19,6 +19,7 @@ from benchmarks.data import origin, prepare
 from benchmarks.plan import Plan, full, quick
 from benchmarks.result import OURS, Cell, Row, Section
 from benchmarks.sections import SECTIONS
+from dualform_studies.pages.machine import describe_machine
 
 STUDY = Path("runs/continual")
 
@@ -106,7 +107,7 @@ def _write(out: Path, plan: Plan, found: dict[str, Section]) -> None:
         "slots": plan.slots,
         "backend": plan.backend or "automatic",
         "data": origin(plan),
-        "machine": machine.describe(),
+        "machine": describe_machine(),
         "versions": machine.versions(),
     }
     earlier: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}

@@ -1,12 +1,8 @@
-"""The machine and the versions that figures belong to; no host names and no folders."""
+"""The packages whose versions figures belong to."""
 
 from __future__ import annotations
 
-import os
-import platform
-import re
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from dualform_studies.pages.machine import versions_of
 
 PACKAGES = (
     "dualform",
@@ -23,42 +19,5 @@ PACKAGES = (
 )
 
 
-def describe() -> dict[str, str]:
-    return {
-        "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
-        "GPU": _gpu(),
-        "system": f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}",
-    }
-
-
 def versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _processor() -> str:
-    """The model, and those of its instructions that matrix products live on."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    model = re.search(r"model name\s*:\s*(.+)", text)
-    flags = re.search(r"flags\s*:\s*(.+)", text)
-    known = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "BF16", "amx_tile": "AMX"}
-    present = [word for flag, word in known.items() if flags and flag in flags.group(1).split()]
-    return f"{model.group(1) if model else platform.machine()} ({', '.join(present) or 'no wide vectors'})"
-
-
-def _gpu() -> str:
-    try:
-        import torch
-    except ImportError:
-        return "none at hand"
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none at hand"
+    return versions_of(PACKAGES)

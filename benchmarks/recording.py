@@ -13,10 +13,10 @@ from time import perf_counter
 from typing import Any
 
 from dualform import Recorder
-from dualform_studies.datasets import Dataset
-from dualform_studies.download import load_dataset
-from dualform_studies.network import build_network
-from dualform_studies.training import Recipe, train_part
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.download import load_dataset
+from dualform_studies.images.network import build_network
+from dualform_studies.images.training import Recipe, train_part
 
 _KINDS = ("unrecorded", "values", "keys")
 _WARM_UP_STEPS = 20

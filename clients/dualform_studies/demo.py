@@ -19,20 +19,13 @@ from dualform.errors import AlreadyExists
 from dualform.query.engine import Engine, open_memory
 from dualform_client import Client
 from dualform_service.server import Server
-from dualform_studies.datasets import digits, permuted
-from dualform_studies.example import choose_interference, choose_recognised, draw_example
-from dualform_studies.figures import draw_accuracies
-from dualform_studies.network import layer_names
-from dualform_studies.report import (
-    Report,
-    bytes_on_disk,
-    certificate_report,
-    check_free,
-    is_report_of,
-    report_folder,
-    write_report,
-)
-from dualform_studies.succession import (
+from dualform_studies.assignment import Progress
+from dualform_studies.certificates import certificate_report
+from dualform_studies.images.datasets import digits, permuted
+from dualform_studies.images.example import choose_interference, choose_recognised, draw_example, show_example
+from dualform_studies.images.figures import draw_accuracies
+from dualform_studies.images.network import layer_names
+from dualform_studies.images.succession import (
     Judged,
     judge,
     moments,
@@ -40,7 +33,16 @@ from dualform_studies.succession import (
     weights_by_moment,
     without,
 )
-from dualform_studies.training import Progress, Recipe
+from dualform_studies.images.tables import accuracy_table, certificate_table
+from dualform_studies.images.training import Recipe
+from dualform_studies.pages.folder import (
+    Report,
+    bytes_on_disk,
+    check_free,
+    is_report_of,
+    report_folder,
+)
+from dualform_studies.pages.page import Page
 
 DEMO_RECIPE = Recipe(hidden=(64, 64), lr=2e-2, batch=64, steps=300)
 """About fourteen epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
@@ -72,7 +74,12 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
         "seconds": {"training": trained.seconds, "all": perf_counter() - start},
     }
     draw_accuracies(report_folder(out) / "accuracy.png", judged.accuracy(), moments(pair))
-    write_report(out, report)
+    page = Page(out, "A demonstration on handwritten digits")
+    page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset.")
+    page.show(accuracy_table(report["accuracy"], moments(pair)))
+    page.show(certificate_table(report["verify"], report["cancellation"], report["mask"]))
+    show_example(page, "prediction", report["prediction"])
+    page.write(report)
     return report
 
 

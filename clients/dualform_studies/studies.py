@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
-from dualform.errors import NotFound
-from dualform_studies.continual import run_continual
-from dualform_studies.report import Report
-from dualform_studies.training import Progress
-
-
-class Study(Protocol):
-    def __call__(
-        self, data: Path | None, out: Path, steps: int | None, seed: int, progress: Progress | None
-    ) -> Report: ...
+from dualform.errors import BadInput, NotFound
+from dualform_studies.assignment import Assignment
+from dualform_studies.images.continual import run_continual
+from dualform_studies.pages.folder import Report
 
 
-STUDIES: dict[str, Study] = {"continual": run_continual}
+@dataclass(frozen=True)
+class Study:
+    run: Callable[[Assignment], Report]
+    takes: frozenset[str] = frozenset()
+    """Fields of an assignment that it heeds beside those that all studies do."""
 
 
-def run_study(
-    name: str,
-    data: Path | None,
-    out: Path,
-    steps: int | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Report:
-    """Run one study; its report is returned and written to `out/report/report.json`.
+STUDIES = {
+    "continual": Study(run_continual),
+}
 
-    Raises NotFound, listing the studies that exist, for another name, and BadInput for fewer steps than one.
+_ALL_TAKE = {"out", "data", "steps", "seed", "progress"}
+
+
+def run_study(name: str, assignment: Assignment) -> Report:
+    """Run one study; its report is returned and written to `out/report`, as report.json and as a page.
+
+    Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, and
+    for an option that the study knows nothing of.
     """
     if name not in STUDIES:
-        raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(sorted(STUDIES))}.", field="study")
-    return STUDIES[name](data, out, steps, seed, progress)
+        raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(STUDIES)}.", field="study")
+    for field in ("steps", "runs"):
+        given = getattr(assignment, field)
+        if given is not None and given < 1:
+            raise BadInput(f"{field} is {given}.", hint="Give 1 or more.", field=field)
+    takes = _ALL_TAKE | STUDIES[name].takes
+    for part in fields(Assignment):
+        if part.name not in takes and getattr(assignment, part.name) != part.default:
+            raise BadInput(
+                f"the study {name} knows nothing of {_option(part.name)}.",
+                hint=f"Beside --data, --out, --steps and --seed it takes {_listed(STUDIES[name].takes)}.",
+                field=part.name,
+            )
+    return STUDIES[name].run(assignment)
+
+
+def _listed(takes: frozenset[str]) -> str:
+    return ", ".join(sorted(map(_option, takes))) or "no option"
+
+
+def _option(field: str) -> str:
+    """As the command line spells it."""
+    return "--" + {"prompts": "prompt"}.get(field, field).replace("_", "-")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import dualform_studies.demo
 import dualform_studies.studies
-import dualform_studies.tables
+from dualform_studies.assignment import Assignment
 
-REPORT = {"study": "it", "accuracy": {"mnist": {"end": 0.5}}, "tops": [1, 2], "missing": float("nan")}
+TABLE = {"name": "accuracy", "caption": "Test accuracy.", "columns": ["mnist"], "rows": [[0.5]]}
+REPORT = {"study": "it", "tables": [TABLE], "tops": [1, 2], "missing": float("nan")}
 
 
 def test_demo(dualform, monkeypatch, tmp_path):
@@ -22,11 +23,25 @@ def test_demo(dualform, monkeypatch, tmp_path):
 def test_study(dualform, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: calls.append(given) or REPORT)
-    monkeypatch.setattr(dualform_studies.tables, "report_tables", lambda report: [("accuracy", ["end"], [[0.5]])])
     told = dualform("study", "continual", "--data", "d", "--out", tmp_path, "--steps", 5, "--seed", 3)
-    assert told.out.split()[:2] == ["accuracy", "end"]
+    assert told.out.split()[:3] == ["Test", "accuracy.", "mnist"]
     assert "0.5" in told.out
-    assert calls == [("continual", Path("d"), tmp_path, 5, 3, None)]
+    assert calls == [("continual", Assignment(tmp_path, Path("d"), steps=5, seed=3))]
+
+
+def test_what_only_some_studies_take(dualform, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: calls.append(given) or REPORT)
+    options = ("--preset", "paper", "--prompt", "a fox", "--prompt", "a crow", "--replay", "--dry-run", "--runs", 2)
+    dualform("study", "aesop", "--out", tmp_path, *options)
+    expected = Assignment(tmp_path, runs=2, preset="paper", prompts=("a fox", "a crow"), replay=True, dry_run=True)
+    assert calls == [("aesop", expected)]
+
+
+def test_an_option_of_another_study_is_refused(dualform, tmp_path):
+    told = dualform("study", "continual", "--out", tmp_path, "--prompt", "a fox", "--json")
+    assert told.code == 2
+    assert told.json["error"]["message"] == "the study continual knows nothing of --prompt."
 
 
 def test_a_study_that_is_none(dualform, tmp_path):

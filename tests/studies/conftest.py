@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.studies.idx_files import write_dataset
+from tests.studies.images.idx_files import write_dataset
 
 
 @pytest.fixture(scope="session")

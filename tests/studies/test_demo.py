@@ -10,7 +10,6 @@ import pytest
 import dualform
 from dualform.errors import AlreadyExists
 from dualform_studies.demo import DEMO_RECIPE, run_demo
-from dualform_studies.tables import report_tables
 
 SMALLER = replace(DEMO_RECIPE, hidden=(32, 32), steps=150)
 
@@ -74,17 +73,14 @@ def test_a_demo_replaces_an_earlier_one_and_nothing_else(demo, tmp_path: Path):
 
 
 def test_tables_show_accuracies_certificate_and_the_prediction(demo):
-    _, report = demo
-    tables = report_tables(report)
-    for table in tables:
-        assert all(len(row) == len(table.columns) for row in table.rows)
-    accuracy, certificate, top, sums, _ = tables
-    assert [row[0] for row in accuracy.rows] == [
-        "before: after the first part",
-        "after: at the end",
-        "at the end, masked: dataset <> 'permuted-digits'",
-        "rebuilt as of the end of the first part",
+    tables = {table["name"]: table for table in demo[1]["tables"]}
+    assert [row[0] for row in tables["accuracy"]["rows"]] == [
+        "after digits",
+        "at the end",
+        "at the end, permuted-digits masked",
+        "rebuilt as of the end of digits",
     ]
-    assert [row[0] for row in certificate.rows] == ["layer-0", "layer-1", "layer-2"]
-    assert len(top.rows) == 3 * 5
-    assert len(sums.rows) == 20
+    assert [row[0] for row in tables["certificate"]["rows"]] == ["layer-0", "layer-1", "layer-2"]
+    assert "dataset <> 'permuted-digits'" in tables["certificate"]["caption"]
+    assert len(tables["prediction-top-images"]["rows"]) == 3 * 5
+    assert len(tables["prediction-sums"]["rows"]) == 20

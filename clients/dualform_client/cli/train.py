@@ -33,32 +33,39 @@ def demo(out: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--data", type=_FOLDER, help="Folder of the data sets; they are downloaded where none is given.")
+@click.option("--data", type=_FOLDER, help="Folder of the datasets; they are downloaded where none is given.")
 @click.option("--out", type=_FOLDER, required=True, help="Folder for the memory and the report.")
 @click.option("--steps", type=int, help="Updates, in place of the study's own number.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--runs", type=int, help="single: trainings that Table 1 is over.")
+@click.option("--preset", metavar="laptop|paper", help="aesop, wikitext2: sizes of network and training.")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="aesop, wikitext2: a text to ask about.")
+@click.option("--replay", is_flag=True, help="aesop, wikitext2: store no keys, train twice.")
+@click.option("--dry-run", is_flag=True, help="aesop, wikitext2: only say slots, bytes and time.")
 @json_option
-def study(name: str, data: Path | None, out: Path, steps: int | None, seed: int, as_json: bool) -> None:
+def study(name: str, as_json: bool, **told: Any) -> None:
     """One of the paper's studies: training, figures, tables. A wrong NAME lists those that exist.
 
     \b
-    Example:
+    Examples:
       dualform study continual --data data --out runs/continual
+      dualform study aesop --data data --out runs/aesop --prompt "the Fox and the"
     """
+    from dualform_studies.assignment import Assignment
     from dualform_studies.studies import run_study
 
     with progress_bars() as progress:
-        report = run_study(name, data, out, steps, seed, progress)
-    _print_report(report, out, as_json)
+        report = run_study(name, Assignment(progress=progress, **told))
+    _print_report(report, told["out"], as_json)
 
 
 def _print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    from dualform_studies.tables import report_tables
-
-    for table in report_tables(report):
-        print_table(*table)
-    print_line(f"The memory is {out}, its figures and report.json lie in {out / 'report'}.")
-    print_line(f"Ask it: dualform info {out}")
+    for table in report["tables"]:
+        print_table(table["caption"], table["columns"], table["rows"])
+    index = out / "report" / "index.html"
+    if index.is_file():
+        print_line(f"The memory is {out}; its figures and tables are shown in {index}.")
+        print_line(f"Ask it: dualform info {out}")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from dualform import Recorder
 from dualform.query.engine import Engine
 from dualform_studies import peak_memory
-from dualform_studies.datasets import Dataset
-from dualform_studies.network import build_network, predictions, with_weights
-from dualform_studies.training import Progress, Recipe, train_part
+from dualform_studies.assignment import Progress
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.network import build_network, predictions, with_weights
+from dualform_studies.images.training import Recipe, train_part
 
 Pair: TypeAlias = tuple[Dataset, Dataset]
 Weights: TypeAlias = dict[str, Tensor]

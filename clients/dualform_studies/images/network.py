@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform_studies.datasets import Dataset, Images
+from dualform_studies.images.datasets import Dataset, Images
 
 _EVALUATED_AT_ONCE = 1000
 

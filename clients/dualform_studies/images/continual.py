@@ -5,7 +5,7 @@ The second dataset spoils what was learned of the first; left out of the sum, it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -13,20 +13,13 @@ import torch
 
 from dualform.query.engine import Engine, open_memory
 from dualform_studies import peak_memory
-from dualform_studies.download import load_dataset
-from dualform_studies.example import choose_interference, choose_recognised, draw_example
-from dualform_studies.figures import draw_accuracies
-from dualform_studies.network import build_network, layer_names
-from dualform_studies.report import (
-    Report,
-    bytes_on_disk,
-    certificate_report,
-    check_free,
-    relative_errors,
-    report_folder,
-    write_report,
-)
-from dualform_studies.succession import (
+from dualform_studies.assignment import Assignment, Progress
+from dualform_studies.certificates import certificate_report, relative_errors
+from dualform_studies.images.download import load_dataset
+from dualform_studies.images.example import choose_interference, choose_recognised, draw_example, show_example
+from dualform_studies.images.figures import draw_accuracies
+from dualform_studies.images.network import build_network, layer_names
+from dualform_studies.images.succession import (
     Judged,
     Pair,
     Trained,
@@ -36,28 +29,30 @@ from dualform_studies.succession import (
     weights_by_moment,
     without,
 )
-from dualform_studies.training import Progress, Recipe
+from dualform_studies.images.tables import accuracy_table, certificate_table
+from dualform_studies.images.training import Recipe
+from dualform_studies.pages.folder import (
+    Report,
+    bytes_on_disk,
+    check_free,
+    report_folder,
+)
+from dualform_studies.pages.page import Page
 
 _WARM_UP_STEPS = 20
 
 
-def run_continual(
-    data: Path | None,
-    out: Path,
-    steps: int | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-    recipe: Recipe | None = None,
-) -> Report:
-    """Train, record, rebuild and draw; the memory is `out` itself, the figures and report.json lie in `out/report`.
+def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Report:
+    """Train, record, rebuild and draw; the memory is `out` itself, the page and report.json lie in `out/report`.
 
     `steps` updates on each dataset (3,000 where none are given). The same training is run unrecorded first, to tell
     what recording costs and to see that it changed nothing. Raises AlreadyExists where `out` holds something, and what
     `load_dataset` raises.
     """
+    out, seed, progress = assignment.out, assignment.seed, assignment.progress
     check_free(out)
-    recipe = (recipe or Recipe()).with_steps(steps)
-    pair = load_dataset("mnist", data), load_dataset("fashion-mnist", data)
+    recipe = (recipe or Recipe()).with_steps(assignment.steps)
+    pair = load_dataset("mnist", assignment.data), load_dataset("fashion-mnist", assignment.data)
     # The first steps of a process are slow (threads start, memory is mapped): no timed training should pay for them.
     train_in_succession(pair, recipe.with_steps(min(_WARM_UP_STEPS, recipe.steps)), seed)
     plain = train_in_succession(pair, recipe, seed, progress=_named(progress, "unrecorded"))
@@ -79,8 +74,18 @@ def run_continual(
         "recording_overhead": recorded.peak_memory - plain.peak_memory,
         "examination": peak_memory.read_bytes(),
     }
-    write_report(out, report)
+    _page(out, report, moments(pair)).write(report)
     return report
+
+
+def _page(out: Path, report: Report, words: Mapping[str, str]) -> Page:
+    page = Page(out, "Continual learning: MNIST, then Fashion-MNIST (section 5.4)")
+    page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset.")
+    page.show(accuracy_table(report["accuracy"], words))
+    page.show(certificate_table(report["verify"], report["cancellation"], report["mask"]))
+    for name, example in report["examples"].items():
+        show_example(page, name, example)
+    return page
 
 
 def _examine(

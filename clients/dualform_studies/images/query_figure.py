@@ -1,4 +1,4 @@
-"""What all figures have in common: page width, type, colours, and a header that shows the query."""
+"""A figure about one test image: a header that shows the query, and panels below."""
 
 from __future__ import annotations
 
@@ -6,35 +6,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import SubFigure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from dualform_studies.datasets import Dataset
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.pages.frame import new_figure
 
-INK = ("#2f6690", "#c8702a", "#5b8c5a", "#7d5ba6")
-"""One colour a dataset, in the order of training."""
 TRUE, GIVEN = "#bfe3c4", "#f6c7c3"
 """Behind the class that the query has, and the one that the network gives it."""
 
-_WIDTH = 7.5
 _HEADER = 0.85
-_STYLE: Any = {
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "savefig.dpi": 200,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +43,6 @@ class Query:
     def __str__(self) -> str:
         true, given = (self.dataset.label_names[label] for label in (self.label, self.given))
         return f"{self.dataset.name} test image {self.row}, class {true}, recognised as {given}"
-
-
-@contextmanager
-def new_figure(path: Path, height: float) -> Iterator[Figure]:
-    """A figure as wide as a page and so many inches high, saved as PNG when the block ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        yield figure
-        figure.savefig(path)
 
 
 @contextmanager

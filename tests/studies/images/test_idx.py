@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged
-from dualform_studies.idx import read_idx
-from tests.studies.idx_files import write_idx
+from dualform_studies.images.idx import read_idx
+from tests.studies.images.idx_files import write_idx
 
 IMAGES = np.arange(24).reshape(2, 3, 4)
 

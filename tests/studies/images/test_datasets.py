@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualform_studies.datasets import digits, permuted
-from dualform_studies.download import load_dataset
+from dualform_studies.images.datasets import digits, permuted
+from dualform_studies.images.download import load_dataset
 
 
 def test_inputs_are_normalised_by_the_training_images(made_up_data: Path):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dualform_studies.datasets import Dataset, digits, permuted
-from dualform_studies.figures import draw_accuracies, draw_distribution, draw_sums, draw_top_images
-from dualform_studies.frame import Query
-from dualform_studies.spotlight import LayerSpotlight
+from dualform_studies.images.datasets import Dataset, digits, permuted
+from dualform_studies.images.figures import draw_accuracies, draw_distribution, draw_sums, draw_top_images
+from dualform_studies.images.query_figure import Query
+from dualform_studies.images.spotlight import LayerSpotlight
 
 
 @pytest.fixture(scope="module")

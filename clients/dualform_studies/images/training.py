@@ -6,10 +6,10 @@ momentum 0.9, learning rate 3e-3 and global gradient clipping at 1.0. That code 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,13 +18,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dualform.errors import BadInput
-from dualform_studies.datasets import Dataset
+from dualform_studies.assignment import Progress
+from dualform_studies.images.datasets import Dataset
 
 if TYPE_CHECKING:
     from dualform import Recorder
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told a label, how much is done, and how much there is in all."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import numpy as np
 
 from dualform.errors import Damaged, NotFound
 from dualform.extras import missing_package
-from dualform_studies.datasets import Dataset, Images
-from dualform_studies.idx import read_idx
+from dualform_studies.images.datasets import Dataset, Images
+from dualform_studies.images.idx import read_idx
 
 DATA_VARIABLE = "DUALFORM_DATA"
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import dualform
-from dualform_studies.continual import run_continual
-from dualform_studies.download import at_hand, data_folder
+from dualform_studies.assignment import Assignment
+from dualform_studies.images.continual import run_continual
+from dualform_studies.images.download import at_hand, data_folder
+from dualform_studies.images.training import Recipe
 from dualform_studies.studies import run_study
-from dualform_studies.training import Recipe
 
 MOMENTS = {"after_first", "final", "masked", "as_of_first"}
 
@@ -21,7 +22,7 @@ def miniature(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     """The study on made-up patterns with a small network; its folder, report and what progress was told."""
     out, told = tmp_path_factory.mktemp("continual") / "run", []
     recipe = Recipe(hidden=(48, 32), lr=0.05, batch=32)
-    report = run_continual(made_up_data, out, 40, progress=lambda *line: told.append(line), recipe=recipe)
+    report = run_continual(Assignment(out, made_up_data, 40, progress=lambda *line: told.append(line)), recipe)
     return out, report, told
 
 
@@ -68,6 +69,9 @@ def test_miniature_draws_its_figures(miniature):
     drawn = {path.name for path in (out / "report").glob("*.png")}
     assert drawn == {"accuracy.png"} | {name for example in report["examples"].values() for name in example["figures"]}
     assert "recognised-fashion-mnist" in report["examples"]
+    assert {path.stem for path in (out / "report").glob("*.svg")} == {Path(name).stem for name in drawn}
+    page = (out / "report" / "index.html").read_text()
+    assert all(f'src="{name}"' in page for name in drawn)
 
 
 def test_progress_counts_every_step_of_both_trainings(miniature):
@@ -83,6 +87,6 @@ def test_real_data_in_miniature(tmp_path: Path):
         pytest.skip(
             f"no {' or '.join(missing)} in {data_folder(None)}: set DUALFORM_DATA to the folder that holds them"
         )
-    report = run_study("continual", None, tmp_path / "run", steps=30)
+    report = run_study("continual", Assignment(tmp_path / "run", steps=30))
     check_report(report, slots=2 * 30 * 128)
     assert report["accuracy"]["mnist"]["after_first"] > 0.3

@@ -9,7 +9,7 @@ import pytest
 
 from dualform.answers import Columns, GroupSums, Hits
 from dualform.questions import ProbeRows
-from dualform_studies.spotlight import ask_spotlight, clearest_interference
+from dualform_studies.images.spotlight import ask_spotlight, clearest_interference
 
 QUERIES = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]])
 

@@ -13,9 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from dualform_studies.datasets import Dataset
-from dualform_studies.frame import GIVEN, INK, TRUE, Query, new_figure, query_figure, show_picture
-from dualform_studies.spotlight import LayerSpotlight
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.query_figure import GIVEN, TRUE, Query, query_figure, show_picture
+from dualform_studies.images.spotlight import LayerSpotlight
+from dualform_studies.pages.frame import INK, new_figure
 
 _PANEL = 1.65
 """Inches: the height of one layer's panel."""

@@ -1,0 +1,60 @@
+"""Tables of the image studies: accuracies, the certificate, and what a prediction attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dualform_studies.pages.folder import Report
+from dualform_studies.pages.items import Table
+
+
+def accuracy_table(accuracy: Mapping[str, Mapping[str, float]], moments: Mapping[str, str]) -> Table:
+    """`accuracy` by dataset and moment; `moments` says each in words."""
+    rows = [
+        (words.replace("\n", " "), *(f"{100 * by_moment[moment]:.1f} %" for by_moment in accuracy.values()))
+        for moment, words in moments.items()
+    ]
+    return Table("accuracy", "Test accuracy.", ("network", *accuracy), rows)
+
+
+def certificate_table(verify: Mapping[str, Report], cancellation: Mapping[str, float], mask: str) -> Table:
+    """How far the rebuilt weights are from those trained, and how much the terms cancel that the mask leaves out."""
+    rows = [
+        (layer, f"{found['relative_error']:.2g}", "yes" if found["exact"] else found["reason"], f"{cancelled:.0f}")
+        for (layer, found), cancelled in zip(verify.items(), cancellation.values(), strict=True)
+    ]
+    caption = (
+        "The certificate: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer; and the cancellation of the terms that the mask "
+        f"`{mask}` leaves out, the sum of their norms over the norm of their sum."
+    )
+    return Table("certificate", caption, ("layer", "relative error", "exact", "cancellation"), rows)
+
+
+def example_tables(name: str, example: Report) -> Iterator[Table]:
+    """The images attended to most and the sums over classes, of one query at each layer."""
+    layers = example["layers"]
+    yield Table(
+        f"{name}-top-images",
+        f"{describe(example)}: the training images attended to most.",
+        ("layer", "dataset", "label", "image", "step", "slot", "attention weight"),
+        [
+            (layer, *(hit[key] for key in ("dataset", "label", "sample", "step", "slot", "score")))
+            for layer, found in layers.items()
+            for hit in found["top"]
+        ],
+    )
+    groups = [(each["dataset"], each["label"], each["count"]) for each in next(iter(layers.values()))["sums"]]
+    sums = [[each["sum"] for each in found["sums"]] for found in layers.values()]
+    yield Table(
+        f"{name}-sums",
+        f"{describe(example)}: attention weights summed over each class.",
+        ("dataset", "label", "datapoints", *layers),
+        [(*group, *(f"{of_layer[at]:,.0f}" for of_layer in sums)) for at, group in enumerate(groups)],
+    )
+
+
+def describe(example: Report) -> str:
+    """One line: which query, its class, and what the network takes it for."""
+    given = example["recognised_as"]
+    masked = f", with the mask as {given['masked']}" if "masked" in given else ""
+    return f"Query {example['query']}, class {example['label']}, recognised as {given['final']}{masked}"

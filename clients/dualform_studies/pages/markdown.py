@@ -1,0 +1,55 @@
+"""A page as Markdown, in the form that code hosts show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dualform_studies.pages.items import Cell, Figure, Heading, Item, Marked, Paragraph, Table
+from dualform_studies.pages.words import in_words
+
+
+def page_markdown(title: str, items: Sequence[Item], *, level: int = 1, figures: str = "") -> str:
+    """The page under a title of that level; `figures` is what precedes the names of its figures' files, as `a/b/`."""
+    mark = "#" * level
+    parts = [f"{mark} {title}", *(_item(item, f"{mark}#", figures) for item in items)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table_markdown(table: Table) -> str:
+    """The table with its caption above."""
+    rows = [list(table.columns), [_rule(table, at) for at in range(len(table.columns))]]
+    rows += [[_cell(cell) for cell in row] for row in table.rows]
+    return f"{table.caption}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _item(item: Item, mark: str, figures: str) -> str:
+    match item:
+        case Heading(text):
+            return f"{mark} {text}"
+        case Paragraph(text):
+            return text
+        case Figure(name, caption):
+            return f"![{caption.replace('[', '(').replace(']', ')')}]({figures}{name}.png)\n\n*{caption}*"
+        case Table():
+            return table_markdown(item)
+
+
+def _rule(table: Table, at: int) -> str:
+    return "---:" if any(isinstance(row[at], int | float) for row in table.rows) else "---"
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, Marked):
+        # Markdown knows no emphasis that begins or ends with a space; a token that is one is named instead.
+        token = cell.token.strip()
+        lead, tail = cell.token[: len(cell.token) - len(cell.token.lstrip())], cell.token[len(cell.token.rstrip()) :]
+        bold = f"{lead}**{_plain(token)}**{tail}" if token else " **␣** "
+        return f"{_plain(cell.before)}{bold}{_plain(cell.after)}"
+    return _plain(in_words(cell), code=True)
+
+
+def _plain(text: str, code: bool = False) -> str:
+    """Text that a table's cell can hold: one line, without what Markdown would take for markup."""
+    line = re.sub(r"\s*\n\s*", " ", text)
+    return re.sub(r"([\\|]|[*_<>\[\]])" if code else r"([\\|*_<>\[\]`])", r"\\\1", line)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dualform_studies.pages.frame import new_figure
+from dualform_studies.pages.items import Marked, Table
+from dualform_studies.pages.markdown import page_markdown, table_markdown
+from dualform_studies.pages.page import Page
+
+
+class Texts(HTMLParser):
+    """The texts of an HTML document by the tag that they stand in, and the sources of its images."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.images: list[str] = []
+        self.feed(document)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "img":
+            self.images.append(dict(attrs)["src"])
+        elif tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, "tags close in the order in which they opened"
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append((self.open[-1], data))
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    page = Page(tmp_path, "Foxes & <crows>")
+    page.heading("What was seen")
+    page.paragraph("Asked with `label < 3`.")
+    with new_figure(tmp_path / "report" / "plot.png", 1.0) as figure:
+        figure.subplots().plot([1, 2])
+    page.figure(tmp_path / "report" / "plot.png", "Two points (Figure 4 of the paper).")
+    rows = [("a|b", 384000, 0.5, None), (Marked("as f", "a", "st as\nhe could"), 1, 1e-6, "x")]
+    page.table("passages", "Passages.", ["passage", "slots", "weight", "note"], rows)
+    return page
+
+
+def test_everything_is_written(page: Page, tmp_path: Path):
+    report = {"study": "foxes"}
+    assert page.write(report) == tmp_path / "report" / "index.html"
+    written = {path.name for path in (tmp_path / "report").iterdir()}
+    assert written == {"index.html", "index.md", "passages.json", "passages.md", "plot.png", "plot.svg", "report.json"}
+    assert json.loads((tmp_path / "report" / "report.json").read_text()) == report
+    table = json.loads((tmp_path / "report" / "passages.json").read_text())
+    assert report["tables"] == [table]
+    assert table["rows"][1] == ["as f[a]st as\nhe could", 1, 1e-6, "x"]
+    assert report["machine"]["torch"]
+
+
+def test_html_escapes_what_it_shows_and_marks_the_token(page: Page):
+    page.write({})
+    shown = Texts((page.run / "report" / "index.html").read_text())
+    assert shown.open == []
+    assert ("h1", "Foxes & <crows>") in shown.texts
+    assert ("code", "label < 3") in shown.texts
+    assert ("mark", "a") in shown.texts
+    assert ("td", "384,000") in shown.texts
+    assert ("td", "-") in shown.texts
+    assert shown.images == ["plot.png"]
+
+
+def test_markdown_keeps_cells_on_their_line(page: Page):
+    text = page_markdown(page.title, page.items, level=2, figures="single/")
+    assert text.startswith("## Foxes")
+    assert "### What was seen" in text
+    assert "](single/plot.png)" in text
+    lines = table_markdown(page.tables()[0]).split("\n")
+    assert lines[2:] == [
+        "| passage | slots | weight | note |",
+        "| --- | ---: | ---: | --- |",
+        "| a\\|b | 384,000 | 0.5 | - |",
+        "| as f**a**st as he could | 1 | 1e-06 | x |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"), [(" ", "at **␣** most"), (" most", "at **most** x"), ("*", "at **\\*** x")]
+)
+def test_markdown_can_mark_any_token(token: str, shown: str):
+    after = "most" if token == " " else " x"
+    before = "at" if token.startswith(" ") else "at "
+    table = Table("one", "One.", ["passage"], [[Marked(before, token, after)]])
+    assert table_markdown(table).split("\n")[-1] == f"| {shown} |"
+
+
+def test_the_same_figure_is_the_same_file(tmp_path: Path):
+    for name in ("a", "b"):
+        with new_figure(tmp_path / f"{name}.png", 1.0) as figure:
+            figure.subplots().plot([1, 2])
+    for kind in ("png", "svg"):
+        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
