@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := indexer protos service clients tests benchmarks
 
-.PHONY: setup demo test lint bench bench-quick protos clean
+STUDIES := single joint continual aesop wikitext2 memorisation
+
+.PHONY: setup demo test lint bench bench-quick reproduction protos clean
 
 setup: $(VENV)/ready
 
@@ -38,6 +40,14 @@ bench-quick: $(VENV)/peers
 $(VENV)/peers: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
+
+# Every study, each into runs/NAME, and docs/reproduction.md from their reports. Hours on two cores; a study whose report
+# is there is not run again.
+reproduction: $(STUDIES:%=runs/%/report/report.json)
+	$(BIN)/python -m dualform_studies.reproduction runs docs
+
+runs/%/report/report.json: $(VENV)/ready
+	$(BIN)/dualform study $* --out runs/$*
 
 # The generated code is checked in, so that installing dualform needs no compiler. The compiler is the oldest that
 # pyproject.toml allows at run time (generated code refuses a runtime older than itself), so it has its own environment.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeAlias
 
@@ -33,3 +34,22 @@ class Assignment:
     """Train twice and store no keys."""
     dry_run: bool = False
     """Say slots, bytes and time, and train nothing."""
+
+    def command(self, study: str) -> str:
+        """The command line that gives this assignment; DATA and RUN stand for the reader's own folders."""
+        words = ["dualform", "study", study, "--data", "DATA", "--out", "RUN", "--seed", str(self.seed)]
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if field.name in ("out", "data", "seed", "progress") or given == field.default:
+                continue
+            if isinstance(given, bool):
+                words.append(option_of(field.name))
+            else:
+                for value in given if isinstance(given, tuple) else (given,):
+                    words += [option_of(field.name), shlex.quote(str(value))]
+        return " ".join(words)
+
+
+def option_of(field: str) -> str:
+    """A field of an assignment as the command line spells it."""
+    return "--" + {"prompts": "prompt"}.get(field, field).replace("_", "-")

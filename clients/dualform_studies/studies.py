@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from dualform.errors import BadInput, NotFound
-from dualform_studies.assignment import Assignment
+from dualform_studies.assignment import Assignment, option_of
 from dualform_studies.images.continual import run_continual
 from dualform_studies.pages.folder import Report
 
@@ -41,7 +41,7 @@ def run_study(name: str, assignment: Assignment) -> Report:
     for part in fields(Assignment):
         if part.name not in takes and getattr(assignment, part.name) != part.default:
             raise BadInput(
-                f"the study {name} knows nothing of {_option(part.name)}.",
+                f"the study {name} knows nothing of {option_of(part.name)}.",
                 hint=f"Beside --data, --out, --steps and --seed it takes {_listed(STUDIES[name].takes)}.",
                 field=part.name,
             )
@@ -49,9 +49,4 @@ def run_study(name: str, assignment: Assignment) -> Report:
 
 
 def _listed(takes: frozenset[str]) -> str:
-    return ", ".join(sorted(map(_option, takes))) or "no option"
-
-
-def _option(field: str) -> str:
-    """As the command line spells it."""
-    return "--" + {"prompts": "prompt"}.get(field, field).replace("_", "-")
+    return ", ".join(sorted(map(option_of, takes))) or "no option"

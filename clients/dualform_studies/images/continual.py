@@ -61,6 +61,7 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
     peak_memory.reset()
     with open_memory(out) as memory:
         report = _examine(memory, recorded, pair, recipe, seed, out, progress)
+    report["command"] = assignment.command("continual")
     report["unharmed"] = all(torch.equal(plain.final[name], recorded.final[name]) for name in plain.final)
     report["seconds"] = {
         "training": plain.seconds,

@@ -9,11 +9,14 @@ from dualform_studies.pages.items import Cell, Figure, Heading, Item, Marked, Pa
 from dualform_studies.pages.words import in_words
 
 
-def page_markdown(title: str, items: Sequence[Item], *, level: int = 1, figures: str = "") -> str:
-    """The page under a title of that level; `figures` is what precedes the names of its figures' files, as `a/b/`."""
-    mark = "#" * level
-    parts = [f"{mark} {title}", *(_item(item, f"{mark}#", figures) for item in items)]
-    return "\n\n".join(parts) + "\n"
+def page_markdown(title: str, items: Sequence[Item]) -> str:
+    return "\n\n".join([f"# {title}", *map(_item, items)]) + "\n"
+
+
+def moved(page: str, figures: str) -> str:
+    """A page as a part of a longer document: headings one level down, its figures in the folder `figures`."""
+    page = re.sub(r"^#", "##", page, flags=re.MULTILINE)
+    return re.sub(r"\]\(([^()/]+\.png)\)", rf"]({figures}/\1)", page)
 
 
 def table_markdown(table: Table) -> str:
@@ -23,14 +26,14 @@ def table_markdown(table: Table) -> str:
     return f"{table.caption}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _item(item: Item, mark: str, figures: str) -> str:
+def _item(item: Item) -> str:
     match item:
         case Heading(text):
-            return f"{mark} {text}"
+            return f"## {text}"
         case Paragraph(text):
             return text
         case Figure(name, caption):
-            return f"![{caption.replace('[', '(').replace(']', ')')}]({figures}{name}.png)\n\n*{caption}*"
+            return f"![{caption.replace('[', '(').replace(']', ')')}]({name}.png)\n\n*{caption}*"
         case Table():
             return table_markdown(item)
 

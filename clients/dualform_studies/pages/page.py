@@ -10,7 +10,7 @@ page.write(report)                                   report.json, index.html, in
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dualform_studies.pages.folder import Report, report_folder, write_report
@@ -59,15 +59,24 @@ class Page:
     def write(self, report: Report) -> Path:
         """Write everything into the report's folder and return the path of index.html.
 
-        The report takes its tables along, and the machine and the versions that its figures belong to.
+        Where the report has a "command", the page names it. The report takes its tables along, and the machine and
+        the versions that its figures belong to.
         """
-        report["tables"] = [table.plain() for table in self.tables()]
         report["machine"] = describe_machine() | versions_of(_PACKAGES)
+        items = [*_provenance(report), *self.items]
+        report["tables"] = [table.plain() for table in self.tables()]
         folder = write_report(self.run, report).parent
         for table in self.tables():
             (folder / f"{table.name}.json").write_text(json.dumps(table.plain(), indent=2) + "\n", encoding="utf-8")
             (folder / f"{table.name}.md").write_text(table_markdown(table) + "\n", encoding="utf-8")
-        (folder / "index.md").write_text(page_markdown(self.title, self.items), encoding="utf-8")
+        (folder / "index.md").write_text(page_markdown(self.title, items), encoding="utf-8")
         index = folder / "index.html"
-        index.write_text(page_html(self.title, self.items), encoding="utf-8")
+        index.write_text(page_html(self.title, items), encoding="utf-8")
         return index
+
+
+def _provenance(report: Report) -> Iterator[Item]:
+    """What the figures come from: the command and the machine."""
+    if "command" in report:
+        yield Paragraph(f"Made by `{report['command']}`.")
+    yield Paragraph("; ".join(f"{name} {value}" for name, value in report["machine"].items()) + ".")

@@ -8,7 +8,7 @@ import pytest
 
 from dualform_studies.pages.frame import new_figure
 from dualform_studies.pages.items import Marked, Table
-from dualform_studies.pages.markdown import page_markdown, table_markdown
+from dualform_studies.pages.markdown import moved, page_markdown, table_markdown
 from dualform_studies.pages.page import Page
 
 
@@ -50,7 +50,7 @@ def page(tmp_path: Path) -> Page:
 
 
 def test_everything_is_written(page: Page, tmp_path: Path):
-    report = {"study": "foxes"}
+    report = {"study": "foxes", "command": "dualform study foxes"}
     assert page.write(report) == tmp_path / "report" / "index.html"
     written = {path.name for path in (tmp_path / "report").iterdir()}
     assert written == {"index.html", "index.md", "passages.json", "passages.md", "plot.png", "plot.svg", "report.json"}
@@ -62,11 +62,12 @@ def test_everything_is_written(page: Page, tmp_path: Path):
 
 
 def test_html_escapes_what_it_shows_and_marks_the_token(page: Page):
-    page.write({})
+    page.write({"command": "dualform study foxes"})
     shown = Texts((page.run / "report" / "index.html").read_text())
     assert shown.open == []
     assert ("h1", "Foxes & <crows>") in shown.texts
     assert ("code", "label < 3") in shown.texts
+    assert ("code", "dualform study foxes") in shown.texts
     assert ("mark", "a") in shown.texts
     assert ("td", "384,000") in shown.texts
     assert ("td", "-") in shown.texts
@@ -74,10 +75,10 @@ def test_html_escapes_what_it_shows_and_marks_the_token(page: Page):
 
 
 def test_markdown_keeps_cells_on_their_line(page: Page):
-    text = page_markdown(page.title, page.items, level=2, figures="single/")
+    text = moved(page_markdown(page.title, page.items), "reproduction/foxes")
     assert text.startswith("## Foxes")
     assert "### What was seen" in text
-    assert "](single/plot.png)" in text
+    assert "](reproduction/foxes/plot.png)" in text
     lines = table_markdown(page.tables()[0]).split("\n")
     assert lines[2:] == [
         "| passage | slots | weight | note |",

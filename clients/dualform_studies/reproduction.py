@@ -1,0 +1,77 @@
+"""Puts the pages of all studies into one document, with their figures beside it.
+
+python -m dualform_studies.reproduction RUNS docs          RUNS/single/report, RUNS/joint/report, …
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.pages.markdown import moved
+from dualform_studies.studies import STUDIES
+
+_HEAD = """\
+# The paper, reproduced
+
+Every experiment of "The Dual Form of Neural Networks Revisited" (Irie, Csordás, Schmidhuber, ICML 2022), and of a
+study of small attention-only Transformers, run again with dualform. `make reproduction` runs every study and writes
+this file; nothing in it is written by hand. Each part names its command, machine and versions.
+"""
+
+
+def write_reproduction(runs: Path, docs: Path) -> Path:
+    """Write `docs/reproduction.md` from the reports that lie in `runs/NAME/report`, in the order of the studies.
+
+    A study without a report there is named as not run.
+    """
+    figures = docs / "reproduction"
+    shutil.rmtree(figures, ignore_errors=True)
+    parts = [_HEAD, "\n".join(_overview(runs))]
+    for name in STUDIES:
+        folder = report_folder(runs / name)
+        if not (folder / "index.md").is_file():
+            continue
+        (figures / name).mkdir(parents=True)
+        for figure in sorted(folder.glob("*.png")):
+            shutil.copy(figure, figures / name / figure.name)
+        parts.append(moved((folder / "index.md").read_text(encoding="utf-8"), f"reproduction/{name}").strip())
+    document = docs / "reproduction.md"
+    document.write_text("\n\n".join(part.strip() for part in parts) + "\n", encoding="utf-8")
+    return document
+
+
+def _overview(runs: Path) -> Iterator[str]:
+    """What each study was told, and whether it has run; the most telling figures, where a report names any."""
+    yield "| study | command | beside the paper |"
+    yield "| --- | --- | --- |"
+    for name in STUDIES:
+        report = _report_of(runs, name)
+        if report is None:
+            yield f"| {name} | not run | |"
+            continue
+        beside = "; ".join(f"{what} {ours} (paper {paper})" for what, ours, paper in report.get("beside_paper", ()))
+        yield f"| {name} | `{report.get('command', '')}` | {beside} |"
+
+
+def _report_of(runs: Path, name: str) -> Report | None:
+    path = report_folder(runs / name) / "report.json"
+    report: Report | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return report
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("docs", type=click.Path(path_type=Path, file_okay=False))
+def main(runs: Path, docs: Path) -> None:
+    """Write DOCS/reproduction.md and DOCS/reproduction/ from the studies run into RUNS/NAME."""
+    click.echo(write_reproduction(runs, docs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from dualform_studies.assignment import Assignment
+from dualform_studies.pages.frame import new_figure
+from dualform_studies.pages.page import Page
+from dualform_studies.reproduction import main
+
+
+def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
+    run = tmp_path / "runs" / "continual"
+    page = Page(run, "Continual learning")
+    with new_figure(run / "report" / "plot.png", 1.0) as figure:
+        figure.subplots().plot([1, 2])
+    page.figure(run / "report" / "plot.png", "Two points.")
+    command = Assignment(run, steps=5, prompts=("a fox",)).command("continual")
+    page.write({"command": command, "beside_paper": [["accuracy", "96 %", "97 %"]]})
+    docs = tmp_path / "docs"
+    (docs / "reproduction" / "continual").mkdir(parents=True)
+    (docs / "reproduction" / "continual" / "stale.png").touch()
+    told = CliRunner().invoke(main, [str(tmp_path / "runs"), str(docs)])
+    assert told.exit_code == 0, told.output
+    text = (docs / "reproduction.md").read_text()
+    assert text.startswith("# The paper, reproduced")
+    assert "## Continual learning" in text
+    assert f"`{command}` | accuracy 96 % (paper 97 %) |" in text
+    assert "](reproduction/continual/plot.png)" in text
+    assert [path.name for path in (docs / "reproduction" / "continual").iterdir()] == ["plot.png"]
+
+
+def test_a_command_says_what_an_assignment_does(tmp_path: Path):
+    assignment = Assignment(tmp_path, seed=3, runs=2, prompts=("it's", "b"), dry_run=True)
+    assert assignment.command("aesop") == (
+        "dualform study aesop --data DATA --out RUN --seed 3 --runs 2 --prompt 'it'\"'\"'s' --prompt b --dry-run"
+    )
