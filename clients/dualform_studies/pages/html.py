@@ -17,9 +17,8 @@ h2 { margin-top: 2.6rem; padding-bottom: .2rem; border-bottom: 1px solid #ddd; f
 code { padding: .1em .3em; border-radius: 3px; background: #f3f3f3; font-size: .92em; }
 figure { margin: 1.6rem 0; }
 figure img { display: block; width: 100%; height: auto; }
-figcaption, caption { color: #555; font-size: .9rem; text-align: left; }
-caption { padding-bottom: .4rem; }
-.scroll { margin: 1.4rem 0; overflow-x: auto; }
+figcaption { color: #555; font-size: .9rem; }
+.table div { padding-top: .4rem; overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #eee; }
 th { border-bottom: 1px solid #999; }
@@ -74,8 +73,8 @@ def _table(table: Table) -> str:
         for row in table.rows
     )
     return (
-        f'<div class="scroll"><table><caption>{_text(table.caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+        f'<figure class="table"><figcaption>{_text(table.caption)}</figcaption>\n'
+        f"<div><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div></figure>"
     )
 
 
