@@ -22,7 +22,13 @@ from dualform_service.server import Server
 from dualform_studies.assignment import Progress
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.datasets import digits, permuted
-from dualform_studies.images.example import choose_interference, choose_recognised, draw_example, show_example
+from dualform_studies.images.example import (
+    Beside,
+    choose_interference,
+    choose_recognised,
+    draw_example,
+    show_example,
+)
 from dualform_studies.images.figures import draw_accuracies
 from dualform_studies.images.network import layer_names
 from dualform_studies.images.succession import (
@@ -78,7 +84,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset.")
     page.show(accuracy_table(report["accuracy"], moments(pair)))
     page.show(certificate_table(report["verify"], report["cancellation"], report["mask"]))
-    show_example(page, "prediction", report["prediction"])
+    show_example(page, "prediction", report["prediction"], Beside())
     page.write(report)
     return report
 
@@ -116,10 +122,14 @@ def _ask_over_grpc(memory: Engine, judged: Judged, layers: tuple[str, ...], fold
 
 
 def _ask(client: Answers, judged: Judged, layers: tuple[str, ...], folder: Path) -> Report:
-    query = choose_interference(client, judged, layers[-1]) or choose_recognised(judged, judged.pair[0])
+    first = judged.pair[0]
+    query = choose_interference(client, judged, layers[-1])
+    query = query or choose_recognised(first, judged.classes["final"][first.name])
     assert query is not None, "a network of ten classes recognises some digit"
     return {
         "slots": sum(client.info().slots.values()),
         "verify": {name: certificate_report(certificate) for name, certificate in client.verify().items()},
-        "prediction": draw_example(client, judged, query, layers, folder, "prediction"),
+        "prediction": draw_example(
+            client, query, layers, judged.pair, folder, "prediction", Beside(), masked=judged.masked(query)
+        ),
     }

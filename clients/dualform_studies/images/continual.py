@@ -16,7 +16,13 @@ from dualform_studies import peak_memory
 from dualform_studies.assignment import Assignment, Progress
 from dualform_studies.certificates import certificate_report, relative_errors
 from dualform_studies.images.download import load_dataset
-from dualform_studies.images.example import choose_interference, choose_recognised, draw_example, show_example
+from dualform_studies.images.example import (
+    Beside,
+    choose_interference,
+    choose_recognised,
+    draw_example,
+    show_example,
+)
 from dualform_studies.images.figures import draw_accuracies
 from dualform_studies.images.network import build_network, layer_names
 from dualform_studies.images.succession import (
@@ -40,6 +46,7 @@ from dualform_studies.pages.folder import (
 from dualform_studies.pages.page import Page
 
 _WARM_UP_STEPS = 20
+_BESIDE = Beside()
 
 
 def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Report:
@@ -85,7 +92,7 @@ def _page(out: Path, report: Report, words: Mapping[str, str]) -> Page:
     page.show(accuracy_table(report["accuracy"], words))
     page.show(certificate_table(report["verify"], report["cancellation"], report["mask"]))
     for name, example in report["examples"].items():
-        show_example(page, name, example)
+        show_example(page, name, example, _BESIDE)
     return page
 
 
@@ -124,9 +131,12 @@ def _draw(memory: Engine, judged: Judged, layers: Sequence[str], folder: Path) -
     """One example of interference where there is one, and one test image of each dataset recognised at the end."""
     draw_accuracies(folder / "accuracy.png", judged.accuracy(), moments(judged.pair))
     chosen = {"interference": choose_interference(memory, judged, layers[-1])}
-    chosen |= {f"recognised-{dataset.name}": choose_recognised(judged, dataset) for dataset in judged.pair}
+    chosen |= {
+        f"recognised-{dataset.name}": choose_recognised(dataset, judged.classes["final"][dataset.name])
+        for dataset in judged.pair
+    }
     return {
-        name: draw_example(memory, judged, query, layers, folder, name)
+        name: draw_example(memory, query, layers, judged.pair, folder, name, _BESIDE, masked=judged.masked(query))
         for name, query in chosen.items()
         if query is not None
     }

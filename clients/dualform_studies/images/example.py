@@ -1,9 +1,13 @@
-"""One prediction of a succession, explained: which one to show, its figures and its report."""
+"""One prediction explained: which one to show, its figures and its report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dualform.answers import Answers
 from dualform.questions import ProbeRows
@@ -15,6 +19,16 @@ from dualform_studies.images.succession import Judged, probe_name
 from dualform_studies.images.tables import describe, example_tables
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The paper's figures that an example's three stand beside."""
+
+    distribution: str = "Figures 4, 6 and 8"
+    sums: str = "Figures 5, 7 and 9"
+    top_images: str = "Figures 10, 11 and 22"
+
 
 _CANDIDATES = 128
 """Spoilt test images among which the clearest is looked for: every one costs a pass over all keys of a layer."""
@@ -32,50 +46,69 @@ def choose_interference(memory: Answers, judged: Judged, layer: str) -> Query | 
     return None if row is None else Query(first, row, int(given[row]))
 
 
-def choose_recognised(judged: Judged, dataset: Dataset) -> Query | None:
-    """The first test image of a dataset that the final network classifies as labelled, None where there is none."""
-    given = judged.classes["final"][dataset.name]
-    right = given == dataset.test.labels
-    row = int(right.argmax())
-    return Query(dataset, row, int(given[row])) if right[row] else None
+def choose_recognised(dataset: Dataset, given: NDArray[np.int64], label: int | None = None) -> Query | None:
+    """The first test image, of a class where one is named, that is recognised as labelled; None where there is none.
+
+    `given` is int64[n], the class that the network gives each test image.
+    """
+    wanted = given == dataset.test.labels
+    if label is not None:
+        wanted &= dataset.test.labels == label
+    row = int(wanted.argmax())
+    return Query(dataset, row, int(given[row])) if wanted[row] else None
 
 
 def draw_example(
-    memory: Answers, judged: Judged, query: Query, layers: Sequence[str], folder: Path, name: str
+    memory: Answers,
+    query: Query,
+    layers: Sequence[str],
+    datasets: Sequence[Dataset],
+    folder: Path,
+    name: str,
+    beside: Beside,
+    *,
+    masked: int | None = None,
+    probe: str | None = None,
+    where: str | None = None,
 ) -> Report:
-    """Ask for one query's attention at each layer; write three figures, and return what they show."""
-    probe = probe_name(query.dataset)
-    datasets = [dataset.name for dataset in judged.pair]
-    spotlight = ask_spotlight(memory, layers, ProbeRows(probe, (query.row,)), datasets)
+    """Ask for one query's attention at each layer; write three figures, and return what they show.
+
+    `datasets` in the order of training; `masked` is the class that the masked network gives the query; `probe` holds
+    it, the one of all its dataset's test images where none is named; `where` limits what is asked about.
+    """
+    probe = probe or probe_name(query.dataset)
+    names = [dataset.name for dataset in datasets]
+    spotlight = ask_spotlight(memory, layers, ProbeRows(probe, (query.row,)), names, where=where)
     figures = [
-        draw_distribution(folder / f"{name}-distribution.png", spotlight, query, judged.pair),
-        draw_sums(folder / f"{name}-sums.png", spotlight, query, judged.pair),
-        draw_top_images(folder / f"{name}-top-images.png", spotlight, query, judged.pair),
+        draw_distribution(folder / f"{name}-distribution.png", spotlight, query, datasets, beside.distribution),
+        draw_sums(folder / f"{name}-sums.png", spotlight, query, datasets, beside.sums),
+        draw_top_images(folder / f"{name}-top-images.png", spotlight, query, datasets, beside.top_images),
     ]
-    masked = int(judged.classes["masked"][query.dataset.name][query.row])
     return _report(query, probe, masked, spotlight) | {"figures": [figure.name for figure in figures]}
 
 
-def show_example(page: Page, name: str, example: Report) -> None:
+def show_example(page: Page, name: str, example: Report, beside: Beside) -> None:
     """The figures of `draw_example` and their tables, under a heading of their own."""
     page.heading(describe(example))
     captions = (
-        "Attention weights over the training datapoints (Figures 4, 6 and 8 of the paper): of each class the greatest.",
-        "Attention weights summed over each training class (Figures 5, 7 and 9 of the paper).",
-        "The training images attended to most (Figures 10, 11 and 22 of the paper).",
+        f"Attention weights over the training datapoints: of each class the greatest ({beside.distribution} of the "
+        "paper).",
+        f"Attention weights summed over each training class ({beside.sums} of the paper).",
+        f"The training images attended to most ({beside.top_images} of the paper).",
     )
     for figure, caption in zip(example["figures"], captions, strict=True):
         page.figure(report_folder(page.run) / figure, caption)
     page.show(*example_tables(name, example))
 
 
-def _report(query: Query, probe: str, masked: int, layers: Sequence[LayerSpotlight]) -> Report:
-    """One query, what it was recognised as at the end and with the mask, and the attention of each layer."""
+def _report(query: Query, probe: str, masked: int | None, layers: Sequence[LayerSpotlight]) -> Report:
+    """One query, what it is recognised as (with the mask, too, where there is one), and the attention of each layer."""
     names = query.dataset.label_names
+    given = {"final": names[query.given]} | ({} if masked is None else {"masked": names[masked]})
     return {
         "query": f"{probe}/{query.row}",
         "label": names[query.label],
-        "recognised_as": {"final": names[query.given], "masked": names[masked]},
+        "recognised_as": given,
         "layers": {
             layer.layer: {
                 "top": list(layer.top),

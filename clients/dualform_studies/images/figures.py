@@ -22,9 +22,14 @@ _PANEL = 1.65
 """Inches: the height of one layer's panel."""
 
 
-def draw_distribution(path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset]) -> Path:
-    """Attention weights over the training datapoints: of each class the greatest, in descending order."""
-    title = "Attention weights over training datapoints (figures 4, 6 and 8 of the paper)"
+def draw_distribution(
+    path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset], paper: str
+) -> Path:
+    """Attention weights over the training datapoints: of each class the greatest, in descending order.
+
+    `paper` names the paper's figure that this one stands beside, as "Figure 4"; so in the figures below.
+    """
+    title = f"Attention weights over training datapoints ({paper} of the paper)"
     deepest = max(len(best) for layer in layers for best in layer.best)
     with query_figure(path, query, title, _PANEL * len(layers), classes=True) as figure:
         axes = _panels(figure, layers, query, datasets)
@@ -39,9 +44,11 @@ def draw_distribution(path: Path, layers: Sequence[LayerSpotlight], query: Query
     return path
 
 
-def draw_sums(path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset]) -> Path:
+def draw_sums(
+    path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset], paper: str
+) -> Path:
     """All attention weights of each class summed."""
-    title = "Attention weights summed over each training class (figures 5, 7 and 9 of the paper)"
+    title = f"Attention weights summed over each training class ({paper} of the paper)"
     with query_figure(path, query, title, _PANEL * len(layers), classes=True) as figure:
         axes = _panels(figure, layers, query, datasets)
         for panel, layer in zip(axes, layers, strict=True):
@@ -54,11 +61,13 @@ def draw_sums(path: Path, layers: Sequence[LayerSpotlight], query: Query, datase
     return path
 
 
-def draw_top_images(path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset]) -> Path:
+def draw_top_images(
+    path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset], paper: str
+) -> Path:
     """The training images attended to most, layer by layer."""
     sources = {dataset.name: dataset for dataset in datasets}
     most = max(len(layer.top) for layer in layers)
-    title = "Training images attended to most (figures 10, 11 and 22 of the paper)"
+    title = f"Training images attended to most ({paper} of the paper)"
     with query_figure(path, query, title, 1.78 * len(layers), classes=False) as figure:
         grid = figure.subplots(len(layers), most, squeeze=False)
         for panels, layer in zip(grid, layers, strict=True):

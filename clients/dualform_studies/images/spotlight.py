@@ -48,18 +48,25 @@ def ask_spotlight(
     query: ProbeRows,
     datasets: Sequence[str],
     *,
+    where: str | None = None,
     per_group: int = 500,
     top: int = 5,
 ) -> list[LayerSpotlight]:
     """Distribution, sums and top images of one stored query at each layer (figures 8, 9 and 22 of the paper)."""
-    return [_ask_layer(memory, layer, query, datasets, per_group, top) for layer in layers]
+    return [_ask_layer(memory, layer, query, datasets, where, per_group, top) for layer in layers]
 
 
 def _ask_layer(
-    memory: Answers, layer: str, query: ProbeRows, datasets: Sequence[str], per_group: int, top: int
+    memory: Answers,
+    layer: str,
+    query: ProbeRows,
+    datasets: Sequence[str],
+    where: str | None,
+    per_group: int,
+    top: int,
 ) -> LayerSpotlight:
-    sums = memory.group_sum(layer, query, by=_BY, score="abs")
-    best = memory.topk(layer, query, k=per_group, by=_BY, score="abs")
+    sums = memory.group_sum(layer, query, by=_BY, where=where, score="abs")
+    best = memory.topk(layer, query, k=per_group, by=_BY, where=where, score="abs")
     scores = {group: np.abs(best.scores[0][at]) for at, group in enumerate(best.groups or ())}
     order = sorted(range(len(sums.groups)), key=lambda at: (datasets.index(sums.groups[at][0]), sums.groups[at][1]))
     return LayerSpotlight(
@@ -68,15 +75,15 @@ def _ask_layer(
         best=[scores[sums.groups[at]] for at in order],
         sums=sums.sums[0][order],
         counts=sums.counts[order],
-        top=_top_images(memory, layer, query, top),
+        top=_top_images(memory, layer, query, where, top),
     )
 
 
-def _top_images(memory: Answers, layer: str, query: ProbeRows, top: int) -> list[dict[str, Any]]:
+def _top_images(memory: Answers, layer: str, query: ProbeRows, where: str | None, top: int) -> list[dict[str, Any]]:
     """The best datapoint of each of the `top` best images; an image comes back in every epoch, with a like key."""
     k = 16 * top
     while True:
-        hits = memory.topk(layer, query, k=k, score="abs")
+        hits = memory.topk(layer, query, k=k, where=where, score="abs")
         records = memory.slots(hits.slots[0]).records()
         images: dict[tuple[str, int], dict[str, Any]] = {}
         for record, score in zip(records, hits.scores[0], strict=True):

@@ -19,6 +19,7 @@ from dualform_studies import peak_memory
 from dualform_studies.assignment import Progress
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.network import build_network, predictions, with_weights
+from dualform_studies.images.query_figure import Query
 from dualform_studies.images.training import Recipe, train_part
 
 Pair: TypeAlias = tuple[Dataset, Dataset]
@@ -105,6 +106,10 @@ class Judged:
             }
             for dataset in self.pair
         }
+
+    def masked(self, query: Query) -> int:
+        """The class that the network gives a test image once the second dataset is masked."""
+        return int(self.classes["masked"][query.dataset.name][query.row])
 
     def interfered(self) -> NDArray[np.int64]:
         """Test rows of the first dataset: right after it was learned, wrong at the end, right again with the mask."""
