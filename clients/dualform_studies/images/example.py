@@ -14,8 +14,9 @@ from dualform.questions import ProbeRows
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.figures import draw_distribution, draw_sums, draw_top_images
 from dualform_studies.images.query_figure import Query
+from dualform_studies.images.recorded import probe_name
 from dualform_studies.images.spotlight import LayerSpotlight, ask_spotlight, clearest_interference
-from dualform_studies.images.succession import Judged, probe_name
+from dualform_studies.images.succession import Judged
 from dualform_studies.images.tables import describe, example_tables
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page

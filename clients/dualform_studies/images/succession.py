@@ -20,6 +20,7 @@ from dualform_studies.assignment import Progress
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.network import build_network, predictions, with_weights
 from dualform_studies.images.query_figure import Query
+from dualform_studies.images.recorded import probe_name
 from dualform_studies.images.training import Recipe, train_part
 
 Pair: TypeAlias = tuple[Dataset, Dataset]
@@ -78,10 +79,6 @@ def _train(
         seconds += perf_counter() - start
         weights.append({name: weight.detach().clone() for name, weight in network.state_dict().items()})
     return Trained(weights[0], weights[1], seconds, peak_memory.read_bytes())
-
-
-def probe_name(dataset: Dataset) -> str:
-    return f"test-{dataset.name}"
 
 
 def without(dataset: Dataset) -> str:

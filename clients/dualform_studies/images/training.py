@@ -1,4 +1,4 @@
-"""The paper's training recipe, recorded or not. Shapes: b images of a batch.
+"""The paper's training recipe, recorded or not.
 
 The text of the paper says "vanilla SGD"; its published code, which reaches the accuracies that the text reports, uses
 momentum 0.9, learning rate 3e-3 and global gradient clipping at 1.0. That code is followed here.
@@ -6,20 +6,19 @@ momentum 0.9, learning rate 3e-3 and global gradient clipping at 1.0. That code 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dualform.errors import BadInput
 from dualform_studies.assignment import Progress
 from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.stream import Batch, batch_rows, batches
 
 if TYPE_CHECKING:
     from dualform import Recorder
@@ -54,19 +53,28 @@ class Recipe:
         return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum)
 
 
-def batch_rows(images: int, recipe: Recipe, seed: int, part: int) -> Iterator[NDArray[np.int64]]:
-    """int64[b] for each step: epoch after epoch in a new order, without replacement.
-
-    Every batch is full: one that begins at the end of an epoch is filled up from the next. The order depends on the
-    seed and on the number of the part alone, so a recorded and an unrecorded training see the same batches.
-    """
-    order = np.random.default_rng((seed, part))
-    waiting = np.empty(0, dtype=np.int64)
-    for _ in range(recipe.steps):
-        while len(waiting) < recipe.batch:
-            waiting = np.concatenate([waiting, order.permutation(images)])
-        yield waiting[: recipe.batch]
-        waiting = waiting[recipe.batch :]
+def train(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    clip: float,
+    *,
+    recorder: Recorder | None = None,
+    tell: Callable[[int], None] | None = None,
+) -> None:
+    """Take one update a batch; `clip` bounds the norm of each gradient, `tell` hears how many are done."""
+    parameters = list(network.parameters())
+    network.train()
+    for done, batch in enumerate(batches, start=1):
+        images, labels = torch.from_numpy(batch.inputs), torch.from_numpy(batch.labels)
+        with _recording(recorder, batch.dataset, labels, torch.from_numpy(batch.rows)):
+            loss = cross_entropy(network(images), labels)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+        if tell is not None:
+            tell(done)
 
 
 def train_part(
@@ -81,23 +89,17 @@ def train_part(
     progress: Progress | None = None,
 ) -> None:
     """Take `recipe.steps` updates on one dataset; the optimizer goes on from the part before, momentum included."""
-    parameters = list(network.parameters())
-    network.train()
-    for done, rows in enumerate(batch_rows(len(dataset.train), recipe, seed, part), start=1):
-        images = torch.from_numpy(dataset.inputs(dataset.train, rows))
-        labels = torch.from_numpy(dataset.train.labels[rows])
-        with _recording(recorder, dataset.name, labels, torch.from_numpy(rows)):
-            loss = cross_entropy(network(images), labels)
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(parameters, recipe.clip)
-            optimizer.step()
+    stream = batches(dataset, batch_rows(len(dataset.train), recipe, seed, part))
+
+    def tell(done: int) -> None:
         if progress is not None:
             progress(f"training on {dataset.name}", done, recipe.steps)
 
+    train(network, optimizer, stream, recipe.clip, recorder=recorder, tell=tell)
+
 
 def _recording(
-    recorder: Recorder | None, dataset: str, labels: torch.Tensor, rows: torch.Tensor
+    recorder: Recorder | None, dataset: str | Sequence[str], labels: torch.Tensor, rows: torch.Tensor
 ) -> AbstractContextManager[object]:
     if recorder is None:
         return nullcontext()
