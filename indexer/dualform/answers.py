@@ -154,7 +154,7 @@ class LayerInfo:
     """What one slot stands for: "sample" or "token"."""
     slots: int
     distinct_keys: int
-    """Keys stored: fewer than slots where the layer's inputs repeat."""
+    """Keys stored: fewer than slots where the layer's inputs repeat, 0 where none were kept (see `reason`)."""
     values: bool
     """Whether error signals were stored."""
     exact: bool

@@ -13,6 +13,8 @@ def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:
 
     A defect counts from the step where it happened: the network before that step can be rebuilt.
     """
+    if not layer.keys:
+        return "neither keys nor error signals were recorded (keys=False)."
     if not view.memory.linear:
         reason = view.memory.reason or f"the optimizer {view.memory.optimizer} is not linear in the gradients"
         return f"{reason.rstrip('.')}."
@@ -44,6 +46,6 @@ def require_exact(view: View, layer: Layer, at_step: int | None) -> None:
     if reason:
         raise Inexact(
             f"layer {layer.name!r} cannot be rebuilt: {reason}",
-            hint="Its scores (topk, group_sum) are exact all the same.",
+            hint="Its scores (topk, group_sum) are exact all the same." if layer.keys else "Record it with its keys.",
             field="layer",
         )

@@ -34,7 +34,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         bias=layer.bias is not None,
         grain=layer.grain,
         slots=view.count(layer.grain),
-        distinct_keys=view.memory.keys(layer.name).rows,
+        distinct_keys=view.memory.keys(layer.name).rows if layer.keys else 0,
         values=layer.values,
         exact=not reason,
         reason=reason,

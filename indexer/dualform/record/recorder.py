@@ -51,21 +51,23 @@ class Recorder:
         values: bool = True,
         label_names: Mapping[str, Sequence[str]] | None = None,
         *,
+        keys: bool = True,
         _sink: Callable[[Header], Sink] = StoreSink,
     ) -> None:
         """`layers`: names or patterns of the linear layers to record, None for all; `values`: keep error signals and
-        measure gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, ….
+        measure gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
+        `keys=False`: keep a digest of each step instead of keys and values, for questions answered by a Replay.
 
         Raises AlreadyExists where `path` holds anything, NotFound where `layers` matches nothing, RecordingError for a
         model that cannot be recorded.
         """
         if not isinstance(optimizer, Optimizer):
-            raise BadInput(
-                f"optimizer is {type(optimizer).__name__}.", hint="Give the torch optimizer.", field="optimizer"
-            )
+            kind = type(optimizer).__name__
+            raise BadInput(f"optimizer is {kind}.", hint="Give the torch optimizer.", field="optimizer")
         self.path = Path(path)
-        check_new_folder(self.path)
-        self._model, self._optimizer, self._values = model, optimizer, values
+        if _sink is StoreSink:
+            check_new_folder(self.path)
+        self._model, self._optimizer, self._keys, self._values = model, optimizer, keys, keys and values
         self._label_names = dict(label_names or {})
         self._taps, self.skipped = select(model, optimizer, layers)
         self._make_sink = _sink
@@ -135,10 +137,9 @@ class Recorder:
         self._require_open("step")
         if self._record is not None:
             raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
-        if self._sink is not None:
-            self._sink.check()
         metadata = Metadata(dataset=dataset, label=label, sample=sample, position=position, mask=mask, columns=columns)
         if self._sink is not None:
+            self._sink.check()
             metadata.check_columns(self._columns, self.steps)
         else:
             self._start = Start(self._model, self._optimizer, self._taps)
@@ -274,9 +275,8 @@ class Recorder:
                 hint="Run forward and backward inside it, in training mode, through the model the recorder was given.",
             )
         self._grains = record.grains()
-        self._updates = Updates(
-            self._optimizer, [tap for tap in self._taps if tap.name in self._grains], measured=self._values
-        )
+        taps = [tap for tap in self._taps if tap.name in self._grains]
+        self._updates = Updates(self._optimizer, taps, measured=self._values)
 
     def _open_sink(self, record: StepRecord) -> None:
         for tap in [tap for tap in self._taps if tap.name not in self._grains]:
@@ -284,7 +284,7 @@ class Recorder:
             self._taps.remove(tap)
             self.skipped[tap.name] = record.why_unknown(tap)
         self._columns = record.metadata.types()
-        layers = [layer_of(t, self._grains[t.name], t.name in record.raw, self._values) for t in self._taps]
+        layers = [layer_of(t, self._grains[t.name], t.name in record.raw, self._keys, self._values) for t in self._taps]
         assert self._start is not None
         self._sink = self._make_sink(self._start.header(self.path, layers, self.skipped, self._label_names))
         self._start = None

@@ -42,7 +42,7 @@ class Start:
         )
 
 
-def layer_of(tap: Tap, grain: str, repeats: bool, values: bool) -> Layer:
+def layer_of(tap: Tap, grain: str, repeats: bool, keys: bool, values: bool) -> Layer:
     """How the manifest names a tapped layer."""
     return Layer(
         name=tap.name,
@@ -51,6 +51,7 @@ def layer_of(tap: Tap, grain: str, repeats: bool, values: bool) -> Layer:
         weight=tap.weight_name,
         bias=tap.bias_name,
         grain=grain,
-        repeats=repeats,
+        repeats=repeats and keys,
         values=values,
+        keys=keys,
     )

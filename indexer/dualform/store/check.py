@@ -49,7 +49,7 @@ def _check_counts(memory: Memory) -> list[str]:
             if segment.first_row != next_row:
                 problems.append(f"{segment.path}: {layer!r} {kind} jump from row {next_row} to {segment.first_row}.")
             next_row = segment.first_row + segment.rows
-    for layer in memory.layers:
+    for layer in [layer.name for layer in memory.layers.values() if layer.keys]:
         keys = memory.keys(layer)
         if keys.row_of_slot is not None and len(keys.row_of_slot) and keys.row_of_slot.max() >= keys.rows:
             problems.append(f"layer {layer!r}: a slot names key row {keys.row_of_slot.max()} of {keys.rows}.")

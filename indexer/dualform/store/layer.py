@@ -25,6 +25,8 @@ class Layer:
     """Whether the layer's inputs repeat (raw data), so that each distinct key is stored once."""
     values: bool
     """Whether error signals are stored."""
+    keys: bool = True
+    """Whether keys are stored; where they are not, a digest of each step's is."""
 
     @property
     def folder(self) -> str:

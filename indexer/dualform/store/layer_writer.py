@@ -36,7 +36,9 @@ class LayerWriter:
         self._key_rows: list[np.ndarray[Any, np.dtype[np.int64]]] = []
 
     def append(self, rows: LayerRows) -> int:
-        """Add one step's rows; returns the bytes gathered."""
+        """Add one step's rows; returns the bytes gathered, none of a layer whose keys are not stored."""
+        if not self.layer.keys:
+            return 0
         keys = self._distinct_keys(rows.keys) if self.layer.repeats else rows.keys
         written = keys.nbytes
         if len(keys):

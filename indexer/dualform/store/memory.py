@@ -24,7 +24,7 @@ from dualform.store.manifest import Manifest
 from dualform.store.matrix_file import flat_index_header, npy_header
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, Rows, Segment, SegmentCache
-from dualform.store.tables import TABLES, quoted
+from dualform.store.tables import TABLES, quoted, rows_table
 from dualform.store.weights import read_weights
 
 
@@ -57,7 +57,10 @@ class Memory:
             raise Damaged(f"{folder} has {len(manifest.shards)} shards; this version reads memories of one.")
         part = manifest.shards[0]
         kinds = {manifest.grains[grain]: types for grain, types in manifest.columns.items()}
-        tables = shard.read(folder / part.folder / shard.FILE, {**TABLES, **kinds}, part.tables)
+        # A memory of an earlier version lacks the tables that came later.
+        there = {name: types for name, types in {**TABLES, **kinds}.items() if name in part.tables}
+        tables = {name: rows_table([], types) for name, types in TABLES.items() if name not in there}
+        tables |= shard.read(folder / part.folder / shard.FILE, there, part.tables)
         memory = cls(folder, manifest, tables, cache or SegmentCache())
         memory._check_files()
         return memory
@@ -133,7 +136,14 @@ class Memory:
             self._databases.clear()
 
     def keys(self, layer: str) -> Keys:
+        """Raises NotFound where the recorder kept no keys."""
         found = self.layer(layer)
+        if not found.keys:
+            raise NotFound(
+                f"this memory holds no keys of layer {layer!r}: it was recorded with keys=False.",
+                hint="Replay its training with the question: dualform.Replay(model, optimizer, path, [question]).",
+                field="layer",
+            )
         slots = self.count(found.grain)
         of_slot = self._key_rows(found) if found.repeats else None
         segments = self.segments.get((layer, "keys"), [])
@@ -190,7 +200,7 @@ class Memory:
                 raise Damaged(f"{path} is missing.")
             if path.stat().st_size != size:
                 raise Damaged(f"{path} has {path.stat().st_size} bytes where {size} were committed.")
-        for layer in self.layers.values():
+        for layer in [layer for layer in self.layers.values() if layer.keys]:
             keys, slots = self.keys(layer.name), self.count(layer.grain)
             of_slot = keys.row_of_slot
             held = {"keys": keys.rows if of_slot is None else len(of_slot)}

@@ -7,6 +7,7 @@
     factors           the measured gradient factor of every recorded parameter at each update
     defects           why a layer cannot be rebuilt exactly, and from which step on
     labels            names of labels
+    digests           what each layer was fed at each step, for layers whose keys are not stored
     segments          the matrix files, with their checksums
     commits           rows and running digest of each table after each commit
 
@@ -56,6 +57,7 @@ TABLES: Mapping[str, ColumnTypes] = {
     },
     "defects": {"step": "BIGINT", "layer": "VARCHAR", "reason": "VARCHAR"},
     "labels": {"dataset": "VARCHAR", "label": "BIGINT", "name": "VARCHAR"},
+    "digests": {"step": "BIGINT", "layer": "VARCHAR", "keys": "VARCHAR", "columns": "VARCHAR"},
     "segments": {
         "segment": "BIGINT",
         "layer": "VARCHAR",

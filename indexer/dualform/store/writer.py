@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dualform.errors import AlreadyExists
 from dualform.store import shard
 from dualform.store.batch import Batch
+from dualform.store.digests import digests
 from dualform.store.direct_file import Blocks
 from dualform.store.durable import sync_folder
 from dualform.store.layer import Layer
@@ -71,6 +72,7 @@ class Writer:
         self._layers = {layer.name: LayerWriter(layer, folder, blocks) for layer in layers}
         for writer in self._layers.values():
             writer.folder.mkdir(parents=True)
+        self._digested = {layer.name: layer.grain for layer in layers if not layer.keys}
         self._database = folder / shard.FILE
         self._shard.tables = shard.create(self._database, {**TABLES, **dict.fromkeys(names.values(), SLOTS)})
         self.manifest = Manifest(
@@ -99,8 +101,11 @@ class Writer:
         """Take one step's slots and logs. Raises BadInput for a user column that is new or changed its type."""
         for grain, columns in batch.slots.items():
             self._slots[grain].append(batch.step, columns)
+            self._bytes += sum(column.nbytes for column in columns.values())
         for name, rows in batch.layers.items():
             self._bytes += self._layers[name].append(rows)
+        for name, digest in digests(batch, self._digested).items():
+            self._rows["digests"].append((batch.step, name, digest.keys, digest.columns))
         for log in batch.logs:
             for table, new in step_rows(log).items():
                 self._rows[table].extend(new)
