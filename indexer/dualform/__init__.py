@@ -25,17 +25,25 @@ if TYPE_CHECKING:
     )
     from dualform.errors import DualformError as DualformError
     from dualform.query.engine import Engine as Engine, open_memory as open
-    from dualform.questions import ProbeRows as ProbeRows, SlotKeys as SlotKeys, Vectors as Vectors
+    from dualform.questions import (
+        GroupSum as GroupSum,
+        ProbeRows as ProbeRows,
+        SlotKeys as SlotKeys,
+        TopK as TopK,
+        Vectors as Vectors,
+    )
     from dualform.record.recorder import Recorder as Recorder
+    from dualform.replay.replay import Replay as Replay
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Recorder": ("dualform.record.recorder", "Recorder"),
+    "Replay": ("dualform.replay.replay", "Replay"),
     "open": ("dualform.query.engine", "open_memory"),
     "Engine": ("dualform.query.engine", "Engine"),
     "DualformError": ("dualform.errors", "DualformError"),
-    **{name: ("dualform.questions", name) for name in ("Vectors", "ProbeRows", "SlotKeys")},
+    **{name: ("dualform.questions", name) for name in ("GroupSum", "ProbeRows", "SlotKeys", "TopK", "Vectors")},
     **{
         name: ("dualform.answers", name)
         for name in ("Answers", "Certificate", "Columns", "GroupSums", "Hits", "MemoryInfo", "Probe")
@@ -48,13 +56,16 @@ __all__ = [
     "Columns",
     "DualformError",
     "Engine",
+    "GroupSum",
     "GroupSums",
     "Hits",
     "MemoryInfo",
     "Probe",
     "ProbeRows",
     "Recorder",
+    "Replay",
     "SlotKeys",
+    "TopK",
     "Vectors",
     "__version__",
     "open",

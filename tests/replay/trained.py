@@ -45,8 +45,8 @@ class Training:
             made.append((x, y, columns))
         return [made[i] for i in self.order] if self.order else made
 
-    def run(self, make, until=None, probe=True):
-        """Train under make(model, optimizer), a recorder; returns it."""
+    def run(self, make, until=None, probe=True, fail=False):
+        """Train under make(model, optimizer), a recorder; returns it. `fail`: with a division by zero at the end."""
         model, optimizer = self.built()
         batches = self.batches()
         recorder = make(model, optimizer)
@@ -56,6 +56,8 @@ class Training:
                     optimizer.zero_grad()
                     cross_entropy(model(x).reshape(-1, self.labels), y.reshape(-1)).backward()
                     optimizer.step()
+            if fail:
+                raise ZeroDivisionError
             if probe:
                 recorder.probe("test", batches[0][0][:6], label=np.arange(6))
         return recorder

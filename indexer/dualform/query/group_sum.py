@@ -34,7 +34,7 @@ def signed_sums(
     view: View, layer: str, groups: Groups, selection: Selection, queries: NDArray[np.float32], check: Check
 ) -> NDArray[np.float64]:
     """float64[n, G]. Raises Inexact where a key is not finite."""
-    if _many(view, layer, groups):
+    if many(view.layer(layer).d_in, len(groups.counts)):
         return _by_slot(view, layer, groups, selection, queries, check, absolute=False)
     return score_rows(_key_sums(view, layer, groups, selection, check).sums, queries)
 
@@ -43,7 +43,7 @@ def absolute_sums(
     view: View, layer: str, groups: Groups, selection: Selection, queries: NDArray[np.float32], check: Check
 ) -> NDArray[np.float64]:
     """float64[n, G]: sums of |score|, to 1e-6 relative. Raises Inexact where a key is not finite."""
-    if _many(view, layer, groups):
+    if many(view.layer(layer).d_in, len(groups.counts)):
         return _by_slot(view, layer, groups, selection, queries, check, absolute=True)
     own = _key_sums(view, layer, groups, selection, check)
     sums = score_rows(own.sums, queries)
@@ -57,9 +57,9 @@ def absolute_sums(
     return np.abs(sums, out=sums)
 
 
-def _many(view: View, layer: str, groups: Groups) -> bool:
-    """Whether key sums would take more room than they are worth: a matter of the groups alone, for it decides bits."""
-    return 8 * view.layer(layer).d_in * len(groups.counts) > BUDGET
+def many(width: int, groups: int) -> bool:
+    """Whether key sums would take more room than they are worth: a matter of this alone, for it decides bits."""
+    return 8 * width * groups > BUDGET
 
 
 def _key_sums(view: View, layer: str, groups: Groups, selection: Selection, check: Check) -> KeySums:

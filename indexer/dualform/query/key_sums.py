@@ -36,23 +36,43 @@ class KeySums:
         return self.sums.nbytes + self.one_sign.nbytes
 
 
+class KeySummer:
+    """Adds keys up, over one stretch of slots after another."""
+
+    def __init__(self, groups: int, width: int) -> None:
+        self._sums = np.zeros((groups, width))
+        self._least, self._most = np.zeros((2, groups), dtype=np.float32)
+
+    def add(self, keys: Keys, slots: NDArray[np.int64], numbers: NDArray[np.int64], check: Check) -> None:
+        """Add the keys of some slots, ascending, to the groups of those numbers, int64[m] each.
+
+        Slots count from the first of `keys`, which must be the first of a block of the whole.
+        """
+        sums, least, most = self._sums, self._least, self._most
+        for start in range(0, keys.slots, BLOCK):
+            low, high = np.searchsorted(slots, [start, start + BLOCK])
+            if low == high:
+                continue
+            check()
+            order = np.argsort(numbers[low:high], kind="stable")
+            ordered = numbers[low:high][order]
+            runs = begins(ordered)
+            own = ordered[runs]
+            rows = _rows(keys, slots[low:high][order], start)
+            least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
+            most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))
+            sums[own] += added_in_order(rows.astype(np.float64), runs)
+
+    def sums(self) -> KeySums:
+        """Of everything added so far."""
+        one_sign = (self._least >= 0) | (self._most <= 0)
+        return KeySums(self._sums, one_sign, bool(np.isfinite(self._sums).all()))
+
+
 def key_sums(keys: Keys, groups: Groups, check: Check) -> KeySums:
-    sums = np.zeros((len(groups.counts), keys.width))
-    least, most = np.zeros((2, len(sums)), dtype=np.float32)
-    for start in range(0, keys.slots, BLOCK):
-        low, high = np.searchsorted(groups.slots, [start, start + BLOCK])
-        slots, numbers = groups.slots[low:high], groups.numbers[low:high]
-        if not len(slots):
-            continue
-        check()
-        order = np.argsort(numbers, kind="stable")
-        runs = begins(numbers[order])
-        own = numbers[order][runs]
-        rows = _rows(keys, slots[order], start)
-        least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
-        most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))
-        sums[own] += added_in_order(rows.astype(np.float64), runs)
-    return KeySums(sums, (least >= 0) | (most <= 0), bool(np.isfinite(sums).all()))
+    summer = KeySummer(len(groups.counts), keys.width)
+    summer.add(keys, groups.slots, groups.numbers, check)
+    return summer.sums()
 
 
 def _rows(keys: Keys, slots: NDArray[np.int64], start: int) -> NDArray[np.float32]:

@@ -94,11 +94,11 @@ class Best:
             scores = np.abs(scores)
         cells = near.query * wanted.groups + (0 if wanted.group is None else wanted.group[near.rows])
         # Rows first: a row that k others of its group beat brings none of its slots, however many those are.
-        kept = _best_of_cells(cells, scores, self.rows.first_slots(near.rows), self.k)
+        kept = best_of_cells(cells, scores, self.rows.first_slots(near.rows), self.k)
         slots, index = self.rows.slots_of(near.rows[kept])
         cells, scores = cells[kept][index], scores[kept][index]
         if self.rows.keys.row_of_slot is not None:
-            kept = _best_of_cells(cells, scores, slots, self.k)
+            kept = best_of_cells(cells, scores, slots, self.k)
             slots, cells, scores = slots[kept], cells[kept], scores[kept]
         cuts = np.searchsorted(cells, np.arange(len(queries) + 1) * wanted.groups)
         return [
@@ -107,7 +107,7 @@ class Best:
         ]
 
 
-def _best_of_cells(
+def best_of_cells(
     cells: NDArray[np.int64], scores: NDArray[np.float64], slots: NDArray[np.int64], k: int
 ) -> NDArray[np.int64]:
     """Where the k best of each cell stand: by cell, then score descending, then slot ascending."""

@@ -1,0 +1,89 @@
+"""The training that was run first, as the judge of the one that is run again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dualform.errors import BadInput, RecordingError
+from dualform.record.sinks import Header
+from dualform.store.batch import Batch
+from dualform.store.digests import Digest, digests
+from dualform.store.memory import Memory
+
+_HINT = (
+    "Run the same script with the same seeds, data, batch order, machine and number of threads; on a GPU also with "
+    "torch.use_deterministic_algorithms(True)."
+)
+
+
+class FirstTraining:
+    """What a memory without keys says of its training, step by step."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Raises BadInput for a memory that needs no replay, or whose training did not come to its end."""
+        if any(layer.keys for layer in memory.layers.values()):
+            raise BadInput(
+                f"{memory.path} holds its keys, so nothing needs to be run again.",
+                hint="Ask it: dualform.open(path).",
+                field="path",
+            )
+        if memory.recording:
+            raise BadInput(
+                f"the training recorded in {memory.path} did not come to its end, or still runs.",
+                hint="Record it to its end, then replay it.",
+                field="path",
+            )
+        self._memory, self._steps = memory, memory.steps
+        self._grains = {layer.name: layer.grain for layer in memory.layers.values()}
+        self._table = memory.table("digests")
+        self._step_of_row = self._table["step"].to_numpy()
+        self._seen = 0
+
+    def check_start(self, header: Header) -> None:
+        """Raises RecordingError where the second run has other layers, or starts from other weights."""
+        shapes = [
+            {(x.name, x.d_in, x.d_out, x.grain) for x in of} for of in (self._memory.manifest.layers, header.layers)
+        ]
+        for name, d_in, d_out, grain in sorted(shapes[0] ^ shapes[1]):
+            raise RecordingError(
+                f"step 0: layer {name!r} ({d_in} to {d_out}, by {grain}) is recorded in one run and not in the other.",
+                hint="Replay the model that was recorded.",
+            )
+        first = self._memory.initial()
+        for name in [*header.initial, *(name for name in first if name not in header.initial)]:
+            if name not in header.initial or name not in first or not np.array_equal(first[name], header.initial[name]):
+                raise RecordingError(f"step 0: {name!r} is not what it was when the first training began.", hint=_HINT)
+
+    def check(self, batch: Batch) -> None:
+        """Raises RecordingError, naming step and layer, where a step was not fed what it was fed the first time."""
+        if batch.step >= self._steps:
+            raise RecordingError(f"step {batch.step}: the first training ended after {self._steps} steps.", hint=_HINT)
+        self._seen = max(self._seen, batch.step + 1)
+        if not batch.layers:
+            return  # late news of the optimizer
+        first, again = self._expected(batch.step), digests(batch, self._grains)
+        for name in self._grains:
+            one, other = first.get(name), again.get(name)
+            if one != other:
+                raise RecordingError(f"step {batch.step}, layer {name!r}: {_difference(one, other)}.", hint=_HINT)
+
+    def check_end(self) -> None:
+        """Raises RecordingError where the second run stopped early."""
+        if self._seen < self._steps:
+            raise RecordingError(
+                f"the second training stopped after {self._seen} of {self._steps} steps.",
+                hint="Run it to its end: an answer about a part of it would be another answer.",
+            )
+
+    def _expected(self, step: int) -> dict[str, Digest]:
+        low, high = np.searchsorted(self._step_of_row, [step, step + 1])
+        rows = self._table.slice(low, high - low).to_pylist()
+        return {row["layer"]: Digest(row["keys"], row["columns"]) for row in rows}
+
+
+def _difference(first: Digest | None, again: Digest | None) -> str:
+    if first is None or again is None:
+        return "it ran in one training and not in the other"
+    if first.columns != again.columns:
+        return "its slots are other datapoints than in the first training, by their columns"
+    return "its inputs are not those of the first training"

@@ -1,0 +1,102 @@
+"""A training run a second time, to answer questions about it without ever storing a key (paper, appendix D).
+
+with dualform.Recorder(model, optimizer, "runs/lm", keys=False) as recorder: …      # once, with recorder.step(…)
+questions = [dualform.TopK("lstm", queries), dualform.GroupSum("lstm", queries, by=("position",))]
+with dualform.Replay(model, optimizer, "runs/lm", questions) as replay: …           # again, with replay.step(…)
+hits, sums = replay.answers()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dualform.answers import GroupSums, Hits, Scan
+from dualform.errors import NotFound, RecordingError
+from dualform.query import backends
+from dualform.query.engine import CACHE_BYTES
+from dualform.query.view import View
+from dualform.questions import TopK
+from dualform.record.recorder import Recorder
+from dualform.record.sinks import Header
+from dualform.replay.asked import Question, ask
+from dualform.replay.first_training import FirstTraining
+from dualform.replay.running_best import RunningBest
+from dualform.replay.running_sums import RunningSums
+from dualform.replay.sink import ReplaySink
+from dualform.replay.window import Gatherer
+from dualform.store.memory import Memory
+
+WINDOW_BYTES = 128 << 20
+
+Answer: TypeAlias = Hits | GroupSums
+
+
+class Replay(Recorder):
+    """Stands where the Recorder stood, in the same training run again from its start; stores nothing."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        path: str | PathLike[str],
+        questions: Sequence[Question],
+        *,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        """`path`: a memory recorded with keys=False. `questions`: TopK and GroupSum, their queries vectors or rows of
+        that memory's probes. `window_bytes`: of keys held at once, over all layers that are asked.
+
+        Raises what an engine raises for a question, BadInput for a memory that cannot be replayed, and RecordingError
+        for a model that has not its layers. While the training runs, `step` raises RecordingError, naming step and
+        layer, where its inputs are not those of the first run.
+        """
+        memory = Memory.open(Path(path))
+        self._first = FirstTraining(memory)
+        backend = backends.choose("numpy")
+        view = View(memory, backend, CACHE_BYTES)
+        asked = [ask(view, question) for question in questions]
+        self._running = [RunningBest(one) if isinstance(one.question, TopK) else RunningSums(one) for one in asked]
+        self._scan = Scan(memory.snapshot, backend=f"replay, {backend.name}")
+        self._slots = [memory.count(one.layer.grain) for one in asked]
+        layers = {one.layer.name: one.layer for one in asked}
+        self._gatherers = {
+            name: Gatherer(
+                memory,
+                layer,
+                [running for one, running in zip(asked, self._running, strict=True) if one.layer.name == name],
+                backend,
+                window_bytes // len(layers),
+            )
+            for name, layer in layers.items()
+        }
+        self._replayed: ReplaySink | None = None
+        try:
+            super().__init__(model, optimizer, path, list(memory.layers), keys=False, _sink=self._open_replay)
+        except NotFound as error:
+            raise RecordingError(f"this is not the model that was recorded: {error.message}") from None
+
+    def _open_replay(self, header: Header) -> ReplaySink:
+        self._replayed = ReplaySink(header, self._first, self._gatherers)
+        return self._replayed
+
+    def answers(self) -> list[Answer]:
+        """The answers, in the order of the questions: those of a memory that had stored the keys (running_best.py,
+        running_sums.py).
+
+        Raises RecordingError before the training has been run again to its end.
+        """
+        if self._replayed is None or not self._replayed.complete:
+            raise RecordingError(
+                "the training has not been run again to its end.",
+                hint="Ask after `with replay` was left in good order.",
+            )
+        return [
+            running.answer(Scan(self._scan.snapshot, slots, backend=self._scan.backend))
+            for running, slots in zip(self._running, self._slots, strict=True)
+        ]

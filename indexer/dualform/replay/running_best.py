@@ -1,0 +1,89 @@
+"""The k best slots of each query, or of each group, over the windows seen so far.
+
+Shapes: n queries, G groups, h hits. The best of all windows are among the best of each, and every window is asked as a
+memory of its own, so the ids and scores are those of a stored memory, to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Hits, Scan
+from dualform.query.canonical import as_float32
+from dualform.query.groups import Groups
+from dualform.query.key_rows import key_rows
+from dualform.query.screened import Best, best_of_cells
+from dualform.questions import TopK
+from dualform.replay.asked import Asked
+from dualform.replay.window import Window, never
+
+_PENDING = 1 << 16
+"""Hits that wait at least before they are merged. With many groups they wait until they are as many as those kept, so
+that merging costs a few sorts of the answer, however many windows there are."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    cells: NDArray[np.int64]
+    """int64[h]: query * G + group."""
+    slots: NDArray[np.int64]
+    """int64[h]."""
+    scores: NDArray[np.float64]
+    """float64[h]: canonical, not yet rounded."""
+
+
+class RunningBest:
+    """Hits by cell: query after query, and in each group after group."""
+
+    def __init__(self, asked: Asked) -> None:
+        assert isinstance(asked.question, TopK)
+        self._asked, self._k = asked, asked.question.k
+        self._groups = 1 if asked.groups is None else len(asked.groups.counts)
+        self._kept = _Found(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))
+        self._pending: list[_Found] = []
+        self.seconds = 0.0
+
+    def add(self, window: Window) -> None:
+        asked, k, layer = self._asked, self._k, self._asked.layer.name
+        selection = window.selection(asked.selection)
+        if not selection.count:
+            return
+        groups, numbers = None, np.zeros(1, dtype=np.int64)
+        counts = np.array([selection.count])
+        if asked.groups is not None:
+            groups, numbers = _own_groups(window, asked.groups)
+            counts = groups.counts
+        rows = key_rows(window.view, layer, selection, never)
+        ranked = Best(window.view, layer, rows, groups, k, asked.absolute, never).of(asked.queries)
+        of_hit = np.repeat(numbers, np.minimum(counts, k))
+        for query, (slots, scores) in enumerate(ranked):
+            self._pending.append(_Found(query * self._groups + of_hit, slots + window.start, scores))
+        if sum(len(found.cells) for found in self._pending) >= max(_PENDING, len(self._kept.cells)):
+            self._merge()
+
+    def _merge(self) -> None:
+        parts = [self._kept, *self._pending]
+        cells = np.concatenate([part.cells for part in parts])
+        slots = np.concatenate([part.slots for part in parts])
+        scores = np.concatenate([part.scores for part in parts])
+        kept = best_of_cells(cells, scores, slots, self._k)
+        self._kept, self._pending = _Found(cells[kept], slots[kept], scores[kept]), []
+
+    def answer(self, scan: Scan) -> Hits:
+        self._merge()
+        asked, groups = self._asked, self._asked.groups
+        there = np.array([asked.selection.count]) if groups is None else groups.counts
+        counts = np.tile(np.minimum(there, self._k), (len(asked.queries), 1))
+        names = None if groups is None else groups.keys
+        scan = replace(scan, slots_matching=asked.selection.count, seconds=self.seconds)
+        return Hits(self._kept.slots, as_float32(self._kept.scores), counts, names, asked.question.by, scan)
+
+
+def _own_groups(window: Window, groups: Groups) -> tuple[Groups, NDArray[np.int64]]:
+    """The groups that the window has slots of, and the number of each among all groups."""
+    slots, numbers = window.members(groups)
+    present, own, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    return Groups(groups.by, tuple(present.tolist()), slots, own, counts), present
