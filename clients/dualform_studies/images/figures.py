@@ -49,13 +49,31 @@ def draw_sums(
 ) -> Path:
     """All attention weights of each class summed."""
     title = f"Attention weights summed over each training class ({paper} of the paper)"
+    return _draw_sums(path, layers, query, datasets, title, "summed weights\n" r"$\Sigma\,|\alpha|$ (no unit)")
+
+
+def draw_weighted_sums(path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset]) -> Path:
+    """The same for attention weights times the norm of the error that each brings (error_norm.py)."""
+    title = "Attention weights times error norms summed over each training class"
+    label = "weighted sums\n" r"$\Sigma\,|\alpha|\,\Vert e\Vert$ (no unit)"
+    return _draw_sums(path, layers, query, datasets, title, label)
+
+
+def _draw_sums(
+    path: Path,
+    layers: Sequence[LayerSpotlight],
+    query: Query,
+    datasets: Sequence[Dataset],
+    title: str,
+    label: str,
+) -> Path:
     with query_figure(path, query, title, _PANEL * len(layers), classes=True) as figure:
         axes = _panels(figure, layers, query, datasets)
         for panel, layer in zip(axes, layers, strict=True):
             colours = [_ink(dataset, datasets) for dataset, _ in layer.groups]
             panel.bar(np.arange(len(layer.groups)) + 0.5, layer.sums, width=0.72, color=colours)
             panel.yaxis.set_major_formatter(EngFormatter(sep=" "))
-            panel.set_ylabel("summed weights\n" r"$\Sigma\,|\alpha|$ (no unit)")
+            panel.set_ylabel(label)
         axes[-1].set_xlabel("training class")
         figure.align_ylabels(axes)
     return path

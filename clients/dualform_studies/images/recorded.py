@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +24,30 @@ from dualform_studies.images.training import Recipe, train
 def probe_name(dataset: Dataset, at_step: int | None = None) -> str:
     """Of all test images of a dataset, as the network of the end, or of an earlier step, sees them."""
     return f"test-{dataset.name}" if at_step is None else f"test-{dataset.name}-at-{at_step}"
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """The network after a number of updates, as a recorded memory holds it."""
+
+    dataset: Dataset
+    step: int
+    last: bool = False
+
+    @property
+    def probe(self) -> str:
+        return probe_name(self.dataset, None if self.last else self.step)
+
+    @property
+    def where(self) -> str:
+        """The mask that leaves what was trained until then."""
+        return f"step < {self.step}"
+
+    def classes_given(self, memory: Answers) -> NDArray[np.int64]:
+        """int64[n]: the class that the network gave each test image."""
+        outputs = memory.probe(self.probe).outputs
+        assert outputs is not None, "record stores what the network answers"
+        return np.asarray(outputs.argmax(axis=1), dtype=np.int64)
 
 
 def record(
@@ -63,10 +88,3 @@ def record(
                 name = probe_name(dataset, None if moment == recipe.steps else moment)
                 recorder.probe(name, images, label=dataset.test.labels)
     return seconds
-
-
-def classes_given(memory: Answers, probe: str) -> NDArray[np.int64]:
-    """int64[n]: the class that the network gave each test image of a probe."""
-    outputs = memory.probe(probe).outputs
-    assert outputs is not None, "record stores what the network answers"
-    return np.asarray(outputs.argmax(axis=1), dtype=np.int64)

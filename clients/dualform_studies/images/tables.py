@@ -30,6 +30,16 @@ def certificate_table(verify: Mapping[str, Report], cancellation: Mapping[str, f
     return Table("certificate", caption, ("layer", "relative error", "exact", "cancellation"), rows)
 
 
+def rebuilt_table(verify: Mapping[str, Report]) -> Table:
+    """The certificate alone, where nothing is masked."""
+    rows = [
+        (layer, f"{found['relative_error']:.2g}", "yes" if found["exact"] else found["reason"])
+        for layer, found in verify.items()
+    ]
+    caption = "The certificate: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer."
+    return Table("certificate", caption, ("layer", "relative error", "exact"), rows)
+
+
 def example_tables(name: str, example: Report) -> Iterator[Table]:
     """The images attended to most and the sums over classes, of one query at each layer."""
     layers = example["layers"]

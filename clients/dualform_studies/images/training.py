@@ -49,6 +49,12 @@ class Recipe:
             raise BadInput(f"steps is {steps}.", hint="Train for at least 1 step on each dataset.", field="steps")
         return replace(self, steps=steps)
 
+    def in_words(self) -> str:
+        return (
+            f"SGD with momentum {self.momentum:g}, learning rate {self.lr:g}, gradients clipped to norm {self.clip:g}, "
+            f"{self.batch} images a batch, hidden layers of {' and '.join(map(str, self.hidden))}"
+        )
+
     def optimizer(self, network: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum)
 

@@ -8,7 +8,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from dualform_studies.images.datasets import Dataset, digits, permuted
-from dualform_studies.images.figures import draw_accuracies, draw_distribution, draw_sums, draw_top_images
+from dualform_studies.images.figures import (
+    draw_accuracies,
+    draw_distribution,
+    draw_sums,
+    draw_top_images,
+    draw_weighted_sums,
+)
 from dualform_studies.images.query_figure import Query
 from dualform_studies.images.spotlight import LayerSpotlight
 
@@ -95,3 +101,12 @@ def test_accuracies_are_in_percent(tmp_path: Path, drawn):
     assert axes.get_ylabel() == "test accuracy (%)"
     assert axes.get_xlabel() == "the network"
     assert [text.get_text() for text in axes.texts] == ["97.0", "50.0", "10.0", "96.0"]
+
+
+def test_weighted_sums_are_labelled_as_such(tmp_path: Path, pair, layers, drawn):
+    path = draw_weighted_sums(tmp_path / "weighted.png", layers, Query(pair[0], 4, 3), pair)
+    assert path.stat().st_size > 1000
+    panels = [axes for axes in drawn[0].get_axes() if axes.get_ylabel()]
+    assert all(panel.get_ylabel().startswith("weighted sums") for panel in panels)
+    heights = [bar.get_height() for bar in panels[0].patches if bar.get_width() == 0.72]
+    assert heights == layers[0].sums.tolist()

@@ -1,0 +1,105 @@
+"""The paper's section 5.2: networks on MNIST, what their predictions attend to, and Table 1 over several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from dualform.query.engine import open_memory
+from dualform_studies.assignment import Assignment, Progress
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.download import load_dataset
+from dualform_studies.images.network import layer_names
+from dualform_studies.images.recorded import Look, record
+from dualform_studies.images.single_page import single_page
+from dualform_studies.images.single_views import ask_single
+from dualform_studies.images.split import training_rows
+from dualform_studies.images.stream import batch_rows, batches
+from dualform_studies.images.table1 import ask_accuracy, ask_cells, over_runs
+from dualform_studies.images.training import Recipe
+from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
+
+
+@dataclass(frozen=True)
+class SingleRecipe:
+    training: Recipe = field(default_factory=lambda: Recipe(steps=5000))
+    moments: tuple[int, ...] = (3000,)
+    """Numbers of updates, ascending, after which the network is looked at beside the last."""
+    runs: int = 5
+
+    def with_steps(self, steps: int | None) -> SingleRecipe:
+        training = self.training.with_steps(steps)
+        return replace(self, training=training, moments=tuple(m for m in self.moments if m < training.steps))
+
+    def looks(self, dataset: Dataset) -> tuple[Look, ...]:
+        earlier = (Look(dataset, moment) for moment in self.moments)
+        return (*earlier, Look(dataset, self.training.steps, last=True))
+
+
+def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Report:
+    """Train `runs` networks with the seeds that follow `seed`; the first one's memory is `out` and stays.
+
+    `steps` updates each (5,000 where none are given), looked at after 3,000, too. Raises AlreadyExists where `out`
+    holds something, and what `load_dataset` raises.
+    """
+    out, start = assignment.out, perf_counter()
+    check_free(out)
+    recipe = (recipe or SingleRecipe()).with_steps(assignment.steps)
+    runs = assignment.runs or recipe.runs
+    dataset = load_dataset("mnist", assignment.data)
+    layers, looks = layer_names(recipe.training.widths(dataset)), recipe.looks(dataset)
+    cells, accuracy, seconds = [], [], []
+    for number in range(runs):
+        say = _named(assignment.progress, f"run {number + 1} of {runs}")
+        with _folder(out, number) as folder:
+            seconds.append(_train(dataset, recipe, assignment.seed + number, folder, values=number == 0, progress=say))
+            with open_memory(folder) as memory:
+                cells.append([ask_cells(memory, layers, look) for look in looks])
+                accuracy.append([ask_accuracy(memory, look) for look in looks])
+    report: Report = {
+        "study": "single",
+        "seed": assignment.seed,
+        "runs": runs,
+        "steps": recipe.training.steps,
+        "recipe": recipe.training.in_words(),
+        "training_images": len(training_rows(len(dataset.train))),
+        "accuracy": {str(look.step): [run[at] for run in accuracy] for at, look in enumerate(looks)},
+        "table_1": {str(look.step): over_runs([run[at] for run in cells]) for at, look in enumerate(looks)},
+    }
+    with open_memory(out) as memory:
+        report |= ask_single(memory, dataset, layers, looks, out, assignment.progress)
+    report["disk_bytes"] = bytes_on_disk(out)
+    report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
+    single_page(out, report).write(report)
+    return report
+
+
+def _train(
+    dataset: Dataset, recipe: SingleRecipe, seed: int, folder: Path, *, values: bool, progress: Progress | None
+) -> float:
+    rows = training_rows(len(dataset.train))
+    order = (rows[places] for places in batch_rows(len(rows), recipe.training, seed, part=0))
+    stream = batches(dataset, order)
+    return record(
+        [dataset], stream, recipe.training, seed, folder, moments=recipe.moments, values=values, progress=progress
+    )
+
+
+@contextmanager
+def _folder(out: Path, number: int) -> Iterator[Path]:
+    """Where a run is recorded: the first stays, the others are gone once they were asked."""
+    if number == 0:
+        yield out
+        return
+    with TemporaryDirectory(dir=out, prefix="run-") as folder:
+        yield Path(folder)
+
+
+def _named(progress: Progress | None, run: str) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda label, done, total: progress(f"{label} ({run})", done, total)

@@ -1,0 +1,103 @@
+"""What the memory of one training on MNIST is asked beside Table 1, and the figures (paper section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dualform.query.engine import Engine
+from dualform.questions import ProbeRows
+from dualform.store.memory import Memory
+from dualform_studies.assignment import Progress
+from dualform_studies.certificates import certificate_report
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.error_norm import error_norm_sums
+from dualform_studies.images.example import Beside, choose_recognised, draw_example
+from dualform_studies.images.figures import draw_weighted_sums
+from dualform_studies.images.query_figure import Query
+from dualform_studies.images.recency import ask_recency, draw_recency, recency_report
+from dualform_studies.images.recorded import Look
+from dualform_studies.images.spotlight import LayerSpotlight
+from dualform_studies.images.table1 import count_cells
+from dualform_studies.pages.folder import Report, report_folder
+
+BESIDE = {6: Beside("Figure 4", "Figure 5", "Figure 10"), 3: Beside("Figure 14", "Figure 15", "Figure 13")}
+"""The digits whose attention is drawn."""
+
+_DATED = 200
+"""Test images whose best datapoints are dated."""
+
+
+def ask_single(
+    memory: Engine,
+    dataset: Dataset,
+    layers: Sequence[str],
+    looks: Sequence[Look],
+    out: Path,
+    progress: Progress | None,
+) -> Report:
+    """Examples and dates of the first look, sums weighted by the error's norm of all looks, and the certificate."""
+    say = progress or (lambda label, done, total: None)
+    folder, look = report_folder(out), looks[0]
+    given = look.classes_given(memory)
+    chosen = {digit: choose_recognised(dataset, given, digit) for digit in BESIDE}
+    queries = {digit: query for digit, query in chosen.items() if query is not None}
+    say("drawing figures", 0, 4)
+    report: Report = {"look": look.step, "slots": sum(memory.info().slots.values())}
+    report["examples"] = {
+        str(digit): draw_example(
+            memory,
+            query,
+            layers,
+            [dataset],
+            folder,
+            f"digit-{digit}",
+            BESIDE[digit],
+            probe=look.probe,
+            where=look.where,
+        )
+        for digit, query in queries.items()
+    }
+    say("dating datapoints", 1, 4)
+    query = next(iter(queries.values()), None) or Query(dataset, 0, int(given[0]))
+    report["recency"] = _date(memory, layers, look, query, folder)
+    say("weighting by the error's norm", 2, 4)
+    report["error_norm"] = _weigh(memory.path, dataset, layers, looks, query, folder)
+    say("checking the certificate", 3, 4)
+    report["verify"] = {name: certificate_report(certificate) for name, certificate in memory.verify().items()}
+    say("checking the certificate", 4, 4)
+    return report
+
+
+def _date(memory: Engine, layers: Sequence[str], look: Look, query: Query, folder: Path) -> Report:
+    """When the best datapoints of the query and of the first test images were trained on."""
+    rows = [query.row, *(row for row in range(min(_DATED, len(query.dataset.test))) if row != query.row)][:_DATED]
+    recency = ask_recency(memory, layers, ProbeRows(look.probe, tuple(rows)), look.step)
+    draw_recency(folder / "recency.png", recency, query)
+    return recency_report(recency)
+
+
+def _weigh(
+    path: Path, dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], query: Query, folder: Path
+) -> Report:
+    """The cells of Table 1 for sums weighted by the error's norm, by look; the query's sums at the first are drawn."""
+    memory = Memory.open(path)
+    report: Report = {}
+    drawn = []
+    for look in looks:
+        outputs = memory.probe(look.probe).outputs
+        assert outputs is not None, "record stores what the network answers"
+        report[str(look.step)] = {}
+        for layer in layers:
+            classes, sums = error_norm_sums(memory, layer, look.probe, look.step)
+            strongest = classes[sums.argmax(axis=1)]
+            report[str(look.step)][layer] = count_cells(strongest, dataset.test.labels, outputs.argmax(axis=1))
+            if look == looks[0]:
+                groups = tuple((dataset.name, int(label)) for label in classes)
+                drawn.append(
+                    LayerSpotlight(layer, groups, [], sums[query.row], np.zeros(len(groups), dtype=np.int64), [])
+                )
+    draw_weighted_sums(folder / "error-norm-sums.png", drawn, query, [dataset])
+    return report
