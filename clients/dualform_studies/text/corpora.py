@@ -1,0 +1,121 @@
+"""The texts of section 5.5: "Aesop's Fables" and WikiText-2, found in a folder.
+
+    DIR/aesop/49010-0.txt                DIR/wikitext-2/train.txt, valid.txt, test.txt (or wiki.train.tokens, …)
+
+DIR is the folder given, else that of the environment variable DUALFORM_DATA, else a cache folder of the user; every
+file may be gzipped. Nothing is downloaded: WikiText-2 has no home of its own any more, and Project Gutenberg reissues
+its books, so that no hash would hold.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from dualform.errors import Damaged, NotFound
+from dualform_studies.images.download import DATA_VARIABLE, data_folder
+
+Unit: TypeAlias = Literal["character", "word"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One text to train on, and one to test on."""
+
+    name: str
+    unit: Unit
+    """What a token is."""
+    train: str
+    test: str
+    train_split: str
+    """Which part of the corpus is trained on."""
+    note: str = ""
+    """What a reader of the results must know of that."""
+    heading: str = ""
+    """Regular expression of a line that is a title, in its first group."""
+
+    def title(self, text: str, at: int) -> str:
+        """The last title before character `at`, empty where there is none: a fable's, or an article's."""
+        found = ""
+        for match in re.finditer(self.heading, text[:at], re.MULTILINE):
+            found = match.group(1)
+        return found
+
+
+def load_corpus(name: str, data: Path | None = None) -> Corpus:
+    """The corpus `aesop` or `wikitext-2`.
+
+    Raises NotFound, saying which file belongs where, for one that is not there; Damaged for one that cannot be read.
+    """
+    folder = data_folder(data) / name
+    return _aesop(folder) if name == "aesop" else _wikitext2(folder)
+
+
+_BOOK = "https://www.gutenberg.org/files/49010/49010-0.txt"
+_CAPITALS = r"\n{4,}([^a-z\n]*[A-Z]{2}[^a-z\n]*)\n\n"
+
+
+def _aesop(folder: Path) -> Corpus:
+    """J. H. Stickney's book: its fables are trained on, their "alternative versions" in the appendix are the test."""
+    path = _first(folder, "49010-0.txt")
+    if path is None:
+        raise _missing("49010-0.txt", folder, f"Fetch {_BOOK} and put it there")
+    text = _without_licence(_read(path))
+    # The table of contents names the appendix, too; its own heading is the last line that says so.
+    parts = re.split(r"(?m)^APPENDIX$", text)
+    if len(parts) < 2:
+        raise Damaged(f"{path} has no line APPENDIX, where the test text begins.", hint=f"Fetch {_BOOK} again.")
+    test = re.split(r"(?m)^ANNOUNCEMENTS$", parts[-1])[0]
+    train = text[: len(text) - len(parts[-1]) - len("APPENDIX")]
+    return Corpus("aesop", "character", train, test, "the book without its appendix", heading=_CAPITALS)
+
+
+def _without_licence(text: str) -> str:
+    """What stands between Project Gutenberg's own marks, everything where there are none."""
+    text = re.split(r"(?m)^\*\*\* ?START OF .*\n", text)[-1]
+    return re.split(r"(?m)^\*\*\* ?END OF |^End of the Project Gutenberg", text)[0]
+
+
+_ABSENT = (
+    "The train split of WikiText-2 is not at hand: the network is trained on the valid split (217,646 tokens where "
+    "the train split has 2,088,628), so it knows fewer words and far fewer pages than the paper's."
+)
+
+
+def _wikitext2(folder: Path) -> Corpus:
+    """Word by word, as published (Merity et al., 2017). The train split where it is there, else the valid split."""
+    paths = {split: _first(folder, f"{split}.txt", f"wiki.{split}.tokens") for split in ("train", "valid", "test")}
+    split = "train" if paths["train"] else "valid"
+    for needed in (split, "test"):
+        if paths[needed] is None:
+            raise _missing(f"{needed}.txt", folder, f"Put wiki.{needed}.tokens of WikiText-2 (word level) there")
+    train, test = (_read(path) for path in (paths[split], paths["test"]) if path is not None)
+    note = "" if split == "train" else _ABSENT
+    return Corpus("wikitext-2", "word", train, test, f"the {split} split", note, heading=r"^ = ([^=\n]+) = $")
+
+
+def _first(folder: Path, *names: str) -> Path | None:
+    candidates = [folder / f"{name}{end}" for name in names for end in (".gz", "")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read(path: Path) -> str:
+    """The text with lines that end in a line feed alone, without the mark that some editors begin a file with."""
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+        raise Damaged(f"{path} cannot be read ({error}).", hint="Remove the file and fetch it again.") from None
+    return text.replace("\r\n", "\n")
+
+
+def _missing(file: str, folder: Path, what: str) -> NotFound:
+    return NotFound(
+        f"{file} is not in {folder}.",
+        hint=f"{what}; name another data folder with --data DIR or the environment variable {DATA_VARIABLE}.",
+        field="data",
+    )
