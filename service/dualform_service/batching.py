@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dualform.errors import Cancelled
+from dualform.errors import BadInput, NotFound
 from dualform_service.limits import Deadline
 from dualform_service.sharing import Kind, Question, bytes_expected, bytes_of, joined, parts, queries_of
 
@@ -78,7 +78,7 @@ class Batches:
             line = self._lines.get(kind)
             if line is None:
                 line = self._lines[kind] = _Line(kind, bytes_expected(question))
-                self._scans.submit(self._scan, line)
+                self._begin(line)
             line.waiting.append(asker)
             if len(line.waiting) == line.expected:
                 self._joined.notify_all()
@@ -101,6 +101,18 @@ class Batches:
         """Returns when no scan is under way. Those whose askers have gone end soon."""
         self._scans.shutdown()
 
+    def _begin(self, line: _Line) -> None:
+        """A turn in the queue of scans. Where there is none to be had, raises and ends the line; the lock is held."""
+        try:
+            self._scans.submit(self._scan, line)
+        except BaseException:
+            self._end(line)
+            raise
+
+    def _end(self, line: _Line) -> None:
+        if self._lines.get(line.kind) is line:  # what was refused a turn may have got one all the same
+            del self._lines[line.kind]
+
     def _scan(self, line: _Line) -> None:
         """One scan of a kind, and a turn in the queue of scans for the next where there are askers for one."""
         with self._lock:
@@ -108,16 +120,17 @@ class Batches:
         if askers:
             began = time.monotonic()
             self._answer(askers, line)
-            ended = time.monotonic()
-            for asker in askers:
-                asker.answered.set()
             if len(askers) > 1:
-                self._linger(line, len(askers), min(LINGER, LINGER_SHARE * (ended - began)))
+                self._linger(line, len(askers), min(LINGER, LINGER_SHARE * (time.monotonic() - began)))
         with self._lock:
-            if line.waiting:
-                self._scans.submit(self._scan, line)
-            else:
-                del self._lines[line.kind]
+            if not line.waiting:
+                self._end(line)
+                return
+            try:
+                self._begin(line)
+            except Exception as error:
+                _fail(line.waiting, error)
+                line.waiting = []
 
     def _next(self, line: _Line) -> list[_Asker]:
         """The askers of the next scan, first come first served: at least one where one still waits."""
@@ -144,22 +157,31 @@ class Batches:
             line.expected = 0
 
     def _answer(self, askers: list[_Asker], line: _Line) -> None:
-        """Gives each asker its answer or its error. One question's error is nobody else's.
+        """Gives each asker its answer or its error.
 
-        What is wrong with a question shows before its scan, so halving finds it at little cost.
+        What is wrong with one asker's queries is nobody else's error. It shows before the scan, so halving finds it at
+        little cost; an error of any other kind would meet every half again.
         """
         counts = [asker.queries for asker in askers]
         try:
             together = joined([asker.question for asker in askers])
             answer = self._engine.ask(together, lambda: all(asker.deadline.passed() for asker in askers))
-            for asker, part in zip(askers, parts(answer, counts), strict=True):
-                asker.answer = part
             line.bytes_a_query = max(1.0, bytes_of(answer) / sum(counts))
-        except Exception as error:
-            if len(askers) == 1 or isinstance(error, Cancelled):
-                for asker in askers:
-                    asker.error = error
+            for asker, part in zip(askers, list(parts(answer, counts)), strict=True):
+                asker.answer = part
+                asker.answered.set()
+        except (BadInput, NotFound) as error:
+            if len(askers) == 1:
+                _fail(askers, error)
                 return
             middle = len(askers) // 2
             self._answer(askers[:middle], line)
             self._answer(askers[middle:], line)
+        except Exception as error:
+            _fail(askers, error)
+
+
+def _fail(askers: list[_Asker], error: Exception) -> None:
+    for asker in askers:
+        asker.error = error
+        asker.answered.set()

@@ -231,6 +231,26 @@ def test_values_of_repeated_keys_are_added_up_column_range_by_column_range(budge
     np.testing.assert_allclose(found["fc.bias"], bias, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("budget", [20_000, 1 << 28])
+def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, monkeypatch, rng):
+    monkeypatch.setattr(slot_sum, "BUDGET", budget)
+    rows, d_in, d_out = 40, 70, 300
+    made = arrays.memory(
+        {"fc": rng.normal(size=(rows, d_in)).astype(np.float32)},
+        {"step": np.arange(400).tolist()},
+        values={"fc": rng.normal(size=(400, d_out)).astype(np.float32)},
+        rows_of_slots={"fc": np.r_[np.arange(rows), rng.integers(0, rows, 400 - rows)]},
+        initial={"fc.weight": np.zeros((d_out, d_in), np.float32), "fc.bias": np.zeros(d_out, np.float32)},
+    )
+    found = set()
+    for count in (1, 2, 3, 64):
+        monkeypatch.setattr(slot_sum, "cores", lambda count=count: count)
+        view = arrays.engine(made)._view
+        layer, selection = view.layer("fc"), view.selection("sample", None)
+        found.add(slot_sum.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
+    assert len(found) == 1
+
+
 def test_what_a_mask_removes_is_not_what_its_opposite_leaves():
     case = Case()
     labels = [None if label == 3 else int(label) for label in case.labels]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dualform import kernels
+from dualform.query import codes, rescoring
 from dualform.query.canonical import canonical_scores
-from dualform.query.codes import WIDEST, CodesCache, can_quantise, quantise, quantise_queries
+from dualform.query.codes import WIDEST, Codes, CodesCache, can_quantise, quantise, quantise_queries
 from dualform.query.rescoring import score_pairs
 from dualform.query.screen import Wanted, screen
 from dualform.store.matrix_file import flat_index_header
@@ -137,11 +139,10 @@ def test_the_tally_counts_queries_and_candidates(rng):
 @SLOW
 @given(keys=SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=NUMBERS)))
 def test_codes_say_how_much_they_leave_out(plain, keys):
-    codes = quantise(keys, plain=plain)
-    scale, low, residual, length = (row[: len(keys), None].astype(float) for row in codes.numbers)
-    coded = (
-        scale * codes.codes.transpose(0, 2, 1, 3).reshape(-1, codes.codes.shape[1] * 4)[: len(keys), : keys.shape[1]]
-    )
+    made = quantise(keys, plain=plain)
+    scale, low, residual, length = (row[: len(keys), None].astype(float) for row in made.numbers)
+    own = made.codes.transpose(0, 2, 1, 3).reshape(-1, made.codes.shape[1] * 4)
+    coded = scale * own[: len(keys), : keys.shape[1]]
     left = np.linalg.norm(keys.astype(float) - coded - low, axis=1)
     assert np.all(left <= residual[:, 0])
     assert np.all(np.linalg.norm(coded, axis=1) <= length[:, 0])
@@ -199,3 +200,41 @@ def test_without_compiled_loops_scores_are_the_same(monkeypatch, rng):
     compiled = score_pairs(stored(keys, 7), rows, query, queries)
     monkeypatch.setattr(kernels, "library", lambda: None)
     assert compiled.tobytes() == score_pairs(stored(keys, 7), rows, query, queries).tobytes()
+
+
+def test_rescoring_holds_no_more_segments_than_it_may(monkeypatch, rng):
+    keys = rng.normal(size=(60, 30)).astype(np.float32)
+    queries, (rows, query) = rng.normal(size=(3, 30)).astype(np.float32), rng.integers(0, [[60], [3]], (2, 900))
+    source, made = stored(keys, 10), list[weakref.ref[np.ndarray]]()
+    most = 0
+
+    def read(segment: Segment) -> np.ndarray:
+        """A copy that nothing else holds, as of a segment that the cache has no room for."""
+        nonlocal most
+        matrix = keys[segment.first_row : segment.first_row + segment.rows].copy()
+        made.append(weakref.ref(matrix))
+        most = max(most, sum(one().nbytes for one in made if one() is not None))
+        return matrix
+
+    monkeypatch.setattr(source, "matrix", read)
+    monkeypatch.setattr(rescoring, "HELD_BYTES", 2 * 10 * 30 * 4)
+    found = score_pairs(source, rows, query, queries)
+    assert found.tobytes() == canonical_scores(keys[rows], queries[query]).tobytes()
+    assert most == 2 * 10 * 30 * 4
+    assert len(made) == 6, "each is read once"
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 100])
+@pytest.mark.parametrize("width", [1, 4, 5, 33])
+def test_the_size_of_codes_is_known_before_they_are_made(rows, width):
+    assert Codes.bytes_of(rows, width) == quantise(np.ones((rows, width), np.float32)).nbytes
+
+
+def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
+    keys, queries = rng.normal(size=(96, 1)).astype(np.float32), np.ones((1, 1), np.float32)
+    made = []
+    monkeypatch.setattr(codes, "quantise", lambda matrix: made.append(matrix) or quantise(matrix))
+    # Codes of keys of one number take more room than the keys: padding to four numbers, and four numbers a row.
+    cache = CodesCache(Codes.bytes_of(16, 1))
+    screen(stored(keys, 16), cache, queries, Wanted(2, 1, None, False), lambda: None)
+    assert len(made) == 6

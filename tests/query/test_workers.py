@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
 
+from dualform.query import workers
 from dualform.query.workers import cores, share
 
 
@@ -58,3 +60,103 @@ def test_many_askers_share_the_cores():
     for thread in threads:
         thread.join()
     assert totals == [True] * 16
+
+
+class Interrupted(threading.Thread):
+    """Shares work among three, of whom `end` ends the first; then the others are let go on, after a while."""
+
+    def __init__(self, end: BaseException) -> None:
+        super().__init__()
+        self.events: list[str] = []
+        self.begun, self.go, self._end = threading.Event(), threading.Event(), end
+        self.start()
+
+    def run(self) -> None:
+        def work(worker: int, task: int) -> None:
+            if worker == 0:
+                assert self.begun.wait(5)
+                raise self._end
+            self.begun.set()
+            assert self.go.wait(5)
+            self.events.append("a worker ended")
+
+        try:
+            share(range(1000), work, workers=3)
+        except BaseException as error:
+            self.events.append(f"share raised {type(error).__name__}")
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), ValueError()], ids=["Ctrl-C", "an error"])
+def test_whoever_has_begun_is_waited_for(end):
+    shared = Interrupted(end)
+    assert shared.begun.wait(5)
+    shared.join(0.05)
+    assert shared.events == []
+    shared.go.set()
+    shared.join()
+    assert shared.events[-1] == f"share raised {type(end).__name__}"
+    assert shared.events[:-1] == ["a worker ended"] * (len(shared.events) - 1) != []
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["the task was taken all the same", "it was not"])
+def test_whoever_has_begun_is_waited_for_where_no_thread_is_to_be_had(monkeypatch, taken):
+    begun, go, events = threading.Event(), threading.Event(), []
+
+    class Pool:
+        """A thread for the first; none for the second, whose task a thread may take nevertheless."""
+
+        def __init__(self) -> None:
+            self.threads: list[threading.Thread] = []
+
+        def submit(self, run, worker):
+            if worker == 1 or taken:
+                self.threads.append(threading.Thread(target=run, args=(worker,)))
+                self.threads[-1].start()
+            if worker == 2:
+                assert begun.wait(5)
+                raise RuntimeError("can't start new thread")
+
+    def work(worker: int, task: int) -> None:
+        assert worker != 0
+        begun.set()
+        assert go.wait(5)
+        events.append("a worker ended")
+
+    pool = Pool()
+    monkeypatch.setattr(workers, "_pool", lambda: pool)
+
+    def ask() -> None:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            share(range(1000), work, workers=3)
+        events.append("share ended")
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert begun.wait(5)
+    asker.join(0.05)
+    assert asker.is_alive()
+    go.set()
+    asker.join()
+    assert events[-1] == "share ended"
+    for thread in pool.threads:
+        thread.join()
+    assert events[-1] == "share ended"
+
+
+def test_workers_are_as_many_as_were_asked_for():
+    seen = set()
+    share(range(1000), lambda worker, task: seen.add(worker), workers=1)
+    assert seen == {0}
+
+
+def test_a_pinned_thread_does_not_hide_the_other_cores():
+    found = []
+
+    def ask() -> None:
+        os.sched_setaffinity(threading.get_native_id(), {min(os.sched_getaffinity(0))})
+        found.append(cores())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert found == [len(os.sched_getaffinity(os.getpid()))]

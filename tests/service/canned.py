@@ -12,6 +12,7 @@ import numpy as np
 from dualform.answers import Certificate, Columns, GroupSums, Hits, LayerInfo, MemoryInfo, Probe, ProbeInfo, Scan
 from dualform.errors import Cancelled, NotFound
 from dualform.questions import GroupSum, Output, TopK, as_by, as_queries
+from dualform_service.sharing import queries_of
 
 LAYER = LayerInfo("fc", 3, 2, True, "sample", 4, 4, True, True)
 INFO = MemoryInfo(
@@ -73,8 +74,10 @@ class Canned:
         self._begin(question, cancelled)
         if isinstance(question, TopK):
             groups = ((3,), (8,)) if question.by else None
-            counts = np.array([[1, 1]] if groups else [[2]])
-            return Hits(np.array([1, 3]), np.array([2.5, -1], np.float32), counts, groups, question.by, SCAN)
+            asked = queries_of(question) or 1  # a shared scan is asked with the queries of several
+            counts = np.tile([1, 1] if groups else [2], (asked, 1))
+            ids, weights = np.tile([1, 3], asked), np.tile(np.array([2.5, -1], np.float32), asked)
+            return Hits(ids, weights, counts, groups, question.by, SCAN)
         if isinstance(question, GroupSum):
             keys = tuple((key,) * len(question.by) for key in (3, None))
             return GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), question.by, SCAN)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dualform.answers import GroupSums, Hits, Scan
-from dualform.errors import Cancelled, DualformError, NotFound, Overloaded, TimedOut
+from dualform.errors import Cancelled, Damaged, DualformError, NotFound, Overloaded, TimedOut
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
 from dualform_service import batching
@@ -56,9 +56,18 @@ class Held:
         self.go, self.begun = threading.Event(), threading.Semaphore(0)
         self.asked: list[Question] = []
         self.stopped = False
+        self.failure: Exception | None = None
+        """What every further question meets."""
+        self.held_row: int | None = None
+        """Of a probe: what asks for it alone waits for `let_go`."""
+        self.let_go = threading.Event()
 
     def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
         self.asked.append(question)
+        if self.failure is not None:
+            raise self.failure
+        if numbers(question) == [self.held_row]:
+            assert self.let_go.wait(5)
         if isinstance(question.queries, ProbeRows) and 99 in (question.queries.rows or ()):
             raise NotFound("no row of probe 'test' has number 99.", field="queries")
         self.begun.release()
@@ -272,6 +281,67 @@ def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
     assert again.outcome.ids.tolist() == [1]
 
 
+def test_an_error_that_is_nobodys_fault_is_met_once(engine, batches):
+    """A damaged file would be read again by every half."""
+    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in range(17)])
+    engine.failure = Damaged("keys-000000.faiss was altered.")
+    engine.go.set()
+    for asker in askers:
+        asker.join()
+    assert [str(asker.outcome) for asker in askers[1:]] == ["keys-000000.faiss was altered."] * 16
+    assert [len(numbers(one)) for one in engine.asked] == [1, 16]
+
+
+def test_who_is_answered_does_not_wait_for_the_other_half(engine, batches):
+    rows = [1, 2, 3, 99]
+    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in (1, *rows)])
+    engine.held_row = 3
+    engine.go.set()
+    for asker in askers[1:3]:
+        asker.join(5)
+        assert not asker.is_alive()
+    assert askers[3].is_alive()
+    engine.let_go.set()
+    for asker in askers:
+        asker.join()
+
+
+def test_a_question_that_gets_no_turn_fails_and_the_next_is_asked(engine, batches, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    question = TopK("fc", ProbeRows("test", (1,)))
+    with monkeypatch.context() as patch:
+        patch.setattr(batches._scans, "submit", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            batches.ask(question, kind_of(question), Deadline(Call(), 10.0))  # type: ignore[arg-type]
+    engine.go.set()
+    again = Asked(batches, question)
+    again.join()
+    assert again.outcome.ids.tolist() == [1]
+
+
+def test_those_whose_line_gets_no_further_turn_fail(engine, batches, monkeypatch):
+    outcomes: list[BaseException] = []
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "excepthook", lambda raised: outcomes.append(raised.exc_value))
+    question = TopK("fc", ProbeRows("test", (1,)))
+    askers = crowd(engine, batches, [question] * 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(batches._scans, "submit", refuse)
+        engine.go.set()
+        for asker in askers:
+            asker.join(5)
+            assert not asker.is_alive()
+    assert [str(error) for error in outcomes] == ["can't start new thread"] * 2
+    again = Asked(batches, question)
+    again.join()
+    assert again.outcome.ids.tolist() == [1]
+
+
 def test_a_caller_that_goes_away_ends_its_own_wait_only(engine, batches):
     question = TopK("fc", ProbeRows("test", (1,)))
     scanned, waiting, other = crowd(engine, batches, [question] * 3)
@@ -352,10 +422,10 @@ def test_many_small_questions_are_let_in_and_one_more_is_refused():
             client.topk("fc", query)
         assert client.info().snapshot == 7, "what is no question has places of its own"
         assert len([one for one in engine.asked if isinstance(one, TopK)]) == ASKED_ALONE
+        engine.hold.set()
         for thread in threads:
-            # Canned answers as if to one query; what is asked is all that matters here.
-            engine.hold.set()
             thread.join()
+        assert [outcome.slots[0].tolist() for outcome in outcomes] == [[1, 3]] * 3
 
 
 def test_questions_of_many_queries_are_asked_alone():

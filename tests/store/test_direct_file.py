@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.store import direct_file
+from dualform.store.batch import LayerRows
 from dualform.store.direct_file import BLOCK_BYTES, Blocks
 from dualform.store.durable import checksum_file
+from dualform.store.layer import Layer
+from dualform.store.layer_writer import LayerWriter
 from dualform.store.matrix_file import MatrixWriter, flat_index_header, npy_header, read_matrix
 
 
@@ -81,3 +84,30 @@ def test_a_full_disk_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "writev", full)
     with pytest.raises(OSError, match="No space left"):
         direct_file.write_durably(tmp_path / "file", [Blocks().take()], 10)
+
+
+@pytest.mark.timeout(20)
+def test_a_file_system_that_takes_nothing_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "writev", lambda handle, parts: 0)
+    with pytest.raises(OSError, match="took none of the bytes"):
+        direct_file.write_durably(tmp_path / "file", [Blocks().take()], 10)
+
+
+def test_a_segment_that_failed_half_way_leaves_no_file_behind(tmp_path, monkeypatch):
+    layer = Layer("fc", 3, 2, "fc.weight", None, "sample", repeats=False, values=True)
+    writer = LayerWriter(layer, tmp_path, Blocks())
+    writer.folder.mkdir(parents=True)
+    writer.append(LayerRows(np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)))
+    renamed = os.replace
+
+    def full(source, target):
+        if "values" in str(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        renamed(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.finish(0)
+    assert [path.name for path in writer.folder.glob("*.faiss")] == ["keys-000000.faiss"]
+    writer.discard()
+    assert list(writer.folder.iterdir()) == []

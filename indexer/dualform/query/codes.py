@@ -47,6 +47,11 @@ class Codes:
     def nbytes(self) -> int:
         return self.codes.nbytes + self.numbers.nbytes
 
+    @staticmethod
+    def bytes_of(rows: int, width: int) -> int:
+        """`nbytes` of the codes that keys float32[rows, width] get."""
+        return -(-rows // kernels.ROWS) * kernels.ROWS * (4 * -(-width // 4) + 16)
+
     def as_argument(self, first: int, group: NDArray[np.int32] | None) -> kernels.KeyCodes:
         """For kernels.c. `first` is the segment's first row in the layer, `group` int32[all rows of the layer]."""
         return kernels.KeyCodes(

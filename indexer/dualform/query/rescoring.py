@@ -5,7 +5,7 @@ Shapes: m pairs, n queries, r rows, d dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from dualform.query.canonical import canonical_scores
 from dualform.query.workers import share
 from dualform.store.rows import Keys
 
+HELD_BYTES = 1 << 30
+"""Of segments that are held at once, whatever the cache keeps of them."""
 _TAKEN = 8192
 """Rows that are scored together, or copied together where there are no compiled loops."""
 _SMALL = 1 << 18
@@ -33,31 +35,51 @@ def score_pairs(
             part = slice(start, start + _TAKEN)
             scores[part] = canonical_scores(keys.take(rows[part]), queries[query[part]])
         return scores
-    addresses, held = _addresses(keys, rows)
-    queries, query = np.ascontiguousarray(queries), np.ascontiguousarray(query)
+    queries = np.ascontiguousarray(queries)
+    number = np.searchsorted([segment.first_row for segment in keys.segments], rows, side="right") - 1
+    for run in _runs(keys, np.flatnonzero(np.bincount(number)).tolist()):
+        own = np.flatnonzero((number >= run[0]) & (number <= run[-1]))
+        scores[own] = _score_run(keys, run, rows[own], number[own], query[own], queries)
+    return scores
+
+
+def _runs(keys: Keys, wanted: list[int]) -> Iterator[list[int]]:
+    """Numbers of segments, in order, that together take at most HELD_BYTES; a larger one goes alone."""
+    run, size = list[int](), 0
+    for index in wanted:
+        own = 4 * keys.width * keys.segments[index].rows
+        if run and size + own > HELD_BYTES:
+            yield run
+            run, size = [], 0
+        run.append(index)
+        size += own
+    if run:
+        yield run
+
+
+def _score_run(
+    keys: Keys,
+    run: list[int],
+    rows: NDArray[np.int64],
+    number: NDArray[np.int64],
+    query: NDArray[np.int64],
+    queries: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """As score_pairs, of rows in the segments of a run; `number` is int64[m]: the segment of each."""
+    held = {index: keys.matrix(keys.segments[index]) for index in run}
+    firsts, bases = np.zeros(run[-1] + 1, dtype=np.int64), np.zeros(run[-1] + 1, dtype=np.uint64)
+    for index in run:
+        firsts[index], bases[index] = keys.segments[index].first_row, held[index].ctypes.data
+    addresses = bases[number] + (4 * keys.width * (rows - firsts[number])).astype(np.uint64)
+    scores = np.empty(len(rows))
 
     def work(_: int, start: int) -> None:
         part = slice(start, start + _TASK)
         scores[part] = kernels.canonical(addresses[part], query[part], queries)
 
-    if len(rows) <= _TASK:
-        work(0, 0)
-    else:
-        share(range(0, len(rows), _TASK), work)
-    del held
+    share(range(0, len(rows), _TASK), work, None if len(rows) > _TASK else 1)
+    del held  # what the addresses point into
     return scores
-
-
-def _addresses(keys: Keys, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], list[NDArray[np.float32]]]:
-    """Where each row lies in memory, and the matrices that must be held meanwhile."""
-    firsts = np.array([segment.first_row for segment in keys.segments], dtype=np.int64)
-    number = np.searchsorted(firsts, rows, side="right") - 1
-    bases = np.zeros(len(firsts), dtype=np.uint64)
-    held = []
-    for wanted in np.flatnonzero(np.bincount(number)).tolist():
-        held.append(keys.matrix(keys.segments[wanted]))
-        bases[wanted] = held[-1].ctypes.data
-    return bases[number] + (4 * keys.width * (rows - firsts[number])).astype(np.uint64), held
 
 
 def score_rows(rows: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float64]:

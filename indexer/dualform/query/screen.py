@@ -104,12 +104,13 @@ def screen(
             plain,
         )
 
-    if keys.rows * keys.width <= codes.most_bytes:
+    segments = keys.segments if wanted.segments is None else wanted.segments
+    if sum(Codes.bytes_of(segment.rows, keys.width) for segment in segments) <= codes.most_bytes:
         # They will all be held: made here, each takes all cores. Below, one worker makes them and the others wait.
-        for segment in keys.segments if wanted.segments is None else wanted.segments:
+        for segment in segments:
             check()
             codes.get(segment.path, partial(keys.matrix, segment))
-    share(_tasks(keys, codes, wanted), work)
+    share(_tasks(keys, codes, segments, wanted.group), work, len(found))
     return _together(found, wanted)
 
 
@@ -124,10 +125,12 @@ class _Task:
     end: int
 
 
-def _tasks(keys: Keys, cache: CodesCache, wanted: Wanted) -> Iterator[_Task]:
-    for segment in keys.segments if wanted.segments is None else wanted.segments:
+def _tasks(
+    keys: Keys, cache: CodesCache, segments: Sequence[Segment], group: NDArray[np.int32] | None
+) -> Iterator[_Task]:
+    for segment in segments:
         codes = cache.get(segment.path, partial(keys.matrix, segment))
-        argument = codes.as_argument(segment.first_row, wanted.group)
+        argument = codes.as_argument(segment.first_row, group)
         groups = len(codes.codes)
         size = max(2, _TASK_BYTES // max(1, codes.codes[0].nbytes) // 2 * 2)
         for begin in range(0, groups, size):

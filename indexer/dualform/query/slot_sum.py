@@ -24,6 +24,8 @@ from dualform.store.rows import Keys, Rows
 
 BUDGET = 256 << 20
 """Bytes of values that are added up by stored row at once; more are made column range by column range."""
+_COLUMNS = 128
+"""Of values that are added up together, however many cores there are, for it decides the last bits."""
 _PIECE = 512
 """Slots whose values are added to those of their rows at once, within the processor's cache."""
 _BLOCK_BYTES = 16 << 20
@@ -110,7 +112,9 @@ def _by_row(
 
     Column ranges of the values are added up side by side, for this waits for memory.
     """
-    columns = max(1, min(-(-values.width // cores()), BUDGET // (8 * max(1, len(rows)) * cores())))
+    each = 8 * max(1, len(rows))
+    columns = max(1, min(_COLUMNS, BUDGET // each))
+    workers = max(1, min(cores(), BUDGET // (each * columns)))
 
     def add(_: int, first: int) -> None:
         last = min(first + columns, values.width)
@@ -129,7 +133,7 @@ def _by_row(
             other = keys.block(start, stop)[_within(rows[part], start, stop)].astype(np.float64)
             found.weight[first:last] += own[part].T @ other
 
-    share(range(0, values.width, columns), add)
+    share(range(0, values.width, columns), add, workers)
 
 
 def block_size(width: int) -> int:

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Task = TypeVar("Task")
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processor cores that this process may use, whatever a library has pinned the calling thread to."""
+    return len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
@@ -22,30 +22,66 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="dualform-scan")
 
 
-def share(tasks: Iterable[Task], work: Callable[[int, Task], None]) -> None:
-    """Call work(worker, task) for every task, `worker` from 0 to cores() - 1; the caller is one of the workers.
+def share(tasks: Iterable[Task], work: Callable[[int, Task], None], workers: int | None = None) -> None:
+    """Call work(worker, task) for every task, `worker` from 0 to `workers` - 1 (as many as there are cores for None).
 
-    Whoever is free takes the next task. What `work` raises first ends the others after their present task, and is
-    raised here.
+    The caller is one of the workers; whoever is free takes the next task. What `work` raises first, or Ctrl-C, ends
+    the others after their present task and is raised here: no worker runs any more then, so that what they were
+    given may be freed.
     """
-    waiting, lock, failures = iter(tasks), threading.Lock(), list[BaseException]()
+    shared = _Shared(tasks, work)
+    try:
+        for worker in range(1, cores() if workers is None else workers):
+            _pool().submit(shared.help, worker)
+        shared.run(0)
+    except BaseException as error:  # no thread to be had, or Ctrl-C
+        shared.failures.append(error)
+    finally:
+        shared.end()
+    if shared.failures:
+        raise shared.failures[0]
 
-    def run(worker: int) -> None:
+
+class _Shared(Generic[Task]):
+    def __init__(self, tasks: Iterable[Task], work: Callable[[int, Task], None]) -> None:
+        self.failures: list[BaseException] = []
+        self._waiting, self._work = iter(tasks), work
+        self._taking = threading.Lock()
+        self._helping = threading.Condition()
+        self._helpers, self._ended = 0, False
+
+    def run(self, worker: int) -> None:
+        """Do tasks until there are none left or one has failed."""
         try:
-            while not failures:
-                with lock:
-                    task = next(waiting, None)
+            while not self.failures:
+                with self._taking:
+                    task = next(self._waiting, None)
                 if task is None:
                     return
-                work(worker, task)
-        except BaseException as error:  # raised again by the caller
-            failures.append(error)
+                self._work(worker, task)
+        except BaseException as error:  # raised again by share
+            self.failures.append(error)
 
-    others = [_pool().submit(run, worker) for worker in range(1, cores())]
-    run(0)
-    for other in others:
-        # One that has not begun finds nothing left to do: other questions may hold the pool for long.
-        if not other.cancel():
-            other.result()
-    if failures:
-        raise failures[0]
+    def help(self, worker: int) -> None:
+        """As `run`, in a thread of the pool; nothing where it comes too late: other questions may hold the pool."""
+        with self._helping:
+            if self._ended:
+                return
+            self._helpers += 1
+        try:
+            self.run(worker)
+        finally:
+            with self._helping:
+                self._helpers -= 1
+                self._helping.notify_all()
+
+    def end(self) -> None:
+        """Returns once nobody helps any more, and nobody will."""
+        while True:
+            try:
+                with self._helping:
+                    self._ended = True
+                    self._helping.wait_for(lambda: not self._helpers)
+                return
+            except BaseException as error:  # Ctrl-C does not free what others read
+                self.failures.append(error)

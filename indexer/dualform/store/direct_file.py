@@ -71,6 +71,8 @@ def _write(handle: int, parts: list[memoryview]) -> None:
             if error.errno != errno.EINVAL or not _make_indirect(handle):
                 raise
             continue
+        if not written:
+            raise OSError(errno.EIO, "The file system took none of the bytes written")
         while parts and written >= len(parts[0]):
             written -= len(parts.pop(0))
         if parts:

@@ -91,7 +91,7 @@ class LayerWriter:
         return rows
 
     def discard(self) -> None:
-        """Remove the open segment."""
+        """Remove the open segment, with those of its files that were finished before another one failed."""
         for writer in self._open.values():
             writer.discard()
         self._open = {}

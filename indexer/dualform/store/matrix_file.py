@@ -81,7 +81,9 @@ class MatrixWriter:
             yield memoryview(block)[: self._size - index * BLOCK_BYTES]
 
     def discard(self) -> None:
+        """Remove the file, finished or not: for one that no commit names."""
         self._temporary.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 def read_matrix(path: Path, rows: int, width: int, header: Header, expected: str) -> NDArray[np.float32]:
