@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from pathlib import Path
 
@@ -238,3 +239,31 @@ def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
     cache = CodesCache(Codes.bytes_of(16, 1))
     screen(stored(keys, 16), cache, queries, Wanted(2, 1, None, False), lambda: None)
     assert len(made) == 6
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [np.ones((3, 8)), np.asfortranarray(np.ones((3, 8), np.float32)), np.ones((3, 16), np.float32)[:, ::2]],
+    ids=["float64", "column by column", "every other number"],
+)
+def test_what_a_compiled_loop_would_misread_is_refused(keys):
+    with pytest.raises(TypeError, match="wants contiguous float32, and got"):
+        quantise(keys)
+    with pytest.raises(TypeError, match="wants contiguous float32, and got"):
+        kernels.fold(keys, np.ones((3, 1)))
+    with pytest.raises(TypeError, match="wants contiguous float32, and got"):
+        kernels.project(np.ones((2, 8), np.float32), keys)
+    with pytest.raises(TypeError, match="wants contiguous float64, and got scattered float64"):
+        kernels.canonical_rows(np.ones((3, 16))[:, ::2], np.ones((1, 8), np.float32))
+    with pytest.raises(TypeError, match="wants contiguous int32, and got contiguous int64"):
+        quantise(np.ones((3, 8), np.float32)).as_argument(0, np.zeros(3, np.int64))
+
+
+def test_arguments_keep_their_arrays_alive():
+    codes = quantise(np.ones((3, 8), np.float32))
+    argument, alive = codes.as_argument(0, None), weakref.ref(codes.codes)
+    address = argument.codes
+    del codes
+    gc.collect()
+    assert alive() is not None
+    assert alive().ctypes.data == address

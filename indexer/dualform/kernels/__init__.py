@@ -16,61 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
+from dualform.kernels.arguments import Found, KeyCodes, QueryCodes, address
 
 ROWS = 16
 """Rows of a group in kernels.c."""
 _ABI = 8
 """As dualform_abi() in kernels.c: what was built from other sources is not called."""
-
-
-class KeyCodes(ctypes.Structure):
-    """keys_t of kernels.c."""
-
-    _fields_ = (
-        ("codes", c_void_p),
-        ("scale", c_void_p),
-        ("low", c_void_p),
-        ("residual", c_void_p),
-        ("length", c_void_p),
-        ("group", c_void_p),
-        ("rows", c_int64),
-        ("words", c_int64),
-        ("first", c_int64),
-    )
-
-
-class QueryCodes(ctypes.Structure):
-    """queries_t of kernels.c."""
-
-    _fields_ = (
-        ("codes", c_void_p),
-        ("scale", c_void_p),
-        ("fine", c_void_p),
-        ("sum", c_void_p),
-        ("length", c_void_p),
-        ("residual", c_void_p),
-        ("slack", c_void_p),
-        ("count", c_int64),
-        ("columns", c_int64),
-        ("absolute", c_int32),
-    )
-
-
-class Found(ctypes.Structure):
-    """found_t of kernels.c."""
-
-    _fields_ = (
-        ("k", c_int64),
-        ("groups", c_int64),
-        ("capacity", c_int64),
-        ("best", c_void_p),
-        ("held", c_void_p),
-        ("floors", c_void_p),
-        ("rows", c_void_p),
-        ("high", c_void_p),
-        ("counts", c_void_p),
-        ("crowded", c_void_p),
-    )
 
 
 @cache
@@ -131,9 +82,9 @@ def canonical(keys: NDArray[np.uint64], query: NDArray[np.int64], queries: NDArr
         return np.zeros(len(keys))
     terms = np.empty(1 << (width - 1).bit_length())
     compiled().dualform_canonical(
-        keys.ctypes.data,
-        query.ctypes.data,
-        queries.ctypes.data,
+        address(keys, np.uint64),
+        address(query, np.int64),
+        address(queries, np.float32),
         len(keys),
         width,
         terms.ctypes.data,
@@ -149,7 +100,8 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     if width == 0:
         return scores
     terms, score = np.empty(1 << (width - 1).bit_length()), compiled().dualform_canonical_rows
-    key, query, out, scratch = keys.ctypes.data, queries.ctypes.data, scores.ctypes.data, terms.ctypes.data
+    key, query = address(keys, np.float64), address(queries, np.float32)
+    out, scratch = scores.ctypes.data, terms.ctypes.data
     for i in range(len(queries)):
         score(key, rows, query + 4 * width * i, width, scratch, out + 8 * rows * i)
     return scores
@@ -159,7 +111,8 @@ def project(matrix: NDArray[np.float32], directions: NDArray[np.float32]) -> NDA
     """float64[r, k]: contiguous float32[r, c] times each of contiguous float32[k, c], summed in float64."""
     rows, columns = matrix.shape
     found = np.empty((len(directions), rows))
-    product, own, at, out = compiled().dualform_project, matrix.ctypes.data, directions.ctypes.data, found.ctypes.data
+    product, own, at = compiled().dualform_project, address(matrix, np.float32), address(directions, np.float32)
+    out = found.ctypes.data
     for i in range(len(directions)):
         product(own, rows, columns, at + 4 * columns * i, out + 8 * rows * i)
     return found.T
@@ -175,9 +128,9 @@ def fold(
     count = weights.shape[1]
     sums = np.zeros((count + 2, columns))
     column = np.ascontiguousarray(weights.T)
-    at, own, each = sums.ctypes.data, matrix.ctypes.data, 8 * columns
+    at, own, each = sums.ctypes.data, address(matrix, np.float32), 8 * columns
     for i in range(count):
         sums[count:] = 0.0  # the same in every turn
-        start = column.ctypes.data + 8 * rows * i
+        start = address(column, np.float64) + 8 * rows * i
         compiled().dualform_fold(own, rows, columns, start, at + each * i, at + each * count, at + each * (count + 1))
     return sums[:count].T, sums[count], float(sums[count + 1].sum())

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
+from dualform.kernels import arguments
 from dualform.query.workers import share
 
 _SLACK = 2.0**-20
@@ -52,12 +53,12 @@ class Codes:
         """`nbytes` of the codes that keys float32[rows, width] get."""
         return -(-rows // kernels.ROWS) * kernels.ROWS * (4 * -(-width // 4) + 16)
 
-    def as_argument(self, first: int, group: NDArray[np.int32] | None) -> kernels.KeyCodes:
+    def as_argument(self, first: int, group: NDArray[np.int32] | None) -> arguments.KeyCodes:
         """For kernels.c. `first` is the segment's first row in the layer, `group` int32[all rows of the layer]."""
-        return kernels.KeyCodes(
-            self.codes.ctypes.data,
-            *(row.ctypes.data for row in self.numbers),
-            None if group is None else group[first:].ctypes.data,
+        return arguments.KeyCodes(
+            self.codes,
+            *self.numbers,
+            None if group is None else group[first : first + self.rows],
             self.rows,
             self.codes.shape[1],
             first,
@@ -83,7 +84,7 @@ def quantise(keys: NDArray[np.float32], *, plain: bool = False) -> Codes:
     def work(_: int, start: int) -> None:
         kernels.compiled().dualform_quantise(
             ctypes.byref(argument),
-            keys.ctypes.data,
+            arguments.address(keys, np.float32),
             width,
             start,
             min(start + step, rows),
@@ -105,9 +106,8 @@ class QueryCodes:
     """float32[6, n]: scale, scale of the second codes, sum, and upper bounds of |q|, of |r| and of the rounding of the
     sum."""
 
-    def as_argument(self, absolute: bool) -> kernels.QueryCodes:
-        numbers = (row.ctypes.data for row in self.numbers)
-        return kernels.QueryCodes(self.codes.ctypes.data, *numbers, self.numbers.shape[1], self.columns, absolute)
+    def as_argument(self, absolute: bool) -> arguments.QueryCodes:
+        return arguments.QueryCodes(self.codes, *self.numbers, self.numbers.shape[1], self.columns, absolute)
 
 
 def can_quantise(queries: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
+from dualform.kernels import arguments
 from dualform.query.codes import Codes, CodesCache, quantise_queries
 from dualform.query.view import Check
 from dualform.query.workers import cores, share
@@ -78,9 +79,7 @@ class _Found:
         self.counts = np.zeros(count, np.int64)
         self.crowded = np.zeros(count, np.uint8)
         arrays = (self.best, self.held, self.floors, self.rows, self.high, self.counts, self.crowded)
-        self.argument = kernels.Found(
-            wanted.k, wanted.groups, wanted.capacity, *(array.ctypes.data for array in arrays)
-        )
+        self.argument = arguments.Found(wanted.k, wanted.groups, wanted.capacity, *arrays)
 
 
 def screen(
@@ -118,9 +117,7 @@ def screen(
 class _Task:
     """Some groups of rows of a segment."""
 
-    codes: Codes
-    """Held while the task runs: `argument` points into it."""
-    argument: kernels.KeyCodes
+    argument: arguments.KeyCodes
     begin: int
     end: int
 
@@ -134,15 +131,15 @@ def _tasks(
         groups = len(codes.codes)
         size = max(2, _TASK_BYTES // max(1, codes.codes[0].nbytes) // 2 * 2)
         for begin in range(0, groups, size):
-            yield _Task(codes, argument, begin, min(begin + size, groups))
+            yield _Task(argument, begin, min(begin + size, groups))
 
 
 def _together(found: list[_Found], wanted: Wanted) -> Candidates:
     """Every worker's candidates that the floors over all of them leave."""
-    arguments = (POINTER(kernels.Found) * len(found))(*(ctypes.pointer(one.argument) for one in found))
+    workers = (POINTER(arguments.Found) * len(found))(*(ctypes.pointer(one.argument) for one in found))
     queries = len(found[0].counts)
-    group = None if wanted.group is None else wanted.group.ctypes.data
-    if kernels.compiled().dualform_settle(arguments, len(found), queries, group):
+    group = None if wanted.group is None else arguments.address(wanted.group, np.int32)
+    if kernels.compiled().dualform_settle(workers, len(found), queries, group):
         raise MemoryError("no memory to compare what the workers found")
     crowded = np.any([one.crowded for one in found], axis=0)
     counts = np.where(crowded, 0, [one.counts for one in found])

@@ -21,19 +21,25 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 def project(matrix: Tensor, directions: NDArray[np.float32]) -> Doubles:
     """float64[r, k]: a matrix [r, c] times each of float32[k, c]."""
-    if kernels.library() is not None and matrix.device.type == "cpu" and matrix.dtype == torch.float32:
+    if _compiled(matrix):
         return kernels.project(matrix.contiguous().numpy(), directions)
     along = torch.from_numpy(directions).to(matrix.device)
     return _numpy(matrix.double() @ along.double().T)
 
 
 def fold(matrix: Tensor, weights: Doubles) -> tuple[Doubles, Doubles, float]:
-    """float64[c, k]: float32[r, c] on the CPU, transposed, times weights [r, k]; its column sums [c]; its norm."""
-    if kernels.library() is not None:
+    """A matrix [r, c], transposed, times weights float64[r, k]: float64[c, k]; its column sums float64[c]; its norm."""
+    if _compiled(matrix):
         weighted, summed, squares = kernels.fold(matrix.contiguous().numpy(), weights)
         return weighted, summed, float(np.sqrt(squares))
     wide = matrix.double()
-    return _numpy(wide.T @ torch.from_numpy(weights)), _numpy(wide.sum(0)), float(torch.linalg.vector_norm(wide))
+    weighted = _numpy(wide.T @ torch.from_numpy(weights).to(wide.device))
+    return weighted, _numpy(wide.sum(0)), float(torch.linalg.vector_norm(wide))
+
+
+def _compiled(matrix: Tensor) -> bool:
+    """Whether the compiled loops can read it: float32, in the processor's own memory."""
+    return kernels.library() is not None and matrix.device.type == "cpu" and matrix.dtype == torch.float32
 
 
 def _numpy(tensor: Tensor) -> Doubles:

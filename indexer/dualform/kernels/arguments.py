@@ -1,0 +1,97 @@
+"""What the compiled loops take: arrays by their addresses, and structures of them that keep them alive."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_int64, c_void_p
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+def address(array: NDArray[Any], dtype: DTypeLike) -> int:
+    """Where an array's numbers begin. Raises TypeError for what the loops would misread: they trust what they get."""
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        layout = "contiguous" if array.flags.c_contiguous else "scattered"
+        raise TypeError(f"a compiled loop wants contiguous {np.dtype(dtype)}, and got {layout} {array.dtype}.")
+    return array.ctypes.data
+
+
+class _Arrays(ctypes.Structure):
+    """Made of arrays (None for a null pointer) and numbers, in the order of the fields. It keeps the arrays alive."""
+
+    DTYPES: ClassVar[dict[str, Any]] = {}
+    """Of the fields that are arrays."""
+
+    def __init__(self, *values: NDArray[Any] | int | None) -> None:
+        names = [name for name, *_ in self._fields_]
+        super().__init__(*(self._plain(name, value) for name, value in zip(names, values, strict=True)))
+        self.kept_alive = values
+
+    def _plain(self, name: str, value: NDArray[Any] | int | None) -> int | None:
+        return address(value, self.DTYPES[name]) if isinstance(value, np.ndarray) else value
+
+
+class KeyCodes(_Arrays):
+    """keys_t of kernels.h."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scale", c_void_p),
+        ("low", c_void_p),
+        ("residual", c_void_p),
+        ("length", c_void_p),
+        ("group", c_void_p),
+        ("rows", c_int64),
+        ("words", c_int64),
+        ("first", c_int64),
+    )
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "codes": np.uint8,
+        **dict.fromkeys(("scale", "low", "residual", "length"), np.float32),
+        "group": np.int32,
+    }
+
+
+class QueryCodes(_Arrays):
+    """queries_t of kernels.h."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scale", c_void_p),
+        ("fine", c_void_p),
+        ("sum", c_void_p),
+        ("length", c_void_p),
+        ("residual", c_void_p),
+        ("slack", c_void_p),
+        ("count", c_int64),
+        ("columns", c_int64),
+        ("absolute", c_int32),
+    )
+    DTYPES: ClassVar[dict[str, Any]] = {
+        "codes": np.int8,
+        **dict.fromkeys(("scale", "fine", "sum", "length", "residual", "slack"), np.float32),
+    }
+
+
+class Found(_Arrays):
+    """found_t of kernels.h."""
+
+    _fields_ = (
+        ("k", c_int64),
+        ("groups", c_int64),
+        ("capacity", c_int64),
+        ("best", c_void_p),
+        ("held", c_void_p),
+        ("floors", c_void_p),
+        ("rows", c_void_p),
+        ("high", c_void_p),
+        ("counts", c_void_p),
+        ("crowded", c_void_p),
+    )
+    DTYPES: ClassVar[dict[str, Any]] = {
+        **dict.fromkeys(("best", "floors", "high"), np.float32),
+        **dict.fromkeys(("held", "rows", "counts"), np.int64),
+        "crowded": np.uint8,
+    }
