@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment, option_of
 from dualform_studies.images.continual import run_continual
+from dualform_studies.images.joint import run_joint
 from dualform_studies.images.single import run_single
 from dualform_studies.pages.folder import Report
 
@@ -21,6 +22,7 @@ class Study:
 
 STUDIES = {
     "single": Study(run_single, frozenset({"runs"})),
+    "joint": Study(run_joint),
     "continual": Study(run_continual),
 }
 

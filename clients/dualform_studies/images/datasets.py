@@ -7,7 +7,7 @@ arithmetic is element by element, so the same image gives the same bits each tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -45,15 +45,21 @@ class Dataset:
     label_names: Sequence[str]
     brightest: int = 255
     """The pixel value that is white."""
+    normalised_as: tuple[float, float] | None = None
+    """Mean and deviation to normalise by, in pixel values; None for those of the training images."""
 
     @cached_property
     def mean(self) -> float:
         """Mean of all training pixels, in pixel values."""
+        if self.normalised_as is not None:
+            return self.normalised_as[0]
         return float(self.train.pixels.mean(dtype=np.float64))
 
     @cached_property
     def std(self) -> float:
         """Standard deviation of all training pixels, in pixel values."""
+        if self.normalised_as is not None:
+            return self.normalised_as[1]
         counts = np.bincount(self.train.pixels.ravel(), minlength=256)
         deviations = (np.arange(256) - self.mean) ** 2
         return float(np.sqrt((counts * deviations).sum() / counts.sum()))
@@ -98,6 +104,16 @@ def permuted(dataset: Dataset, seed: int = 0) -> Dataset:
     return Dataset(
         f"permuted-{dataset.name}", train, test, dataset.side, dataset.label_names, brightest=dataset.brightest
     )
+
+
+def normalised_together(datasets: Sequence[Dataset]) -> tuple[Dataset, ...]:
+    """The same datasets, each normalised by the mean and deviation of all their training pixels together."""
+    pixels = np.array([dataset.train.pixels.size for dataset in datasets])
+    share = pixels / pixels.sum()
+    mean = sum(part * dataset.mean for part, dataset in zip(share, datasets, strict=True))
+    square = sum(part * (dataset.std**2 + dataset.mean**2) for part, dataset in zip(share, datasets, strict=True))
+    both = float(mean), float(np.sqrt(square - mean**2))
+    return tuple(replace(dataset, normalised_as=both) for dataset in datasets)
 
 
 def _part(images: Images, rows: slice) -> Images:

@@ -109,6 +109,7 @@ def _report(query: Query, probe: str, masked: int | None, layers: Sequence[Layer
     return {
         "query": f"{probe}/{query.row}",
         "label": names[query.label],
+        "group": [query.dataset.name, query.label],
         "recognised_as": given,
         "layers": {
             layer.layer: {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualform_studies.images.datasets import digits, permuted
+from dualform_studies.images.datasets import digits, normalised_together, permuted
 from dualform_studies.images.download import load_dataset
 
 
@@ -46,3 +46,12 @@ def test_permuted_pixels_are_the_same_pixels_in_one_other_order():
     assert (other.train.pixels != plain.train.pixels).any(axis=1).all()
     assert other.mean == pytest.approx(plain.mean)
     assert other.std == pytest.approx(plain.std)
+
+
+def test_datasets_normalised_together_share_mean_and_deviation(made_up_data: Path):
+    pair = [load_dataset(name, made_up_data) for name in ("mnist", "fashion-mnist")]
+    pixels = np.concatenate([dataset.train.pixels for dataset in pair]).astype(np.float64)
+    for dataset in normalised_together(pair):
+        assert (dataset.mean, dataset.std) == pytest.approx((pixels.mean(), pixels.std()))
+        expected = (dataset.train.pixels - pixels.mean()) / pixels.std()
+        np.testing.assert_allclose(dataset.inputs(dataset.train), expected, atol=1e-5)
