@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.keys import LAYER, Source
 from dualform.store.batch import Batch, LayerRows
-from dualform.store.layer import Layer
+from dualform.store.layer import Layer, affine
 from dualform.store.writer import Writer
 
 
@@ -37,7 +37,7 @@ def _open(path: Path, width: int) -> Writer:
     weight = f"{LAYER}.weight"
     return Writer(
         path,
-        layers=[Layer(LAYER, width, 1, weight, None, "sample", repeats=False, values=False)],
+        layers=[Layer(LAYER, width, 1, affine(width, weight, None), "sample", repeats=False, values=False)],
         skipped={},
         optimizer="none",
         linear=False,

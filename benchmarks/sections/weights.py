@@ -96,10 +96,11 @@ def _products(
     single = double = 0.0
     right: dict[str, NDArray[np.float64]] = {}
     for layer in memory.layers.values():
-        weight = initial[layer.weight].astype(np.float64)
-        bias = None if layer.bias is None else initial[layer.bias].astype(np.float64)
-        of_weight = sgd_coefficients(memory, layer.weight)
-        of_bias = None if layer.bias is None else sgd_coefficients(memory, layer.bias)
+        (weight_name,), biases = (p.name for p in layer.weights), [p.name for p in layer.biases]
+        weight = initial[weight_name].astype(np.float64)
+        of_weight = sgd_coefficients(memory, weight_name)
+        right |= {name: initial[name].astype(np.float64) for name in biases}
+        of_bias = {name: sgd_coefficients(memory, name) for name in biases}
         for slots, keys, values in key_value_blocks(memory, layer.name, stays):
             wide_keys, wide_values = keys.astype(np.float64), values.astype(np.float64)
             scaled = np.ascontiguousarray((wide_values * of_weight[step[slots]][:, None]).T)
@@ -107,11 +108,9 @@ def _products(
             took, product = _seconds(scaled, wide_keys)
             double += took
             weight += product
-            if bias is not None and of_bias is not None:
-                bias += of_bias[step[slots]] @ wide_values
-        right[layer.weight] = weight
-        if layer.bias is not None and bias is not None:
-            right[layer.bias] = bias
+            for name in biases:
+                right[name] += of_bias[name][step[slots]] @ wide_values
+        right[weight_name] = weight
     return single, double, right
 
 

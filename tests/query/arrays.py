@@ -10,7 +10,7 @@ import numpy as np
 
 from dualform.query.backends import choose
 from dualform.query.engine import Engine
-from dualform.store.layer import Layer
+from dualform.store.layer import Layer, affine
 from dualform.store.manifest import Manifest, Shard
 from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
@@ -80,8 +80,7 @@ def memory(
             name,
             rows.shape[1],
             values[name].shape[1] if name in values else 1,
-            f"{name}.weight",
-            f"{name}.bias" if biases else None,
+            affine(rows.shape[1], f"{name}.weight", f"{name}.bias" if biases else None),
             "sample",
             name in rows_of_slots,
             name in values,
@@ -100,7 +99,7 @@ def memory(
         recording=False,
     )
     steps = sorted(set(full["step"]))
-    parameters = [name for layer in layers for name in (layer.weight, layer.bias) if name and layer.values]
+    parameters = [parameter.name for layer in layers if layer.values for parameter in layer.parameters]
     cache = Held()
     tables = {name: rows_table([], of) for name, of in TABLES.items()}
     tables["slots"] = arrow_table({name: list(column) for name, column in full.items()}, kinds)

@@ -60,7 +60,7 @@ class ListSink:
 
     def rebuilt(self, parameter, steps):
         """float64: a parameter once `steps` recorded steps were taken, from the record alone."""
-        layer = next(x for x in self.header.layers if parameter in (x.weight, x.bias))
+        layer, place = next((x, p) for x in self.header.layers for p in x.parameters if p.name == parameter)
         updates = []
         for log in (self.logs[step] for step in sorted(self.logs) if step < steps):
             factor = next((f for f in log.factors if f.parameter == parameter), None)
@@ -79,7 +79,7 @@ class ListSink:
             if batch.step < steps and layer.name in batch.layers:
                 rows = batch.layers[layer.name]
                 keys, values = rows.keys.astype(np.float64), rows.values.astype(np.float64)
-                gradient = values.sum(0) if parameter == layer.bias else values.T @ keys
+                gradient = values.sum(0) if place in layer.biases else values.T @ keys[:, place.start : place.stop]
                 total = total + weights.per_step[batch.step] * gradient
         return total
 

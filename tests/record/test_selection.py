@@ -27,7 +27,7 @@ class Zoo(nn.Module):
             nn.LSTM(4, 4),
             nn.LayerNorm(4),
         )
-        self.relu = nn.ReLU()
+        self.relu, self.rnn = nn.ReLU(), nn.RNN(4, 4)
         self.plain, self.own, self.frozen, self.left_out = Plain(4, 4), Own(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         self.block = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         self.changed = parametrize.register_parametrization(nn.Linear(4, 4), "weight", nn.Tanh())
@@ -42,11 +42,11 @@ def recorder(tmp_path, **options):
 
 def test_reasons(tmp_path):
     made = recorder(tmp_path)
-    assert [tap.name for tap in made._taps] == ["plain", "block.0", "block.1"]
+    assert [tap.name for tap in made._taps] == ["lstm", "plain", "block.0", "block.1"]
     assert made.skipped == {
         "conv": "there is no tap for Conv2d",
         "embed": "there is no tap for Embedding",
-        "lstm": "there is no tap for LSTM",
+        "rnn": "there is no tap for RNN",
         "norm": "there is no tap for LayerNorm",
         "own": "Own has a forward of its own",
         "frozen": "its weight is frozen",
@@ -67,8 +67,8 @@ def test_a_pattern_that_matches_nothing(tmp_path):
     with pytest.raises(NotFound) as caught:
         recorder(tmp_path, layers=["block.0", "head*"])
     assert str(caught.value) == (
-        "layers='head*' matches no linear layer. The linear layers are 'plain', 'own', 'frozen', 'left_out', "
-        "'block.0', 'block.1', 'changed'."
+        "layers='head*' matches no layer that there is a tap for. Those are 'lstm', 'plain', 'own', 'frozen', "
+        "'left_out', 'block.0', 'block.1', 'changed'."
     )
 
 

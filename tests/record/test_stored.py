@@ -56,12 +56,13 @@ def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
     for layer in memory.layers.values():
         keys = memory.keys(layer.name).of_slots(np.arange(72)).astype(np.float64)
         values = memory.values(layer.name).take(np.arange(72)).astype(np.float64)
+        weight = layer.weights[0].name
         for at_step, expected in enumerate(snapshots):
-            found = coefficients(memory, layer.weight, at_step)
+            found = coefficients(memory, weight, at_step)
             used = steps < at_step
             scaled = values[used] * found.per_step[steps[used]][:, None]
-            rebuilt = found.initial * memory.initial()[layer.weight] + scaled.T @ keys[used]
-            np.testing.assert_allclose(rebuilt, expected[layer.weight], atol=1e-6)
+            rebuilt = found.initial * memory.initial()[weight] + scaled.T @ keys[used]
+            np.testing.assert_allclose(rebuilt, expected[weight], atol=1e-6)
     np.testing.assert_array_equal(memory.final()["0.weight"], model[0].weight.detach().numpy())
     probe = memory.probe("test")
     np.testing.assert_array_equal(probe.queries("0"), data[0][0].numpy())

@@ -146,7 +146,7 @@ def test_keys_survive_a_loader_that_overwrites_its_buffer(tmp_path):
             labels.zero_()
     assert torch.equal(torch.from_numpy(opened.sink.keys("")), torch.cat([x for x, _ in data]))
     assert opened.sink.column("label") == torch.cat([y for _, y in data]).tolist()
-    assert opened.sink.header.layers[0].weight == "weight"
+    assert [parameter.name for parameter in opened.sink.header.layers[0].parameters] == ["weight", "bias"]
 
 
 def test_calls_outside_a_step_or_in_eval_mode_are_not_recorded(tmp_path):

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from dualform.store.batch import Batch, Defect, Factor, LayerRows, ParameterGroup, StepLog
-from dualform.store.layer import Layer
+from dualform.store.layer import Layer, affine
 from dualform.store.writer import Writer
 
 LAYERS = (
-    Layer("layer-0", 6, 5, "layer-0.weight", "layer-0.bias", "sample", repeats=True, values=True),
-    Layer("layer-1", 5, 3, "layer-1.weight", None, "sample", repeats=False, values=True),
+    Layer("layer-0", 6, 5, affine(6, "layer-0.weight", "layer-0.bias"), "sample", repeats=True, values=True),
+    Layer("layer-1", 5, 3, affine(5, "layer-1.weight", None), "sample", repeats=False, values=True),
 )
 
 

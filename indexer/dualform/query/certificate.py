@@ -32,11 +32,11 @@ def _certify(
     reason = why_not(view, layer)
     if not view.memory.linear or not layer.values:
         return Certificate(None, False, reason)
-    if final is None or layer.weight not in final:
+    if final is None or any(parameter.name not in final for parameter in layer.parameters):
         return Certificate(None, False, reason or "the training was cut off, so there are no final weights.")
     rebuilt = build(view, layer, view.select(layer.grain, None), None, check)
     wanted = _joined(final, layer)
-    found = rebuilt.weight if rebuilt.bias is None else np.column_stack([rebuilt.weight, rebuilt.bias])
+    found = _joined(rebuilt.parameters, layer)
     error, moved = np.linalg.norm(wanted - found), np.linalg.norm(wanted - _joined(initial, layer))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
         return Certificate(math.inf if error else 0.0, not reason and not error, reason)
@@ -44,6 +44,5 @@ def _certify(
 
 
 def _joined(weights: Mapping[str, NDArray[Any]], layer: Layer) -> NDArray[np.float64]:
-    """float64[d_out, d_in + 1]: the bias is the last column; without one, float64[d_out, d_in]."""
-    weight = weights[layer.weight].astype(np.float64)
-    return weight if layer.bias is None else np.column_stack([weight, weights[layer.bias].astype(np.float64)])
+    """float64[d_out, d_in + biases]: every parameter's columns, side by side."""
+    return np.column_stack([weights[parameter.name].astype(np.float64) for parameter in layer.parameters])

@@ -76,9 +76,9 @@ def coefficients(memory: Memory, parameter: str, at_step: int | None = None) -> 
 
 def _layer_of(memory: Memory, parameter: str) -> Layer:
     for layer in memory.layers.values():
-        if parameter in (layer.weight, layer.bias):
+        if any(parameter == known.name for known in layer.parameters):
             return layer
-    known = [name for layer in memory.layers.values() for name in (layer.weight, layer.bias) if name]
+    known = [parameter.name for layer in memory.layers.values() for parameter in layer.parameters]
     raise NotFound(f"{parameter!r} is no recorded parameter.", hint=f"Recorded are {', '.join(known)}.")
 
 

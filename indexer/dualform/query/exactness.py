@@ -19,7 +19,7 @@ def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:
         reason = view.memory.reason or f"the optimizer {view.memory.optimizer} is not linear in the gradients"
         return f"{reason.rstrip('.')}."
     if not layer.values:
-        return "its error signals were not recorded (values=False)."
+        return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
     last = view.memory.steps if at_step is None else at_step
     tables = view.tables(layer.grain)
     defect = tables.execute(
@@ -28,9 +28,9 @@ def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:
     if defect:
         return f"{defect[1].rstrip('.')} (from step {defect[0]} on)."
     worst = tables.execute(
-        "SELECT step, residual FROM factors WHERE parameter IN (?, ?) AND step < ? AND NOT residual <= ? "
+        "SELECT step, residual FROM factors WHERE list_contains(?, parameter) AND step < ? AND NOT residual <= ? "
         "ORDER BY step LIMIT 1",
-        [layer.weight, layer.bias or layer.weight, last, TOLERANCE],
+        [[parameter.name for parameter in layer.parameters], last, TOLERANCE],
     ).fetchone()
     if worst:
         return (

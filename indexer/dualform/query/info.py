@@ -31,7 +31,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         name=layer.name,
         d_in=layer.d_in,
         d_out=layer.d_out,
-        bias=layer.bias is not None,
+        bias=bool(layer.biases),
         grain=layer.grain,
         slots=view.count(layer.grain),
         distinct_keys=view.memory.keys(layer.name).rows if layer.keys else 0,

@@ -43,12 +43,10 @@ def _recorded(view: View, where: str | None, at_step: int | None, check: Check) 
     selections = {grain: view.select(grain, where) for grain in view.grains}
     if where is not None and not any(selection.count for selection in selections.values()):
         raise EmptyMask(f"where leaves no slot: {where}", field="where")
-    arrays = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for layer in view.memory.layers.values():
-        weights = build(view, layer, selections[layer.grain], at_step, check)
-        arrays[layer.weight] = weights.weight.astype(np.float32)
-        if layer.bias and weights.bias is not None:
-            arrays[layer.bias] = weights.bias.astype(np.float32)
+        rebuilt = build(view, layer, selections[layer.grain], at_step, check)
+        arrays |= {name: parameter.astype(np.float32) for name, parameter in rebuilt.parameters.items()}
     return arrays
 
 

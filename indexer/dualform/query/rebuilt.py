@@ -4,6 +4,7 @@ Shapes: T slots, d_in, d_out.
 
     W_T = a_0 W_0 + a_B B_0 + sum_t a_t delta_t x_t^T        b_T likewise, with x_t = 1
 
+for every parameter of the layer, which may be some of W's columns and has coefficients of its own,
 over the slots that the mask leaves. They keep the coefficient that they have in the whole training: a mask is
 arithmetic removal from this sum, not a training without the others. W_0 and the momentum buffer B_0 that the optimizer
 had when recording began are no slots, so no mask removes them.
@@ -11,7 +12,8 @@ had when recording began are no slots, so no mask removes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +31,14 @@ class Rebuilt:
     weight: NDArray[np.float64]
     """float64[d_out, d_in]."""
     bias: NDArray[np.float64] | None
-    """float64[d_out]."""
+    """float64[d_out]: the sum of all biases; None where there is none."""
+    parameters: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """By the name that the model gives them; float64[d_out, columns] and float64[d_out]."""
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        # Weights among the parameters are parts of `weight`.
+        return self.weight.nbytes + sum(p.nbytes for p in self.parameters.values() if p.ndim == 1)
 
 
 def check_step(view: View, at_step: int | None) -> None:
@@ -62,9 +67,14 @@ def build(view: View, layer: Layer, selection: Selection, at_step: int | None, c
 
 def _build(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Rebuilt:
     summed = slot_sum(view, layer, selection, at_step, check)
-    weight = summed.weight + _standing(view, layer, layer.weight, at_step)
-    bias = None if layer.bias is None else summed.bias + _standing(view, layer, layer.bias, at_step)
-    return Rebuilt(weight, bias)
+    weight, parameters = summed.weight.copy(), dict[str, NDArray[np.float64]]()
+    for parameter in layer.weights:
+        parameters[parameter.name] = weight[:, parameter.start : parameter.stop]
+        parameters[parameter.name] += _standing(view, layer, parameter.name, at_step)
+    for parameter, own in zip(layer.biases, summed.biases, strict=True):
+        parameters[parameter.name] = own + _standing(view, layer, parameter.name, at_step)
+    biases = [parameters[parameter.name] for parameter in layer.biases]
+    return Rebuilt(weight, np.sum(biases, axis=0) if biases else None, parameters)
 
 
 def _standing(view: View, layer: Layer, parameter: str, at_step: int | None) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ threads, and with them the float32 that an output is rounded to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -38,31 +38,30 @@ class Speaking:
 
     slots: NDArray[np.int64]
     """int64[m], ascending."""
-    weight: NDArray[np.float64]
-    """float64[m]: coefficient of each slot for the weight."""
-    bias: NDArray[np.float64]
-    """float64[m]: for the bias."""
+    weights: NDArray[np.float64]
+    """float64[weights, m]: coefficient of each slot, by weight of the layer."""
+    biases: NDArray[np.float64]
+    """float64[biases, m]: by bias."""
 
 
 @dataclass(frozen=True, eq=False)
 class SlotSum:
     weight: NDArray[np.float64]
     """float64[d_out, d_in]."""
-    bias: NDArray[np.float64]
-    """float64[d_out]; zeros for a layer without one."""
+    biases: NDArray[np.float64]
+    """float64[biases, d_out]."""
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes + self.bias.nbytes
+        return self.weight.nbytes + self.biases.nbytes
 
 
 def speaking(view: View, layer: Layer, selection: Selection, at_step: int | None) -> Speaking:
     steps = view.slot_steps(layer.grain)[selection.slots]
-    weight = view.coefficients(layer, layer.weight, at_step).per_step
-    bias = view.coefficients(layer, layer.bias, at_step).per_step if layer.bias else np.zeros_like(weight)
-    speaks = ((weight != 0) | (bias != 0))[steps]
-    steps = steps[speaks]
-    return Speaking(selection.slots[speaks], weight[steps], bias[steps])
+    per_step = np.array([view.coefficients(layer, p.name, at_step).per_step for p in layer.parameters])
+    speaks = (per_step != 0).any(axis=0)[steps]
+    own = per_step[:, steps[speaks]]
+    return Speaking(selection.slots[speaks], own[: len(layer.weights)], own[len(layer.weights) :])
 
 
 def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> SlotSum:
@@ -73,34 +72,37 @@ def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None
 
 def _summed(view: View, layer: Layer, slots: Speaking, check: Check) -> SlotSum:
     keys, values = view.memory.keys(layer.name), view.memory.values(layer.name)
-    found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros(layer.d_out))
+    found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros((len(layer.biases), layer.d_out)))
+    columns = [slice(weight.start, weight.stop) for weight in layer.weights]
     if keys.row_of_slot is not None:
         rows, numbers = np.unique(keys.row_of_slot[slots.slots], return_inverse=True)
         if 2 * len(rows) <= len(numbers):
-            _by_row(found, keys, values, slots, rows, numbers, check)
+            _by_row(found, columns, keys, values, slots, rows, numbers, check)
             return found
-    _by_slot(found, keys, values, slots, check)
+    _by_slot(found, columns, keys, values, slots, check)
     return found
 
 
-def _by_slot(found: SlotSum, keys: Keys, values: Rows, slots: Speaking, check: Check) -> None:
-    """One product a block of slots."""
+def _by_slot(found: SlotSum, columns: Sequence[slice], keys: Keys, values: Rows, slots: Speaking, check: Check) -> None:
+    """One product a block of slots and weight."""
     size = block_size(max(keys.width, values.width))
     wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
-    product, bias, weight = np.empty_like(found.weight), found.bias, found.weight
+    scaled, product, biases = np.empty_like(wide_values), np.empty_like(found.weight), found.biases
     for start, stop, part in blocks(slots.slots, keys.slots, size):
         check()
         chosen = _within(slots.slots[part], start, stop)
         own, other = wide_values[: part.stop - part.start], wide_keys[: part.stop - part.start]
         np.copyto(own, values.block(start, stop)[chosen])
         np.copyto(other, keys.slot_block(start, stop)[chosen])
-        bias += slots.bias[part] @ own
-        own *= slots.weight[part, None]
-        weight += np.matmul(own.T, other, out=product)
+        biases += slots.biases[:, part] @ own
+        for coefficient, within in zip(slots.weights, columns, strict=True):
+            times = np.multiply(own, coefficient[part, None], out=scaled[: len(own)])
+            found.weight[:, within] += np.matmul(times.T, other[:, within], out=product[:, within])
 
 
 def _by_row(
     found: SlotSum,
+    columns: Sequence[slice],
     keys: Keys,
     values: Rows,
     slots: Speaking,
@@ -110,30 +112,31 @@ def _by_row(
 ) -> None:
     """Values of slots that share a key are added up first, in slot order: one product a block of stored rows.
 
-    Column ranges of the values are added up side by side, for this waits for memory.
+    Ranges of the values are added up side by side, for this waits for memory.
     """
-    each = 8 * max(1, len(rows))
-    columns = max(1, min(_COLUMNS, BUDGET // each))
-    workers = max(1, min(cores(), BUDGET // (each * columns)))
+    each = 8 * max(1, len(rows)) * len(columns)
+    size = max(1, min(_COLUMNS, BUDGET // each))
+    workers = max(1, min(cores(), BUDGET // (each * size)))
 
     def add(_: int, first: int) -> None:
-        last = min(first + columns, values.width)
-        own = np.zeros((len(rows), last - first))
+        last = min(first + size, values.width)
+        own = np.zeros((len(columns), len(rows), last - first))
         for start, stop, part in blocks(slots.slots, keys.slots, _PIECE):
             check()
             order = np.argsort(numbers[part], kind="stable")
             chosen, sorted_numbers = slots.slots[part][order] - start, numbers[part][order]
             wide = values.block(start, stop)[chosen, first:last].astype(np.float64)
-            found.bias[first:last] += slots.bias[part][order] @ wide
-            wide *= slots.weight[part][order, None]
+            found.biases[:, first:last] += slots.biases[:, part][:, order] @ wide
             runs = begins(sorted_numbers)
-            own[sorted_numbers[runs]] += added_in_order(wide, runs)
+            for total, coefficient in zip(own, slots.weights, strict=True):
+                total[sorted_numbers[runs]] += added_in_order(wide * coefficient[part][order, None], runs)
         for start, stop, part in blocks(rows, keys.rows, block_size(keys.width)):
             check()
             other = keys.block(start, stop)[_within(rows[part], start, stop)].astype(np.float64)
-            found.weight[first:last] += own[part].T @ other
+            for total, within in zip(own, columns, strict=True):
+                found.weight[first:last, within] += total[part].T @ other[:, within]
 
-    share(range(0, values.width, columns), add, workers)
+    share(range(0, values.width, size), add, workers)
 
 
 def block_size(width: int) -> int:

@@ -97,18 +97,19 @@ class View:
         key = ("groups", grain, selection.identity, by)
         return self.cache.get(key, lambda: groups.group(self, grain, selection, by))
 
-    def key_norms(self, layer: str, check: Check) -> NDArray[np.float64]:
-        """float64[rows]: the norm of each stored key of a layer."""
+    def key_norms(self, layer: str, check: Check, start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
+        """float64[rows]: the norm of each stored key of a layer, or of some columns of it."""
+        last = self.layer(layer).d_in if stop is None else stop
 
         def measure() -> NDArray[np.float64]:
             keys = self.memory.keys(layer)
             found = np.empty(keys.rows)
-            for start, block in keys.blocks(NORM_ROWS):
+            for first, block in keys.blocks(NORM_ROWS):
                 check()
-                found[start : start + len(block)] = norms(block)
+                found[first : first + len(block)] = norms(block[:, start:last])
             return found
 
-        return self.cache.get(("norms", layer), measure)
+        return self.cache.get(("norms", layer, start, last), measure)
 
     def coefficients(self, layer: Layer, parameter: str, at_step: int | None) -> Coefficients:
         """As dualform.query.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from dualform.record.projection import Doubles, fold, project
 from dualform.record.taps import Tap
 from dualform.store.batch import TOLERANCE
+from dualform.store.layer import Parameter
 
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
@@ -34,7 +35,7 @@ class _Segment:
     """One parameter's place in the vectors of length P."""
 
     tap: Tap
-    name: str
+    place: Parameter
     parameter: Tensor
     is_bias: bool
     start: int
@@ -77,11 +78,10 @@ class GradientFactors:
         self._segments: list[_Segment] = []
         stop = 0
         for tap, k in zip(taps, self._directions, strict=True):
-            start, stop = stop, stop + tap.d_out * k
-            self._segments.append(_Segment(tap, tap.weight_name, tap.weight, False, start, stop))
-            if tap.bias is not None and tap.bias_name is not None:
-                start, stop = stop, stop + tap.d_out
-                self._segments.append(_Segment(tap, tap.bias_name, tap.bias, True, start, stop))
+            for place, parameter in tap.parameters.items():
+                is_bias = place.start == tap.d_in
+                start, stop = stop, stop + tap.d_out * (1 if is_bias else k)
+                self._segments.append(_Segment(tap, place, parameter, is_bias, start, stop))
         self._starts = np.array([segment.start for segment in self._segments])
         self._lengths = np.array([segment.stop - segment.start for segment in self._segments])
         self._total = stop
@@ -115,10 +115,10 @@ class GradientFactors:
                 if segment.tap.name not in rows:
                     continue
                 keys, errors = rows[segment.tap.name]
-                if segment.is_bias:
+                if segment.is_bias:  # comes after a weight
                     part, width = summed, len(errors) ** 0.5
-                else:  # comes before its bias
-                    along = project(keys, self._along[segment.tap.name])
+                else:
+                    along = project(_columns(keys, segment.place), self._direction(segment))
                     part, summed, size = fold(errors, along)
                     width = float(np.sqrt(np.square(along).sum()))
                 sums[segment.start : segment.stop] = part.reshape(-1)
@@ -146,12 +146,12 @@ class GradientFactors:
                 if segment.is_bias:
                     part = grad.detach().double().cpu().numpy()
                 else:
-                    part = project(grad.detach(), self._along[segment.tap.name])
+                    part = project(grad.detach(), self._direction(segment))
                 applied[segment.start : segment.stop] = part.reshape(-1)
         start, (factors, residuals, explained) = self._best_start(applied, np.array(present))
         measures = [
             Measure(
-                s.name,
+                s.place.name,
                 id(s.parameter),
                 s.tap.name,
                 float(factor) * unscale if there else None,
@@ -163,6 +163,10 @@ class GradientFactors:
             )
         ]
         return (self.pending[start].step if self.pending else None), measures
+
+    def _direction(self, segment: _Segment) -> NDArray[np.float32]:
+        """float32[k, columns]: of one weight."""
+        return np.ascontiguousarray(self._along[segment.tap.name][:, segment.place.start : segment.place.stop])
 
     def _best_start(self, applied: Doubles, present: NDArray[np.bool_]) -> tuple[int, tuple[Doubles, Doubles, Doubles]]:
         """The index into `pending` from which on most parameters are explained; the earliest of equals."""
@@ -202,6 +206,11 @@ class GradientFactors:
     def _sum(self, products: Doubles) -> Doubles:
         sums: Doubles = np.add.reduceat(products, self._starts)
         return sums
+
+
+def _columns(keys: Tensor, place: Parameter) -> Tensor:
+    """The part of float32[n, d_in] that a weight is multiplied by."""
+    return keys[:, place.start : place.stop].contiguous()
 
 
 @contextmanager

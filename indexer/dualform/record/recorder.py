@@ -54,8 +54,8 @@ class Recorder:
         keys: bool = True,
         _sink: Callable[[Header], Sink] = StoreSink,
     ) -> None:
-        """`layers`: names or patterns of the linear layers to record, None for all; `values`: keep error signals and
-        measure gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
+        """`layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
+        gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
         `keys=False`: keep a digest of each step instead of keys and values, for questions answered by a Replay.
 
         Raises AlreadyExists where `path` holds anything, NotFound where `layers` matches nothing, RecordingError for a
@@ -67,9 +67,9 @@ class Recorder:
         self.path = Path(path)
         if _sink is StoreSink:
             check_new_folder(self.path)
-        self._model, self._optimizer, self._keys, self._values = model, optimizer, keys, keys and values
+        self._model, self._optimizer, self._keys = model, optimizer, keys
         self._label_names = dict(label_names or {})
-        self._taps, self.skipped = select(model, optimizer, layers)
+        self._taps, self.skipped = select(model, optimizer, layers, keys and values)
         self._make_sink = _sink
         self._sink: Sink | None = None
         self._state = "new"
@@ -143,7 +143,7 @@ class Recorder:
             metadata.check_columns(self._columns, self.steps)
         else:
             self._start = Start(self._model, self._optimizer, self._taps)
-        record = self._record = StepRecord(self.steps, metadata, self._calls, self._values)
+        record = self._record = StepRecord(self.steps, metadata, self._calls)
         try:
             try:
                 yield
@@ -196,9 +196,9 @@ class Recorder:
         if self._probe is not None:
             self._probe.probed(tap, key)
 
-    def called(self, tap: Tap, argument: Tensor) -> int:
+    def called(self, tap: Tap, raw: bool) -> int:
         if self._record is not None:
-            self._record.called(tap, argument)
+            self._record.called(tap, raw)
         self._calls += 1
         return self._calls - 1
 
@@ -256,8 +256,9 @@ class Recorder:
             self._open_sink(record)
         assert self._sink is not None
         columns = {grain: record.metadata.slot_columns(s, self._columns) for grain, s in slots.shapes.items()}
+        valued = {tap.name for tap in self._taps if tap.values}
         layers = {
-            name: LayerRows(keys.numpy(), errors.numpy() if self._values and errors is not None else None)
+            name: LayerRows(keys.numpy(), errors.numpy() if name in valued and errors is not None else None)
             for name, (keys, errors) in slots.rows.items()
         }
         self.steps += 1
@@ -275,8 +276,7 @@ class Recorder:
                 hint="Run forward and backward inside it, in training mode, through the model the recorder was given.",
             )
         self._grains = record.grains()
-        taps = [tap for tap in self._taps if tap.name in self._grains]
-        self._updates = Updates(self._optimizer, taps, measured=self._values)
+        self._updates = Updates(self._optimizer, [tap for tap in self._taps if tap.name in self._grains])
 
     def _open_sink(self, record: StepRecord) -> None:
         for tap in [tap for tap in self._taps if tap.name not in self._grains]:
@@ -284,7 +284,7 @@ class Recorder:
             self._taps.remove(tap)
             self.skipped[tap.name] = record.why_unknown(tap)
         self._columns = record.metadata.types()
-        layers = [layer_of(t, self._grains[t.name], t.name in record.raw, self._keys, self._values) for t in self._taps]
+        layers = [layer_of(t, self._grains[t.name], t.name in record.raw, self._keys) for t in self._taps]
         assert self._start is not None
         self._sink = self._make_sink(self._start.header(self.path, layers, self.skipped, self._label_names))
         self._start = None

@@ -10,19 +10,20 @@ from torch.optim import Optimizer
 
 from dualform.errors import NotFound, RecordingError
 from dualform.record.tap_linear import TappedLinear
+from dualform.record.tap_recurrent import TappedGRU, TappedLSTM
 from dualform.record.taps import Tap
 
-KINDS: tuple[type[Tap], ...] = (TappedLinear,)
+KINDS: tuple[type[Tap], ...] = (TappedLinear, TappedLSTM, TappedGRU)
 """The kinds there are; a kind registers itself when it is imported."""
 
 
 def select(
-    model: nn.Module, optimizer: Optimizer, layers: str | Sequence[str] | None
+    model: nn.Module, optimizer: Optimizer, layers: str | Sequence[str] | None, values: bool = True
 ) -> tuple[list[Tap], dict[str, str]]:
     """Taps in the model's order, and name -> reason for every other layer that holds parameters.
 
-    `layers` are names or patterns (fnmatch), None for all. Raises NotFound for one that matches no linear layer, and
-    RecordingError for a compiled model or where nothing is left to record.
+    `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted. Raises NotFound for one
+    that matches no such layer, and RecordingError for a compiled model or where nothing is left to record.
     """
     _refuse_compiled(model)
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
@@ -41,7 +42,7 @@ def select(
         if reason:
             skipped[name] = reason
         else:
-            taps.append(kind(name, module))
+            taps.append(kind(name, module, values))
     if not taps:
         raise RecordingError(
             "the model has no layer to record: "
@@ -69,7 +70,9 @@ def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str]) -> Non
         if not any(_matches(name, pattern) for name in names):
             known = ", ".join(repr(name) for name in names) or "none"
             raise NotFound(
-                f"layers={pattern!r} matches no linear layer.", hint=f"The linear layers are {known}.", field="layers"
+                f"layers={pattern!r} matches no layer that there is a tap for.",
+                hint=f"Those are {known}.",
+                field="layers",
             )
 
 
@@ -83,8 +86,9 @@ def _unwanted(name: str, patterns: Sequence[str] | None) -> str:
 
 
 def _untrained(tap: Tap, trained: set[int]) -> str:
-    if not tap.weight.requires_grad:
+    weights = [tensor for tensor in tap.parameters.values() if tensor.dim() > 1]
+    if not any(weight.requires_grad for weight in weights):
         return "its weight is frozen"
-    if id(tap.weight) not in trained:
+    if not any(id(weight) in trained for weight in weights):
         return "its weight is not among the optimizer's parameters"
     return ""

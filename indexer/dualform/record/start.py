@@ -21,8 +21,7 @@ class Start:
     def __init__(self, model: nn.Module, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
         self._optimizer = optimizer
         self._initial = state_of(model)
-        named = [(tap.weight_name, tap.weight) for tap in taps]
-        named += [(tap.bias_name, tap.bias) for tap in taps if tap.bias_name is not None and tap.bias is not None]
+        named = [(parameter.name, tensor) for tap in taps for parameter, tensor in tap.parameters.items()]
         self._momentum = arrays(momentum_buffers(optimizer, named))
 
     def header(
@@ -42,16 +41,16 @@ class Start:
         )
 
 
-def layer_of(tap: Tap, grain: str, repeats: bool, keys: bool, values: bool) -> Layer:
+def layer_of(tap: Tap, grain: str, repeats: bool, keys: bool) -> Layer:
     """How the manifest names a tapped layer."""
     return Layer(
         name=tap.name,
         d_in=tap.d_in,
         d_out=tap.d_out,
-        weight=tap.weight_name,
-        bias=tap.bias_name,
+        parameters=tuple(tap.parameters),
         grain=grain,
         repeats=repeats and keys,
-        values=values,
+        values=tap.values,
         keys=keys,
+        reason=tap.why_no_values,
     )

@@ -5,7 +5,7 @@ Shapes: B samples, `L...` token dimensions, d_in and d_out of a layer, n slots o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -26,7 +26,7 @@ class _Signal:
     keys: Tensor
     """float32[B * L..., d_in]."""
     errors: Tensor | None
-    """float32[B * L..., d_out]; None where they are not kept, and finite."""
+    """float32[B * L..., d_out]; where no values are wanted, None or what holds NaN or infinity."""
     leading: tuple[int, ...]
     dtype: torch.dtype
     """What the training computed in."""
@@ -47,10 +47,8 @@ class Slots:
 class StepRecord:
     """Collects one step. Gradients are what counts: a forward call may be repeated, or come to nothing."""
 
-    def __init__(self, step: int, metadata: Metadata, first_call: int, values: bool = True) -> None:
-        """`values`: keep the error signals. Where they are not wanted, only those with NaN or infinity are."""
+    def __init__(self, step: int, metadata: Metadata, first_call: int) -> None:
         self.step = step
-        self._values = values
         self.metadata = metadata
         self.first_call = first_call
         """Calls with a lower number belong to an earlier step."""
@@ -73,9 +71,9 @@ class StepRecord:
     def dtypes(self) -> dict[str, torch.dtype]:
         return {name: signal.dtype for name, signal in self._signals.items()}
 
-    def called(self, tap: Tap, argument: Tensor) -> None:
+    def called(self, tap: Tap, raw: bool) -> None:
         self.reached.add(tap.name)
-        if not argument.requires_grad:
+        if raw:
             self.raw.add(tap.name)
 
     def called_without_gradient(self, tap: Tap, key: Tensor) -> None:
@@ -90,19 +88,18 @@ class StepRecord:
         seen = self._signals.get(tap.name)
         if seen is not None and seen.call == call:
             # A second backward through the same call: gradients add up.
-            more = self._kept(error, tap.d_out)
+            more = self._kept(tap, error)
             if seen.errors is not None and more is not None:
                 seen.errors += more
             elif seen.errors is None:
                 seen.errors = more
         elif seen is None or call < seen.call:
             leading = tuple(key.shape[:-1]) or (1,)
-            self._signals[tap.name] = _Signal(
-                call, _owned(key, tap.d_in), self._kept(error, tap.d_out), leading, error.dtype
-            )
+            self._signals[tap.name] = _Signal(call, _owned(key, tap.d_in), self._kept(tap, error), leading, error.dtype)
 
-    def _kept(self, error: Tensor, width: int) -> Tensor | None:
-        return _owned(error, width) if self._values or not _surely_finite(error) else None
+    def _kept(self, tap: Tap, error: Tensor) -> Tensor | None:
+        """Where values are not wanted, only what holds NaN or infinity is kept."""
+        return _owned(error, error.shape[-1]) if tap.values or not _surely_finite(error) else None
 
     def overflowed(self) -> bool:
         """Whether float16 gradients overflowed, which a GradScaler answers by skipping the update: no slot then."""
@@ -165,7 +162,7 @@ class StepRecord:
         keys = self._silent.get(tap.name)
         if keys is None or keys.numel() != shape.rows * tap.d_in:
             keys = torch.zeros(shape.rows, tap.d_in)
-        errors = torch.zeros(shape.rows, tap.d_out) if self._values else None
+        errors = torch.zeros(shape.rows, tap.d_out) if tap.values else None
         return keys.reshape(shape.rows, tap.d_in).contiguous(), errors
 
     def _defect(self, name: str) -> str:
@@ -185,12 +182,13 @@ class StepRecord:
         what = "got no gradient" if tap.name in self.reached else "was not called"
         return f"{what} in the first recorded step, so what its slots stand for is unknown"
 
-    def surely_finite(self) -> bool:
-        """False where there may be NaN or infinity among the settled slots."""
+    def surely_finite(self, without: Collection[str] = ()) -> bool:
+        """False where there may be NaN or infinity among the settled slots; `without` those of some layers."""
         assert self.slots is not None
         return all(
             _surely_finite(keys) and (errors is None or _surely_finite(errors))
-            for keys, errors in self.slots.rows.values()
+            for name, (keys, errors) in self.slots.rows.items()
+            if name not in without
         )
 
     def check_finite(self) -> None:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dualform.record.taps import Tap
+from dualform.record.taps import Call, Tap
+from dualform.store.layer import Parameter
 
 
 class TappedLinear(Tap, module_type=nn.Linear):
     module: nn.Linear
 
-    def __init__(self, name: str, module: nn.Linear) -> None:
-        super().__init__(name, module)
+    def __init__(self, name: str, module: nn.Linear, values: bool = True) -> None:
+        super().__init__(name, module, values)
         self.d_in, self.d_out = module.in_features, module.out_features
-        self.weight, self.bias = module.weight, module.bias
-        prefix = f"{name}." if name else ""
-        self.weight_name = f"{prefix}weight"
-        self.bias_name = None if module.bias is None else f"{prefix}bias"
+        self.parameters = {Parameter(self.parameter_name("weight"), 0, self.d_in): module.weight}
+        if module.bias is not None:
+            self.parameters[Parameter(self.parameter_name("bias"), self.d_in, self.d_in + 1)] = module.bias
 
-    @staticmethod
-    def refusal(module: nn.Module) -> str:
+    @classmethod
+    def refusal(cls, module: nn.Module) -> str:
         if parametrize.is_parametrized(module):
             return "its weight is parametrized: the optimizer does not update the weight itself"
         if not isinstance(getattr(module, "weight", None), nn.Parameter):
@@ -31,7 +32,15 @@ class TappedLinear(Tap, module_type=nn.Linear):
             return f"{type(module).__name__} has a forward of its own"
         return ""
 
-    @staticmethod
-    def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        key: Tensor = args[0] if args else kwargs["input"]
-        return key
+    def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
+        argument: Tensor = args[0] if args else kwargs["input"]
+        # Under autocast the product used the cast.
+        return Call(argument.detach().to(output.dtype), (output,), raw=not argument.requires_grad)
+
+    def output_of(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        return outputs[0]
+
+    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
+        (error,) = gradients
+        assert error is not None
+        return error

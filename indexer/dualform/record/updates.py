@@ -17,13 +17,15 @@ from dualform.store.batch import Defect, Factor, StepLog
 class Updates:
     """Logs and defects of the recorded layers, collected until a batch takes them along."""
 
-    def __init__(self, optimizer: Optimizer, taps: Sequence[Tap], measured: bool = True) -> None:
-        """`measured`: hold the gradients against the recorded slots. Without error signals nothing can be rebuilt
-        that they would have to explain, and an update is taken to use all steps since the last one.
+    def __init__(self, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
+        """Gradients are held against the recorded slots. Without values nothing can be rebuilt that they would have
+        to explain; where no layer has any, an update is taken to use all steps since the last one.
         """
         self._optimizer = optimizer
         self._taps = list(taps)
-        self._factors = GradientFactors(taps) if measured else None
+        valued = [tap for tap in taps if tap.values]
+        self._factors = GradientFactors(valued) if valued else None
+        self._valued = {tap.name for tap in valued}
         self._unused: list[int] = []
         self._logs: list[StepLog] = []
         self._defects: list[Defect] = []
@@ -42,8 +44,12 @@ class Updates:
         self._unused.append(record.step)
         if self._factors is None:
             return record.surely_finite()
-        rows = {name: (keys, errors) for name, (keys, errors) in record.slots.rows.items() if errors is not None}
-        return self._factors.add(record.step, rows)
+        rows = {
+            name: (keys, errors)
+            for name, (keys, errors) in record.slots.rows.items()
+            if name in self._valued and errors is not None
+        }
+        return self._factors.add(record.step, rows) and record.surely_finite(without=rows)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
@@ -84,7 +90,7 @@ class Updates:
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
         for tap in self._taps:
-            if any(p is not None and p.grad is not None for p in (tap.weight, tap.bias)):
+            if any(parameter.grad is not None for parameter in tap.parameters.values()):
                 self.defect(
                     step, tap.name, "stray", f"the optimizer stepped outside recorder.step at step {step}, "
                     "with gradients that no slot holds"

@@ -1,0 +1,135 @@
+"""The taps for nn.LSTM and nn.GRU: one slot per token, whose key is the state before it and its input.
+
+Shapes: B sequences of L tokens, X inputs, H hidden units; `...` is [B, L], [L, B] or [L] as the module is called.
+
+    key  =  [h_(t-1); x_t]                         [..., H + X]
+
+The states are the layer's own outputs, one token later, and the initial one; nothing is computed again. Slots lie as
+the module's output does, so that they align with those of a linear layer behind it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import PackedSequence
+
+from dualform.errors import RecordingError
+from dualform.record.taps import Call, Tap
+from dualform.store.layer import Parameter
+
+
+class TappedRecurrent(Tap):
+    """What nn.LSTM and nn.GRU share."""
+
+    module: nn.RNNBase
+    gates: ClassVar[int]
+
+    def __init__(self, name: str, module: nn.RNNBase, values: bool = True) -> None:
+        super().__init__(name, module, values)
+        hidden = module.hidden_size
+        self.d_in, self.d_out = hidden + module.input_size, self.gates * hidden
+        places = {"weight_hh_l0": (0, hidden), "weight_ih_l0": (hidden, self.d_in)}
+        if module.bias:
+            places |= dict.fromkeys(("bias_hh_l0", "bias_ih_l0"), (self.d_in, self.d_in + 1))
+        self.parameters = {
+            Parameter(self.parameter_name(own), *place): getattr(module, own) for own, place in places.items()
+        }
+
+    @classmethod
+    def refusal(cls, module: nn.Module) -> str:
+        assert isinstance(module, nn.RNNBase)
+        kind = cls.module_type.__name__
+        if module.num_layers > 1:
+            return (
+                f"it stacks {module.num_layers} layers and shows only the last one's states: use one nn.{kind} for each"
+            )
+        if module.bidirectional:
+            return f"it is bidirectional: use one nn.{kind} for each direction, and flip the input of the second"
+        if module.proj_size:
+            return "it projects its states (proj_size): use one without it and an nn.Linear"
+        if parametrize.is_parametrized(module):
+            return "a weight of it is parametrized: the optimizer does not update the weight itself"
+        if not all(isinstance(getattr(module, name), nn.Parameter) for name in module._flat_weights_names):
+            return "a weight of it is computed from others"
+        if type(module).forward is not cls.module_type.forward or "forward" in vars(module):
+            return f"{type(module).__name__} has a forward of its own"
+        return ""
+
+    @staticmethod
+    @abstractmethod
+    def _states(given: Any) -> tuple[Tensor, ...]:
+        """The states among a module's arguments or results: h, then c where there is one; [1, B, H] or [1, H]."""
+
+    def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Call:
+        argument, given = self._arguments(args, kwargs)
+        if isinstance(argument, PackedSequence):
+            raise RecordingError(
+                f"layer {self.name!r} was given a PackedSequence, whose tokens lie in no batch of rows.",
+                hint="Give it the padded tensor, and recorder.step the mask of real tokens; or leave the layer out "
+                "with layers=.",
+            )
+        result, last = output[0], self._states(output[1])
+        time = 1 if argument.dim() == 3 and self.module.batch_first else 0
+        first = tuple(state.detach().transpose(0, time) for state in self._states(given)) if given is not None else ()
+        return Call(_keys(argument, result, first[:1], time), (result, *last), raw=False)
+
+    def output_of(self, outputs: tuple[Tensor, ...]) -> Any:
+        result, *states = outputs
+        return result, states[0] if len(states) == 1 else tuple(states)
+
+    @staticmethod
+    def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Input and initial state."""
+        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        return given["input"], given.get("hx")
+
+
+class TappedLSTM(TappedRecurrent, module_type=nn.LSTM):
+    gates = 4
+    why_no_values = "an LSTM's error signals are not recorded yet"
+
+    @staticmethod
+    def _states(given: Any) -> tuple[Tensor, ...]:
+        return tuple(given)
+
+    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
+        raise AssertionError(self.why_no_values)
+
+
+class TappedGRU(TappedRecurrent, module_type=nn.GRU):
+    gates = 3
+    why_no_values = (
+        "a GRU resets the hidden part of its candidate state by a gate of its own, so that the two parts of a key have "
+        "different error signals"
+    )
+
+    @staticmethod
+    def _states(given: Any) -> tuple[Tensor, ...]:
+        return (given,)
+
+    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
+        raise AssertionError(self.why_no_values)
+
+
+def _keys(argument: Tensor, result: Tensor, first: Sequence[Tensor], time: int) -> Tensor:
+    """[..., H + X], a copy: unlike a layer's input, its output may be written over before backward.
+
+    `first`: the initial state with its own axis of length 1 where tokens lie; none where it is zero.
+    """
+    hidden, length = result.shape[-1], result.shape[time]
+    with torch.no_grad():
+        key = result.new_empty((*result.shape[:-1], hidden + argument.shape[-1]))
+        key[..., hidden:] = argument
+        before = key[..., :hidden]
+        before.narrow(time, 1, length - 1).copy_(result.narrow(time, 0, length - 1))
+        if first:
+            before.narrow(time, 0, 1).copy_(first[0])
+        else:
+            before.narrow(time, 0, 1).zero_()
+    return key
