@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.errors import AlreadyExists, BadInput, NotAMemory, NotFound
 from dualform.store.check import check_memory
+from dualform.store.layer import Layer, Parameter
 from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
 from tests.store.small_memory import batch, open_writer, write
@@ -154,3 +155,12 @@ def test_names_what_does_not_exist(tmp_path):
         memory.keys("norm")
     with pytest.raises(NotFound, match=r"no probe 'x'\. Probes: test"):
         memory.probe("x")
+
+
+def test_a_manifest_that_names_one_weight_and_one_bias_is_read():
+    named = {"name": "fc", "d_in": 6, "d_out": 5, "weight": "fc.weight", "bias": "fc.bias"}
+    rest = {"grain": "sample", "repeats": True, "values": True}
+    layer = Layer.from_json(named | rest)
+    assert layer == Layer("fc", 6, 5, (Parameter("fc.weight", 0, 6), Parameter("fc.bias", 6, 7)), **rest)
+    assert Layer.from_json(named | rest | {"bias": None}).biases == ()
+    assert Layer.from_json(layer.to_json()) == layer
