@@ -24,7 +24,7 @@ def error_norms(memory: Memory, layer: str, at_step: int | None = None) -> NDArr
     """
     found = memory.layer(layer)
     by_step = np.zeros(memory.steps)
-    known = coefficients(memory, found.weight, at_step).per_step
+    known = coefficients(memory, found.weights[0].name, at_step).per_step
     by_step[: len(known)] = np.abs(known)
     norms: NDArray[np.float64] = by_step[np.asarray(memory.column(found.grain, "step"))]
     for start, errors in memory.values(layer).blocks(_ROWS):
