@@ -10,6 +10,7 @@ from dualform_studies.assignment import Assignment, option_of
 from dualform_studies.images.continual import run_continual
 from dualform_studies.images.joint import run_joint
 from dualform_studies.images.single import run_single
+from dualform_studies.images.variants import run_variants
 from dualform_studies.pages.folder import Report
 
 
@@ -22,6 +23,7 @@ class Study:
 
 STUDIES = {
     "single": Study(run_single, frozenset({"runs"})),
+    "single-variants": Study(run_variants, frozenset({"runs"})),
     "joint": Study(run_joint),
     "continual": Study(run_continual),
 }

@@ -54,7 +54,7 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
     layers, looks = layer_names(recipe.training.widths(dataset)), recipe.looks(dataset)
     cells, accuracy, seconds = [], [], []
     for number in range(runs):
-        say = _named(assignment.progress, f"run {number + 1} of {runs}")
+        say = named(assignment.progress, f"run {number + 1} of {runs}")
         with _folder(out, number) as folder:
             seconds.append(_train(dataset, recipe, assignment.seed + number, folder, values=number == 0, progress=say))
             with open_memory(folder) as memory:
@@ -99,7 +99,8 @@ def _folder(out: Path, number: int) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _named(progress: Progress | None, run: str) -> Progress | None:
+def named(progress: Progress | None, run: str) -> Progress | None:
+    """Progress that says which run it is about."""
     if progress is None:
         return None
     return lambda label, done, total: progress(f"{label} ({run})", done, total)

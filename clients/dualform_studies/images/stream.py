@@ -42,6 +42,13 @@ def batch_rows(images: int, recipe: Recipe, seed: int, part: int) -> Iterator[ND
         waiting = waiting[recipe.batch :]
 
 
+def drawn_rows(images: int, recipe: Recipe, seed: int) -> Iterator[NDArray[np.int64]]:
+    """int64[b] for each step, each image drawn by chance from all of them: no epochs."""
+    draw = np.random.default_rng(seed)
+    for _ in range(recipe.steps):
+        yield draw.integers(images, size=recipe.batch)
+
+
 def batches(dataset: Dataset, order: Iterator[NDArray[np.int64]]) -> Iterator[Batch]:
     """One dataset's training images, in batches of the rows that `order` gives."""
     for rows in order:
