@@ -10,7 +10,7 @@ STUDIES := single joint continual aesop wikitext2 memorisation
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml constraints.txt $(wildcard indexer/dualform/kernels/*.c)
+$(VENV)/ready: pyproject.toml constraints.txt $(wildcard indexer/dualform/kernels/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dualform needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

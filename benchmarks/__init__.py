@@ -1,1 +1,14 @@
-"""What questions cost, beside what else could answer them: `python -m benchmarks` from the repository's root."""
+"""What questions cost, beside what else could answer them: `python -m benchmarks` from the repository's root.
+
+__main__, plan       the command line; how large a run is
+keys, written, data  the keys, from a recorded study or generated; a memory of them; queries, masks and groups
+sections/            one file for each kind of question. Each runs in a section_process
+contest, timing      one question put to dualform and its peers; whoever is compared takes turns in one race
+peers/               what else could answer: one file each
+oracle, blocks       the right answers, in float64
+*_process            what must not share a process: a section, a server, its clients, a memory of one size
+engines, trainings   engines that have kept nothing yet; trainings recorded and not
+result, words        what was found; how it is printed
+document, figure     benchmarks.md and benchmarks.png, from benchmarks.json
+machine              the packages whose versions figures belong to
+"""

@@ -86,7 +86,7 @@ def _section(plan: Plan, name: str) -> Section:
     """What a process of its own found; a section without rows, with a note, where that process failed."""
     click.echo(f"{name}: {SECTIONS[name]} …", nl=False)
     began, out = time.monotonic(), plan.folder / f"{name}.json"
-    command = [sys.executable, "-m", "benchmarks.section", name, str(plan.folder / "plan.json"), str(out)]
+    command = [sys.executable, "-m", "benchmarks.section_process", name, str(plan.folder / "plan.json"), str(out)]
     # Peers log and draw progress bars; what went wrong is told below.
     environment = {**os.environ, "RUST_LOG": "error", "TQDM_DISABLE": "1"}
     done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, env=environment)

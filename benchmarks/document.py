@@ -22,6 +22,8 @@ def write(out: Path, run: Mapping[str, Any]) -> None:
 def _lines(run: Mapping[str, Any], sections: Sequence[Section], drawn: bool) -> Iterator[str]:
     command = "make bench-quick" if run["quick"] else "make bench"
     yield from ("# Benchmarks", "", f"Written by `{command}` on {run['date']}. Do not edit.", "")
+    yield "A section that was measured again, by the command that it names, stands in place of the run's own."
+    yield ""
     yield f"T = {run['slots']:,} slots; {run['data']}."
     yield ""
     yield from table(["machine", ""], [[name, value] for name, value in run["machine"].items()])

@@ -23,7 +23,7 @@ LAYER = "layer-1"
 
 
 @dataclass(frozen=True)
-class Block:
+class SlotBlock:
     """Some slots in order."""
 
     keys: NDArray[np.float32]
@@ -45,7 +45,7 @@ class Source(Protocol):
         """The dataset of the first half of the slots, and that of the second."""
         ...
 
-    def blocks(self, slots: int) -> Iterator[Block]:
+    def blocks(self, slots: int) -> Iterator[SlotBlock]:
         """T slots: half of each dataset, either half contiguous."""
         ...
 
@@ -68,7 +68,7 @@ class StudyKeys:
         self.origin = f"keys of {LAYER} of a recorded continual study, around the switch from {self.datasets[0]} to "
         self.origin += f"{self.datasets[1]}; queries are rows of its probes"
 
-    def blocks(self, slots: int) -> Iterator[Block]:
+    def blocks(self, slots: int) -> Iterator[SlotBlock]:
         first, last = self._switch - slots // 2, self._switch + slots // 2
         if first < 0 or last > len(self._dataset):
             raise click.UsageError(
@@ -80,7 +80,7 @@ class StudyKeys:
         for start in range(first, last, BLOCK):
             stop = min(start + BLOCK, last)
             block = np.ascontiguousarray(keys.slot_block(start, stop))
-            yield Block(block, {name: column[start:stop] for name, column in columns.items()})
+            yield SlotBlock(block, {name: column[start:stop] for name, column in columns.items()})
 
     def queries(self, count: int) -> NDArray[np.float32]:
         probes = [self._memory.probe(f"test-{dataset}").queries(LAYER) for dataset in self.datasets]
@@ -99,7 +99,7 @@ class GeneratedKeys:
         self._seed = seed
         self._centres = np.random.default_rng(seed).normal(size=(CLUSTERS, width)).astype(np.float32)
 
-    def blocks(self, slots: int) -> Iterator[Block]:
+    def blocks(self, slots: int) -> Iterator[SlotBlock]:
         random = np.random.default_rng((self._seed, 1))
         for start in range(0, slots, BLOCK):
             slot = np.arange(start, min(start + BLOCK, slots))
@@ -110,7 +110,7 @@ class GeneratedKeys:
                 "label": cluster % 10,
                 "sample": random.integers(0, 60_000, len(slot)),
             }
-            yield Block(self._around(cluster, random), columns)
+            yield SlotBlock(self._around(cluster, random), columns)
 
     def queries(self, count: int) -> NDArray[np.float32]:
         random = np.random.default_rng((self._seed, 2))

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import oracle
 from benchmarks.data import read, source
-from benchmarks.grown import BY
+from benchmarks.memory_process import BY
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import Timing
@@ -65,11 +65,11 @@ def _backend(plan: Plan) -> list[str]:
 
 
 class Asked:
-    """A process of grown.py."""
+    """A memory_process."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.grown", *arguments],
+            [sys.executable, "-m", "benchmarks.memory_process", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

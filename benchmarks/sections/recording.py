@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import recording
+from benchmarks import trainings
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import Timing
@@ -22,7 +22,7 @@ def run(plan: Plan) -> Section:
         return section
     folder = plan.folder / "recording"
     folder.mkdir()
-    measured = recording.measure(plan.images, folder, plan.steps, min(REPEATS, plan.repeats))
+    measured = trainings.measure(plan.images, folder, plan.steps, min(REPEATS, plan.repeats))
     unrecorded = Timing.of(measured["seconds"]["unrecorded"]).seconds
     for kind, (question, target) in KINDS.items():
         timing = Timing.of(measured["seconds"][kind])

@@ -23,8 +23,6 @@ from benchmarks.timing import race
 from dualform_client import Client
 
 CLIENTS = 64
-PLACES = 4
-"""Scans at once: the server's own default."""
 IN_PROCESS = f"{OURS}, in process"
 
 
@@ -42,7 +40,7 @@ def run(plan: Plan) -> Section:
 @contextmanager
 def served(plan: Plan) -> Iterator[str]:
     """The address of a server of the run's memory."""
-    command = [sys.executable, "-m", "benchmarks.served", str(plan.memory), str(PLACES)]
+    command = [sys.executable, "-m", "benchmarks.server_process", str(plan.memory)]
     command += [] if plan.backend is None else [plan.backend]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -61,7 +59,7 @@ def _crowd(section: Section, plan: Plan, address: str, right: oracle.Best) -> No
     rounds, seconds = (3, 2.0) if plan.quick else (5, 5.0)
     arguments = [address, str(plan.folder), str(CLIENTS), str(rounds), str(seconds)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.crowd", *arguments], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "benchmarks.clients_process", *arguments], stdout=subprocess.PIPE, text=True, check=True
     )
     rates = json.loads(done.stdout)
     alone, together = median(rates["alone"]), median(rates["together"])

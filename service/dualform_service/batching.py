@@ -1,4 +1,4 @@
-"""Small questions of one kind, asked at the same time, share one scan: 64 queries in one cost little more than one.
+"""Small questions of one kind, asked at the same time, share one scan: 64 queries in one cost a few times one, not 64.
 
 A kind is everything but the queries: layer, mask, groups, k, score. Where no scan of a kind is under way, a question is
 asked at once; those that come while one is go together in the next. Answers are canonical, so each asker gets what it
@@ -23,7 +23,8 @@ QUERIES = 128
 ANSWER_BYTES = 64 * 2**20
 """Most bytes that the answers of one scan take together, as far as its kind's last answer tells."""
 LINGER = 0.03
-"""Most seconds that a kind waits for those who were about in its last scan to ask again."""
+"""Most seconds that a kind waits for those who were about in its last scan to ask again. What this and the share below
+bring: `make bench ONLY=serving`, with other values here."""
 LINGER_SHARE = 0.75
 """Most of that scan's own time that the wait takes."""
 

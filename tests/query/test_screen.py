@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from pathlib import Path
 
@@ -267,3 +268,8 @@ def test_arguments_keep_their_arrays_alive():
     gc.collect()
     assert alive() is not None
     assert alive().ctypes.data == address
+
+
+def test_python_and_c_agree_on_the_rows_of_a_group():
+    header = Path(kernels.__file__).with_name("kernels.h").read_text()
+    assert re.findall(r"^#define ROWS (\d+)", header, re.MULTILINE) == [str(kernels.ROWS)]

@@ -1,4 +1,4 @@
-"""The compiled loops of kernels.c, called with arrays. They run without Python's lock.
+"""The compiled loops of this folder, called with arrays. They run without Python's lock.
 
 Built when dualform is installed, where there is a C compiler; without them everything is answered all the same, from
 float32 products.
@@ -19,9 +19,9 @@ from dualform.errors import MissingPackage
 from dualform.kernels.arguments import Found, KeyCodes, QueryCodes, address
 
 ROWS = 16
-"""Rows of a group in kernels.c."""
+"""Rows of a group, as in kernels.h."""
 _ABI = 8
-"""As dualform_abi() in kernels.c: what was built from other sources is not called."""
+"""As dualform_abi() in codes.c: what was built from other sources is not called."""
 
 
 @cache

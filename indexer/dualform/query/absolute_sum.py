@@ -29,7 +29,8 @@ from dualform.query.workers import cores, share
 from dualform.store.rows import Keys
 
 TOLERANCE = 8e-7
-"""Of the sum: what float32 may be off by, as estimated."""
+"""Of the sum: what float32 may be off by, as estimated. The promise is 1e-6; what the estimate itself may miss, and the
+roundings of the float64 sums, have the rest."""
 MANY_ROWS = 1024
 """Rows of a group whose float32 errors may be taken to average out."""
 MANY_QUERIES = 16
@@ -66,40 +67,47 @@ class Pairs:
         return Pairs(self.rows[kept], numbers[kept], self.times[kept])
 
 
-def scanned(
-    view: View,
-    rows: KeyRows,
-    groups: Groups,
-    layer: str,
-    wanted: NDArray[np.int64],
-    key_sums: NDArray[np.float64],
-    signed: NDArray[np.float64],
-    queries: NDArray[np.float32],
-    check: Check,
-) -> NDArray[np.float64]:
-    """float64[n, g] of the wanted groups, of which float64[g, d] key sums and float64[n, g] signed sums are known."""
-    pairs = view.cache.get(("pairs", layer, rows.identity, groups.by), lambda: _pairs(rows, groups))
-    pairs = pairs.of(wanted, len(groups.counts))
-    sizes, counts = np.bincount(pairs.numbers, minlength=len(wanted)), groups.counts[wanted].astype(np.float64)
-    lengths = norms(queries)
-    large = np.flatnonzero(sizes >= MANY_ROWS)
-    # Twice, for a deviation can be longer than any key.
-    if len(queries) < MANY_QUERIES or overflows(2 * rows.largest, float(lengths.max())):
-        large = large[:0]
-    found = np.empty((len(queries), len(wanted)))
-    doubtful = np.ones(found.shape, dtype=bool)
-    if len(large):
-        own = pairs.of(large, len(wanted))
-        means = key_sums[large] / counts[large, None]
-        sums, errors = _float32(rows.keys, own, means, signed[:, large] / counts[large], queries, lengths, check)
-        found[:, large] = sums
-        doubtful[:, large] = ~(errors <= TOLERANCE * sums) | (sums < _TINY)
-    asked, left = np.flatnonzero(doubtful.any(axis=1)), np.flatnonzero(doubtful.any(axis=0))
-    if len(asked):
-        cells = np.ix_(asked, left)
-        exact = _float64(rows.keys, pairs.of(left, len(wanted)), len(left), queries[asked], check)
-        found[cells] = np.where(doubtful[cells], exact, found[cells])
-    return found
+@dataclass(frozen=True, eq=False)
+class AbsoluteScan:
+    """Sums over the groups of one mask of a layer."""
+
+    view: View
+    layer: str
+    rows: KeyRows
+    groups: Groups
+    check: Check
+
+    def sums(
+        self,
+        wanted: NDArray[np.int64],
+        key_sums: NDArray[np.float64],
+        signed: NDArray[np.float64],
+        queries: NDArray[np.float32],
+    ) -> NDArray[np.float64]:
+        """float64[n, g] of the wanted groups, whose float64[g, d] key sums and float64[n, g] signed sums are known."""
+        rows, groups, check = self.rows, self.groups, self.check
+        key = ("pairs", self.layer, rows.identity, groups.by)
+        pairs = self.view.cache.get(key, lambda: _pairs(rows, groups)).of(wanted, len(groups.counts))
+        sizes, counts = np.bincount(pairs.numbers, minlength=len(wanted)), groups.counts[wanted].astype(np.float64)
+        lengths = norms(queries)
+        large = np.flatnonzero(sizes >= MANY_ROWS)
+        # Twice, for a deviation can be longer than any key.
+        if len(queries) < MANY_QUERIES or overflows(2 * rows.largest, float(lengths.max())):
+            large = large[:0]
+        found = np.empty((len(queries), len(wanted)))
+        doubtful = np.ones(found.shape, dtype=bool)
+        if len(large):
+            own = pairs.of(large, len(wanted))
+            means = key_sums[large] / counts[large, None]
+            sums, errors = _float32(rows.keys, own, means, signed[:, large] / counts[large], queries, lengths, check)
+            found[:, large] = sums
+            doubtful[:, large] = ~(errors <= TOLERANCE * sums) | (sums < _TINY)
+        asked, left = np.flatnonzero(doubtful.any(axis=1)), np.flatnonzero(doubtful.any(axis=0))
+        if len(asked):
+            cells = np.ix_(asked, left)
+            exact = _float64(rows.keys, pairs.of(left, len(wanted)), len(left), queries[asked], check)
+            found[cells] = np.where(doubtful[cells], exact, found[cells])
+        return found
 
 
 def _pairs(rows: KeyRows, groups: Groups) -> Pairs:
@@ -112,7 +120,7 @@ def _pairs(rows: KeyRows, groups: Groups) -> Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class PairBlock:
     """Some pairs in runs of one group and one number of times."""
 
     keys: NDArray[np.float32]
@@ -132,7 +140,7 @@ class Block:
         sums[:, self.numbers[self.runs[groups]]] += np.add.reduceat(own, groups, axis=1)
 
 
-def _blocks(keys: Keys, pairs: Pairs, check: Check) -> Iterator[Block]:
+def _blocks(keys: Keys, pairs: Pairs, check: Check) -> Iterator[PairBlock]:
     for start in range(0, keys.rows, _ROWS):
         low, high = np.searchsorted(pairs.rows, [start, start + _ROWS])
         if low == high:
@@ -145,7 +153,7 @@ def _blocks(keys: Keys, pairs: Pairs, check: Check) -> Iterator[Block]:
             numbers, times = pairs.numbers[part][order], pairs.times[part][order]
             changes = (numbers[1:] != numbers[:-1]) | (times[1:] != times[:-1])
             runs = np.flatnonzero(np.r_[True, changes])
-            yield Block(block[pairs.rows[part][order] - start], numbers, times, runs)
+            yield PairBlock(block[pairs.rows[part][order] - start], numbers, times, runs)
 
 
 def _float64(keys: Keys, pairs: Pairs, count: int, queries: NDArray[np.float32], check: Check) -> NDArray[np.float64]:
@@ -188,7 +196,7 @@ def _float32(
 
 
 def _add(
-    block: Block,
+    block: PairBlock,
     scores: NDArray[np.float32],
     base: NDArray[np.float32],
     drift: NDArray[np.float64],

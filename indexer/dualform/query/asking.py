@@ -13,8 +13,8 @@ from dualform.query.canonical import as_float32
 from dualform.query.key_rows import key_rows
 from dualform.query.mask import Selection
 from dualform.query.output import outputs
+from dualform.query.ranking import Ranking
 from dualform.query.rebuilt import rebuild
-from dualform.query.screened import Best
 from dualform.query.view import Check, View
 from dualform.questions import GroupSum, Output, TopK
 
@@ -33,7 +33,7 @@ class Asking:
         view, absolute, check = self._view, question.score == "abs", self._check
         groups = view.groups(self._layer.grain, self._selection, question.by) if question.by else None
         rows = key_rows(view, self._layer.name, self._selection, check)
-        ranked = Best(view, self._layer.name, rows, groups, question.k, absolute, check).of(self._queries)
+        ranked = Ranking(view, self._layer.name, rows, groups, question.k, absolute, check).of(self._queries)
         there = np.array([self._selection.count]) if groups is None else groups.counts
         counts = np.tile(np.minimum(there, question.k), (len(ranked), 1))
         ids = np.concatenate([slots for slots, _ in ranked]).astype(np.int64)

@@ -7,7 +7,7 @@ Shapes: R rows of a segment, n queries, d dimensions; G groups of kernels.ROWS r
 
 so that x . q = scale_x scale_q (code_x . code_q) + low sum(q) up to |r_x| |q| + |x - low - r_x| |r_q|, by Cauchy and
 Schwarz. The product of the codes is a sum of integers, exact in any order. The norms of what is left out are stored
-with the codes, rounded up, and with the rounding of the float32 formula itself; kernels.c does the arithmetic.
+with the codes, rounded up, and with the rounding of the float32 formula itself; kernels/codes.c does the arithmetic.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Codes:
         return -(-rows // kernels.ROWS) * kernels.ROWS * (4 * -(-width // 4) + 16)
 
     def as_argument(self, first: int, group: NDArray[np.int32] | None) -> arguments.KeyCodes:
-        """For kernels.c. `first` is the segment's first row in the layer, `group` int32[all rows of the layer]."""
+        """For the loops. `first` is the segment's first row in the layer, `group` int32[all rows of the layer]."""
         return arguments.KeyCodes(
             self.codes,
             *self.numbers,

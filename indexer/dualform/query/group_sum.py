@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.absolute_sum import scanned
+from dualform.query.absolute_sum import AbsoluteScan
 from dualform.query.groups import Groups
 from dualform.query.key_rows import key_rows
 from dualform.query.key_sums import KeySums, key_sums
@@ -51,9 +51,9 @@ def absolute_sums(
     if not (same.all() and own.one_sign.all()):
         mixed = np.flatnonzero(~own.one_sign | ~same.all())
         asked = np.flatnonzero(~same | ~own.one_sign.all())
-        rows = key_rows(view, layer, selection, check)
-        cells, known = np.ix_(asked, mixed), own.sums[mixed]
-        sums[cells] = scanned(view, rows, groups, layer, mixed, known, sums[cells], queries[asked], check)
+        scan = AbsoluteScan(view, layer, key_rows(view, layer, selection, check), groups, check)
+        cells = np.ix_(asked, mixed)
+        sums[cells] = scan.sums(mixed, own.sums[mixed], sums[cells], queries[asked])
     return np.abs(sums, out=sums)
 
 

@@ -23,7 +23,7 @@ _SPARSE = 4
 
 
 @dataclass(frozen=True)
-class Block:
+class KeyBlock:
     """Some rows whose scores are asked for."""
 
     rows: NDArray[np.int64]
@@ -49,7 +49,7 @@ class Scorer:
     bound: Bound
     absolute: bool
 
-    def scores(self, block: Block, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
+    def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
         """[n, b], or for some of the queries; absolute values where the question asks for them."""
         queries = self.queries[only]
         with np.errstate(all="ignore"):  # rows that the mask leaves out may hold anything
@@ -81,7 +81,7 @@ def _ranges(rows: KeyRows) -> Iterator[tuple[int, int]]:
         yield from pairwise(first + (last - first) * part // parts for part in range(parts + 1))
 
 
-def blocks(rows: KeyRows) -> Iterator[Block]:
+def blocks(rows: KeyRows) -> Iterator[KeyBlock]:
     """The rows that the mask leaves, block by block; blocks without any are not read."""
     for start, stop in _ranges(rows):
         stays = rows.stays[start:stop]
@@ -91,8 +91,8 @@ def blocks(rows: KeyRows) -> Iterator[Block]:
         keys, numbers = rows.keys.block(start, stop), np.arange(start, stop)
         largest = float(rows.norms[start:stop].max(where=stays, initial=0.0))
         if count == len(stays):
-            yield Block(numbers, keys, None, largest)
+            yield KeyBlock(numbers, keys, None, largest)
         elif count * _SPARSE < len(stays):
-            yield Block(numbers[stays], keys[stays], None, largest)
+            yield KeyBlock(numbers[stays], keys[stays], None, largest)
         else:
-            yield Block(numbers, keys, stays, largest)
+            yield KeyBlock(numbers, keys, stays, largest)

@@ -27,7 +27,7 @@ from dualform.store.rows import Keys, Segment
 _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
 _LEAST_CAPACITY = 4096
-_FEW, _MANY = 2, 256
+_FEW_QUERIES, _MANY_ROWS = 2, 256
 _FOUND_BYTES = 64 << 20
 """Of candidates and floors that the workers hold together."""
 
@@ -87,7 +87,7 @@ def screen(
 ) -> Candidates:
     """The candidates of float32[n, d], n at most `wanted.batch`. `plain` leaves the fast instructions aside."""
     # Of a few queries asked for many rows, second codes cost less than the candidates that they spare.
-    columns = 2 if len(queries) <= _FEW and wanted.k * wanted.groups >= _MANY else 1
+    columns = 2 if len(queries) <= _FEW_QUERIES and wanted.k * wanted.groups >= _MANY_ROWS else 1
     coded = quantise_queries(queries, columns)
     found = [_Found(len(queries), wanted) for _ in range(cores())]
     query = coded.as_argument(wanted.absolute)

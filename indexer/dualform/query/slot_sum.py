@@ -2,7 +2,7 @@
 
 Shapes: T slots, m that speak, b of a block, R stored rows of which r speak, d_in, d_out.
 
-Float64 throughout: float32 products over short blocks would cost half, but their last bits follow the number of
+Float64 throughout: float32 products over short blocks would cost less, but their last bits follow the number of
 threads, and with them the float32 that an output is rounded to.
 """
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dualform.query.backends import FindsTop, Floats
 from dualform.query.key_rows import KeyRows
 from dualform.query.rescoring import score_pairs
-from dualform.query.scan import Block, Scorer, blocks, scorer
+from dualform.query.scan import KeyBlock, Scorer, blocks, scorer
 from dualform.query.view import Check, View
 
 Ranked = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -90,7 +90,7 @@ def best_slots(
     return found
 
 
-def _scan(batch: Scorer, block: Block, best: list[Best], k: int) -> None:
+def _scan(batch: Scorer, block: KeyBlock, best: list[Best], k: int) -> None:
     errors = batch.errors(block.largest)
     undecided = np.arange(len(best))
     if isinstance(batch.backend, FindsTop) and not batch.absolute and not batch.wide and block.stays is None:
@@ -100,7 +100,7 @@ def _scan(batch: Scorer, block: Block, best: list[Best], k: int) -> None:
         _offer(scores, block, [best[i] for i in undecided], k, errors[undecided])
 
 
-def _offer(scores: Floats, block: Block, best: list[Best], k: int, errors: NDArray[np.float64]) -> None:
+def _offer(scores: Floats, block: KeyBlock, best: list[Best], k: int, errors: NDArray[np.float64]) -> None:
     """Hand each query those rows of a block whose score can reach its floor."""
     if block.stays is not None:
         scores[:, ~block.stays] = -np.inf
@@ -127,7 +127,7 @@ def _below(floors: list[float], errors: NDArray[np.float64], dtype: np.dtype[np.
 
 
 def _scan_top(
-    backend: FindsTop, batch: Scorer, block: Block, best: list[Best], k: int, errors: NDArray[np.float64]
+    backend: FindsTop, batch: Scorer, block: KeyBlock, best: list[Best], k: int, errors: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Let the backend find the best of a block; returns the queries for which it cannot tell which rows matter."""
     count = 2 * k + 16

@@ -15,7 +15,7 @@ from dualform.answers import Hits, Scan
 from dualform.query.canonical import as_float32
 from dualform.query.groups import Groups
 from dualform.query.key_rows import key_rows
-from dualform.query.screened import Best, best_of_cells
+from dualform.query.ranking import Ranking, best_of_cells
 from dualform.questions import TopK
 from dualform.replay.asked import Asked
 from dualform.replay.window import Window, never
@@ -57,7 +57,7 @@ class RunningBest:
             groups, numbers = _own_groups(window, asked.groups)
             counts = groups.counts
         rows = key_rows(window.view, layer, selection, never)
-        ranked = Best(window.view, layer, rows, groups, k, asked.absolute, never).of(asked.queries)
+        ranked = Ranking(window.view, layer, rows, groups, k, asked.absolute, never).of(asked.queries)
         of_hit = np.repeat(numbers, np.minimum(counts, k))
         for query, (slots, scores) in enumerate(ranked):
             self._pending.append(_Found(query * self._groups + of_hit, slots + window.start, scores))

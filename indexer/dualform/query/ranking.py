@@ -27,12 +27,12 @@ from dualform.query.top_k import Ranked
 from dualform.query.view import Check, View
 from dualform.store.rows import Segment
 
-_MANY = 4
+_ONE_IN = 4
 """Asked for more than one row in so many, the screen would leave nearly all of them."""
 
 
 @dataclass(frozen=True, eq=False)
-class Best:
+class Ranking:
     """One question: the k best slots, of each group where there are groups."""
 
     view: View
@@ -64,7 +64,7 @@ class Best:
     def _wanted(self) -> Wanted | None:
         """What the screen is to look for; None where it could not help."""
         count = 1 if self.groups is None else len(self.groups.counts)
-        if not 0 < self.rows.keys.width <= WIDEST or self.k * count * _MANY > self.rows.keys.rows:
+        if not 0 < self.rows.keys.width <= WIDEST or self.k * count * _ONE_IN > self.rows.keys.rows:
             return None
         group = self._group_of_rows()
         return None if group is None else Wanted(self.k, count, group.of_row, self.absolute, group.segments)

@@ -1,4 +1,6 @@
-"""One memory in a process of its own, measured one round at a time: `python -m benchmarks.grown MEMORY FOLDER BACKEND`.
+"""One memory in a process of its own, measured one round at a time.
+
+    python -m benchmarks.memory_process MEMORY FOLDER [BACKEND]
 
 Reads "round" lines from its input and answers each with a line of JSON, so that memories of several sizes take turns.
 The answers themselves go to FOLDER/answers.npz.

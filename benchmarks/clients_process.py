@@ -1,6 +1,6 @@
 """Clients that ask one question each, again and again.
 
-    python -m benchmarks.crowd ADDRESS FOLDER CLIENTS ROUNDS SECONDS
+    python -m benchmarks.clients_process ADDRESS FOLDER CLIENTS ROUNDS SECONDS
 
 Prints one line of JSON: questions a second by one client alone and by all at once, round by round. Their answers go
 to FOLDER/crowd.npz; an answer that changes from one time to the next is an error.

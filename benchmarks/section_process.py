@@ -1,4 +1,4 @@
-"""One section in this process: `python -m benchmarks.section NAME PLAN OUT`."""
+"""One section in this process: `python -m benchmarks.section_process NAME PLAN OUT`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,193 @@
+/* Sums in float64: the reported scores, and what the recorder measures. */
+
+#include "kernels.h"
+
+#define AHEAD 3 /* keys fetched before their turn: rows lie far apart, and memory answers late */
+#define LINE 16 /* float32 numbers of a cache line */
+
+/* ---- canonical ---- */
+
+/* `next` is a key that is to come: it is fetched line by line while this one is added up. */
+INLINE double canonical_score(const float *key, const float *query, int64_t d, double *terms, const float *next) {
+    int64_t half = 1;
+    while (half * 2 < d) half *= 2;
+    if (d == 1) return (double)key[0] * query[0] + 0.0;
+    /* The products of two float32 are exact, so it does not matter whether they are fused with the sum. */
+    const int64_t upper = d - half;
+    for (int64_t i = 0; i < half; i += LINE) {
+        const int64_t count = half - i < LINE ? half - i : LINE;
+        __builtin_prefetch(next + i);
+        if (i + LINE <= upper) {
+            __builtin_prefetch(next + half + i);
+            for (int64_t j = i; j < i + LINE; j++)
+                terms[j] = (double)key[j] * query[j] + (double)key[half + j] * query[half + j];
+        } else if (i >= upper && count == LINE)
+            for (int64_t j = i; j < i + LINE; j++) terms[j] = (double)key[j] * query[j];
+        else
+            for (int64_t j = i; j < i + count; j++)
+                terms[j] = (double)key[j] * query[j] + (j < upper ? (double)key[half + j] * query[half + j] : 0.0);
+    }
+    for (half /= 2; half >= 1; half /= 2)
+        for (int64_t i = 0; i < half; i++) terms[i] += terms[half + i];
+    return terms[0] + 0.0;
+}
+
+/* The same for float64 keys. Their products are rounded, and must not be fused with the sum (-ffp-contract=off). */
+INLINE double canonical_wide_score(const double *key, const float *query, int64_t d, double *terms) {
+    int64_t half = 1;
+    while (half * 2 < d) half *= 2;
+    if (d == 1) return key[0] * query[0] + 0.0;
+    const int64_t upper = d - half;
+    for (int64_t i = 0; i < upper; i++) terms[i] = key[i] * query[i] + key[half + i] * query[half + i];
+    for (int64_t i = upper; i < half; i++) terms[i] = key[i] * query[i];
+    for (half /= 2; half >= 1; half /= 2)
+        for (int64_t i = 0; i < half; i++) terms[i] += terms[half + i];
+    return terms[0] + 0.0;
+}
+
+INLINE void canonical_pairs(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs,
+                            int64_t d, double *terms, double *scores) {
+    for (int64_t p = 0; p < pairs; p++)
+        scores[p] = canonical_score(keys[p], queries + query[p] * d, d, terms, keys[p + AHEAD < pairs ? p + AHEAD : p]);
+}
+
+#ifdef VNNI
+/* Eight products from i on, zeros past the end. */
+VNNI INLINE __m512d products(const float *key, const float *query, int64_t i, int64_t d) {
+    const __mmask8 there = d - i >= 8 ? 0xFF : d > i ? (__mmask8)((1 << (d - i)) - 1) : 0;
+    return _mm512_mul_pd(_mm512_cvtps_pd(_mm256_maskz_loadu_ps(there, key + i)),
+                         _mm512_cvtps_pd(_mm256_maskz_loadu_ps(there, query + i)));
+}
+
+/* Those from i on and those half the tree further; on the way, `next` is fetched. */
+VNNI INLINE __m512d leaf(const float *key, const float *query, int64_t i, int64_t half, int64_t d, const float *next) {
+    __builtin_prefetch(next + i);
+    const __m512d sum = products(key, query, i, d);
+    if (i + half >= d) return sum;
+    __builtin_prefetch(next + half + i);
+    return _mm512_add_pd(sum, products(key, query, i + half, d));
+}
+
+/* The same tree. Its first four levels are added in registers: one pass over the products instead of four. */
+VNNI static double canonical_wide_tree(const float *key, const float *query, int64_t d, double *terms,
+                                       const float *next) {
+    int64_t half = 1;
+    while (half * 2 < d) half *= 2;
+    if (half < 64) return canonical_score(key, query, d, terms, next);
+    const int64_t part = half / 8;
+#define LEAF(j) leaf(key, query, i + (j) * part, half, d, next)
+#define PAIR(j) _mm512_add_pd(LEAF(j), LEAF((j) + 4))
+#define FOUR(j) _mm512_add_pd(PAIR(j), PAIR((j) + 2))
+    for (int64_t i = 0; i < part; i += 8) _mm512_storeu_pd(terms + i, _mm512_add_pd(FOUR(0), FOUR(1)));
+    for (half = part / 2; half >= 1; half /= 2)
+        for (int64_t i = 0; i < half; i++) terms[i] += terms[half + i];
+    return terms[0] + 0.0;
+}
+
+VNNI static void canonical_wide(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs,
+                                int64_t d, double *terms, double *scores) {
+    for (int64_t p = 0; p < pairs; p++)
+        scores[p] = canonical_wide_tree(keys[p], queries + query[p] * d, d, terms,
+                                        keys[p + AHEAD < pairs ? p + AHEAD : p]);
+}
+
+VNNI static void canonical_rows_wide(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,
+                                     double *scores) {
+    for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
+}
+#endif
+
+/* Scores of pairs: keys[p] with queries[query[p]]. `terms` is scratch for 2^ceil(log2 d) numbers. d > 0. */
+void dualform_canonical(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs, int64_t d,
+                        double *terms, double *scores) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        canonical_wide(keys, query, queries, pairs, d, terms, scores);
+        return;
+    }
+#endif
+    canonical_pairs(keys, query, queries, pairs, d, terms, scores);
+}
+
+/* Scores of float64 keys [rows][d] with one query; `terms` likewise. d > 0. */
+void dualform_canonical_rows(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,
+                             double *scores) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        canonical_rows_wide(keys, rows, query, d, terms, scores);
+        return;
+    }
+#endif
+    for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
+}
+
+/* ---- project ---- */
+
+static void project_plain(const float *matrix, int64_t rows, int64_t columns, const float *direction, double *out) {
+    for (int64_t r = 0; r < rows; r++) {
+        double sum = 0.0;
+        for (int64_t c = 0; c < columns; c++) sum += (double)matrix[r * columns + c] * direction[c];
+        out[r] = sum;
+    }
+}
+
+INLINE void fold_rows(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *weighted,
+                      double *summed, double *squares) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = matrix + r * columns;
+        const double weight = weights[r];
+        for (int64_t c = 0; c < columns; c++) {
+            const double x = row[c];
+            weighted[c] += weight * x;
+            summed[c] += x;
+            squares[c] += x * x;
+        }
+    }
+}
+
+#ifdef VNNI
+VNNI static void project_wide(const float *matrix, int64_t rows, int64_t columns, const float *direction, double *out) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = matrix + r * columns;
+        __m512d sums[4];
+        for (int i = 0; i < 4; i++) sums[i] = _mm512_setzero_pd();
+        int64_t c = 0;
+        for (; c + 32 <= columns; c += 32)
+            for (int i = 0; i < 4; i++)
+                sums[i] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(row + c + 8 * i)),
+                                          _mm512_cvtps_pd(_mm256_loadu_ps(direction + c + 8 * i)), sums[i]);
+        double sum = _mm512_reduce_add_pd(
+            _mm512_add_pd(_mm512_add_pd(sums[0], sums[1]), _mm512_add_pd(sums[2], sums[3])));
+        for (; c < columns; c++) sum += (double)row[c] * direction[c];
+        out[r] = sum;
+    }
+}
+
+VNNI static void fold_wide(const float *matrix, int64_t rows, int64_t columns, const double *weights,
+                           double *weighted, double *summed, double *squares) {
+    fold_rows(matrix, rows, columns, weights, weighted, summed, squares);
+}
+#endif
+
+/* Each row of float32 [rows][columns] times a direction, summed in float64. */
+void dualform_project(const float *matrix, int64_t rows, int64_t columns, const float *direction, double *out) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        project_wide(matrix, rows, columns, direction, out);
+        return;
+    }
+#endif
+    project_plain(matrix, rows, columns, direction, out);
+}
+
+/* Adds, column by column, the rows times their weights, the rows, and their squares. */
+void dualform_fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *weighted,
+                   double *summed, double *squares) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        fold_wide(matrix, rows, columns, weights, weighted, summed, squares);
+        return;
+    }
+#endif
+    fold_rows(matrix, rows, columns, weights, weighted, summed, squares);
+}
