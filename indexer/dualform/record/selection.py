@@ -9,8 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import NotFound, RecordingError
+from dualform.record.tap_gru import TappedGRU
 from dualform.record.tap_linear import TappedLinear
-from dualform.record.tap_recurrent import TappedGRU, TappedLSTM
+from dualform.record.tap_lstm import TappedLSTM
 from dualform.record.taps import Tap
 
 KINDS: tuple[type[Tap], ...] = (TappedLinear, TappedLSTM, TappedGRU)

@@ -95,7 +95,7 @@ class StepRecord:
                 seen.errors = more
         elif seen is None or call < seen.call:
             leading = tuple(key.shape[:-1]) or (1,)
-            self._signals[tap.name] = _Signal(call, _owned(key, tap.d_in), self._kept(tap, error), leading, error.dtype)
+            self._signals[tap.name] = _Signal(call, _owned(key, tap.d_in), self._kept(tap, error), leading, key.dtype)
 
     def _kept(self, tap: Tap, error: Tensor) -> Tensor | None:
         """Where values are not wanted, only what holds NaN or infinity is kept."""

@@ -1,4 +1,4 @@
-"""The taps for nn.LSTM and nn.GRU: one slot per token, whose key is the state before it and its input.
+"""What taps of recurrent layers share: one slot per token, whose key is the state before it and its input.
 
 Shapes: B sequences of L tokens, X inputs, H hidden units; `...` is [B, L], [L, B] or [L] as the module is called.
 
@@ -75,46 +75,23 @@ class TappedRecurrent(Tap):
                 "with layers=.",
             )
         result, last = output[0], self._states(output[1])
-        time = 1 if argument.dim() == 3 and self.module.batch_first else 0
+        time = self._time(argument)
         first = tuple(state.detach().transpose(0, time) for state in self._states(given)) if given is not None else ()
-        return Call(_keys(argument, result, first[:1], time), (result, *last), raw=False)
+        return Call(_keys(argument, result, first[:1], time), (result, *last), raw=False, kept=first[1:])
 
     def output_of(self, outputs: tuple[Tensor, ...]) -> Any:
         result, *states = outputs
         return result, states[0] if len(states) == 1 else tuple(states)
+
+    def _time(self, tokens: Tensor) -> int:
+        """The axis that tokens lie along."""
+        return 1 if tokens.dim() == 3 and self.module.batch_first else 0
 
     @staticmethod
     def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Input and initial state."""
         given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
         return given["input"], given.get("hx")
-
-
-class TappedLSTM(TappedRecurrent, module_type=nn.LSTM):
-    gates = 4
-    why_no_values = "an LSTM's error signals are not recorded yet"
-
-    @staticmethod
-    def _states(given: Any) -> tuple[Tensor, ...]:
-        return tuple(given)
-
-    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
-        raise AssertionError(self.why_no_values)
-
-
-class TappedGRU(TappedRecurrent, module_type=nn.GRU):
-    gates = 3
-    why_no_values = (
-        "a GRU resets the hidden part of its candidate state by a gate of its own, so that the two parts of a key have "
-        "different error signals"
-    )
-
-    @staticmethod
-    def _states(given: Any) -> tuple[Tensor, ...]:
-        return (given,)
-
-    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
-        raise AssertionError(self.why_no_values)
 
 
 def _keys(argument: Tensor, result: Tensor, first: Sequence[Tensor], time: int) -> Tensor:
