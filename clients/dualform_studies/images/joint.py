@@ -16,7 +16,7 @@ from dualform_studies.images.crossing import ask_crossing
 from dualform_studies.images.datasets import Dataset, normalised_together
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.example import Beside, choose_recognised, draw_example
-from dualform_studies.images.joint_page import joint_page
+from dualform_studies.images.joint_page import PAPER_ACCURACY, joint_page
 from dualform_studies.images.network import accuracy, build_network, layer_names
 from dualform_studies.images.recorded import Look, record
 from dualform_studies.images.split import training_rows
@@ -46,8 +46,7 @@ def run_joint(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     recipe = (recipe or JOINT_RECIPE).with_steps(assignment.steps)
     datasets = tuple(load_dataset(name, assignment.data) for name in ("mnist", "fashion-mnist"))
     seconds = record(datasets, _stream(datasets, recipe, seed), recipe, seed, out, progress=assignment.progress)
-    with open_memory(out) as memory:
-        report = _examine(memory, datasets, recipe, report_folder(out), assignment.progress)
+    report = _examine(out, datasets, recipe, assignment.progress)
     report |= {
         "study": "joint",
         "seed": seed,
@@ -57,6 +56,10 @@ def run_joint(assignment: Assignment, recipe: Recipe | None = None) -> Report:
         "variants": _variants(datasets, recipe, seed, assignment.progress),
         "disk_bytes": bytes_on_disk(out),
     }
+    report["beside_paper"] = [
+        [f"accuracy on {name}", f"{100 * reached:.1f} %", PAPER_ACCURACY[name]]
+        for name, reached in report["accuracy"].items()
+    ]
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
     joint_page(out, report, BESIDE).write(report)
     return report
@@ -96,10 +99,15 @@ def _telling(progress: Progress | None, name: str, steps: int) -> Callable[[int]
     return tell
 
 
-def _examine(
+def _examine(out: Path, datasets: Sequence[Dataset], recipe: Recipe, progress: Progress | None) -> Report:
+    """Everything that the memory is asked, and the figures. Its keys, gigabytes of them, are let go on return."""
+    with open_memory(out) as memory:
+        return _ask(memory, datasets, recipe, report_folder(out), progress)
+
+
+def _ask(
     memory: Engine, datasets: Sequence[Dataset], recipe: Recipe, folder: Path, progress: Progress | None
 ) -> Report:
-    """Everything that the memory is asked, and the figures."""
     say = progress or (lambda label, done, total: None)
     layers = layer_names(recipe.widths(datasets[0]))
     looks = {dataset.name: Look(dataset, recipe.steps, last=True) for dataset in datasets}

@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment, Progress
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
@@ -19,7 +18,7 @@ from dualform_studies.images.single_page import single_page
 from dualform_studies.images.single_views import ask_single
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches
-from dualform_studies.images.table1 import ask_accuracy, ask_cells, over_runs
+from dualform_studies.images.table1 import ask_looks, in_words, over_runs
 from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 
@@ -57,9 +56,9 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
         say = named(assignment.progress, f"run {number + 1} of {runs}")
         with _folder(out, number) as folder:
             seconds.append(_train(dataset, recipe, assignment.seed + number, folder, values=number == 0, progress=say))
-            with open_memory(folder) as memory:
-                cells.append([ask_cells(memory, layers, look) for look in looks])
-                accuracy.append([ask_accuracy(memory, look) for look in looks])
+            filled, reached = ask_looks(folder, layers, looks)
+            cells.append(filled)
+            accuracy.append(reached)
     report: Report = {
         "study": "single",
         "seed": assignment.seed,
@@ -70,12 +69,22 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
         "accuracy": {str(look.step): [run[at] for run in accuracy] for at, look in enumerate(looks)},
         "table_1": {str(look.step): over_runs([run[at] for run in cells]) for at, look in enumerate(looks)},
     }
-    with open_memory(out) as memory:
-        report |= ask_single(memory, dataset, layers, looks, out, assignment.progress)
+    report["beside_paper"] = list(_beside_paper(report))
+    report |= ask_single(dataset, layers, looks, out, assignment.progress)
     report["disk_bytes"] = bytes_on_disk(out)
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
     single_page(out, report).write(report)
     return report
+
+
+def _beside_paper(report: Report) -> Iterator[list[str]]:
+    """What, our figure and the paper's: accuracies, and Table 1 where the network is right, at every look."""
+    for step, runs in report["accuracy"].items():
+        yield [f"accuracy after {int(step):,} updates", f"{100 * sum(runs) / len(runs):.1f} %", "97 %"]
+    for step, layers in report["table_1"].items():
+        for layer, cells in layers.items():
+            ours = in_words(cells["yes"]["mean"], cells["yes"]["deviation"])
+            yield [f"Table 1 yes, {layer}, {int(step):,} updates", ours, in_words(*cells["yes"]["paper"])]
 
 
 def _train(

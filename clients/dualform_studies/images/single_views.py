@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform.query.engine import Engine
+from dualform.query.engine import Engine, open_memory
 from dualform.questions import ProbeRows
 from dualform.store.memory import Memory
 from dualform_studies.assignment import Progress
@@ -31,6 +31,14 @@ _DATED = 200
 
 
 def ask_single(
+    dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], out: Path, progress: Progress | None
+) -> Report:
+    """Examples and dates of the first look, sums weighted by the error's norm of all looks, and the certificate."""
+    with open_memory(out) as memory:
+        return _ask(memory, dataset, layers, looks, out, progress)
+
+
+def _ask(
     memory: Engine,
     dataset: Dataset,
     layers: Sequence[str],
@@ -38,7 +46,6 @@ def ask_single(
     out: Path,
     progress: Progress | None,
 ) -> Report:
-    """Examples and dates of the first look, sums weighted by the error's norm of all looks, and the certificate."""
     say = progress or (lambda label, done, total: None)
     folder, look = report_folder(out), looks[0]
     given = look.classes_given(memory)

@@ -7,12 +7,14 @@ Shapes: n test images, r runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Answers
+from dualform.query.engine import open_memory
 from dualform.questions import ProbeRows
 from dualform_studies.images.recorded import Look
 from dualform_studies.pages.folder import Report
@@ -37,6 +39,12 @@ PAPER = {
 
 _DEVIATIONS, _POINTS = 2, 2
 """A cell is met within so many of the paper's deviations, or so many points."""
+
+
+def ask_looks(folder: Path, layers: Sequence[str], looks: Sequence[Look]) -> tuple[list[Cells], list[float]]:
+    """Cells and accuracy of a recorded run at each look. Its keys, gigabytes of them, are let go on return."""
+    with open_memory(folder) as memory:
+        return [ask_cells(memory, layers, look) for look in looks], [ask_accuracy(memory, look) for look in looks]
 
 
 def ask_cells(memory: Answers, layers: Sequence[str], look: Look) -> Cells:

@@ -11,7 +11,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
@@ -20,7 +19,7 @@ from dualform_studies.images.recorded import record
 from dualform_studies.images.single import SingleRecipe, named
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches, drawn_rows
-from dualform_studies.images.table1 import CELLS, PAPER, ask_accuracy, ask_cells, in_words, over_runs
+from dualform_studies.images.table1 import CELLS, PAPER, ask_looks, in_words, over_runs
 from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report, check_free
 from dualform_studies.pages.items import Cell, Table
@@ -100,9 +99,9 @@ def _fill(
         with TemporaryDirectory(dir=assignment.out, prefix="run-") as folder:
             stream = batches(dataset, variant.order(dataset, training, seed))
             record([dataset], stream, training, seed, Path(folder), moments=recipe.moments, values=False, progress=say)
-            with open_memory(folder) as memory:
-                cells.append([ask_cells(memory, layers, look) for look in looks])
-                accuracy.append([ask_accuracy(memory, look) for look in looks])
+            filled, reached = ask_looks(Path(folder), layers, looks)
+            cells.append(filled)
+            accuracy.append(reached)
     return {
         str(look.step): {
             "accuracy": [run[at] for run in accuracy],
