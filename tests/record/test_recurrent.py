@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import dualform
-from dualform.errors import Inexact, RecordingError
+from dualform.errors import Inexact
 from dualform.record.recorder import Recorder
 
 from .listed import Opened
@@ -201,48 +200,6 @@ def test_an_output_written_over_before_backward(tmp_path):
     np.testing.assert_allclose(opened.sink.keys(""), expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-REFUSED = {
-    "layers": (
-        nn.LSTM(2, 3, num_layers=2),
-        "it stacks 2 layers and shows only the last one's states: use one nn.LSTM for each",
-    ),
-    "directions": (
-        nn.GRU(2, 3, bidirectional=True),
-        "it is bidirectional: use one nn.GRU for each direction, and flip the input of the second",
-    ),
-    "projection": (
-        nn.LSTM(2, 3, proj_size=2),
-        "it projects its states (proj_size): use one without it and an nn.Linear",
-    ),
-    "parametrized": (
-        nn.utils.parametrizations.weight_norm(nn.GRU(2, 3), "weight_hh_l0"),
-        "a weight of it is parametrized: the optimizer does not update the weight itself",
-    ),
-    "frozen": (nn.LSTM(2, 3).requires_grad_(False), "its weight is frozen"),
-}
-
-
-@pytest.mark.parametrize(("layer", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_tapped_says_what_to_do(tmp_path, layer, reason):
-    model = nn.ModuleDict({"layer": layer, "head": nn.Linear(3, 2)})
-    recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    assert recorder.skipped["layer"] == reason
-
-
-def test_packed_sequences_are_refused_where_they_are_met(tmp_path):
-    layer = nn.LSTM(2, 3, batch_first=True)
-    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m")
-    packed = pack_padded_sequence(torch.randn(2, 4, 2), torch.tensor([4, 2]), batch_first=True)
-    with opened.recorder:
-        with pytest.raises(RecordingError) as caught, opened.recorder.step():
-            layer(packed)
-        layer(packed)  # outside a step it is nobody's business
-    assert str(caught.value) == (
-        "layer '' was given a PackedSequence, whose tokens lie in no batch of rows. Give it the padded tensor, and "
-        "recorder.step the mask of real tokens; or leave the layer out with layers=."
-    )
-
-
 def test_padded_sequences_with_a_mask(tmp_path):
     layer = nn.GRU(2, 3, batch_first=True)
     opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m")
@@ -252,26 +209,6 @@ def test_padded_sequences_with_a_mask(tmp_path):
     expected = unrolled_keys(layer, nn.GRUCell, x)[0][mask]
     np.testing.assert_allclose(opened.sink.keys(""), expected.numpy(), rtol=1e-5, atol=1e-6)
     assert opened.sink.column("position", "token") == [0, 1, 2, 3, 0, 1]
-
-
-@pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize("where", ["output", "state"])
-def test_nan_is_refused_and_named(tmp_path, where, values):
-    layer = nn.GRU(2, 3, batch_first=True)
-    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m", values=values)
-
-    def step(weight):
-        with opened.recorder.step():
-            output, state = layer(torch.randn(2, 4, 2))
-            (
-                output.sum() * weight + state.sum() if where == "output" else output.sum() + state.sum() * weight
-            ).backward()
-
-    with opened.recorder:
-        step(1.0)
-        with pytest.raises(RecordingError, match=r"^the error signal of layer '' at step 1, row 0, holds NaN"):
-            step(float("nan"))
-    assert [batch.step for batch in opened.sink.batches if batch.slots] == [0]
 
 
 class Tagger(nn.Module):

@@ -39,11 +39,8 @@ class TappedLSTM(TappedRecurrent, module_type=nn.LSTM):
             for bias in biases:
                 gates += bias
             gates = gates.transpose(0, time)
-            cell = (
-                kept[0].to(dtype).transpose(0, time)[0]
-                if kept
-                else torch.zeros_like(gates[0, ..., : self.module.hidden_size])
-            )
+            empty = gates.new_zeros(*gates.shape[1:-1], self.module.hidden_size)
+            cell = kept[0].transpose(0, time)[0].to(dtype) if kept else empty
             errors = _errors(
                 gates,
                 cell,

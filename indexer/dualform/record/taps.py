@@ -150,8 +150,8 @@ class _Report:
             return
         if self.tap.values:
             error = self.tap.error_of(key, kept, [None if g is None else g.detach() for g in gradients])
-        else:  # NaN or infinity in any of them is to be noticed
-            error = next((gradient for gradient in came if not gradient.isfinite().all()), came[0])
+        else:  # NaN or infinity in any of several is to be noticed; whoever is told looks at the one
+            error = next((gradient for gradient in came[1:] if not gradient.isfinite().all()), came[0])
         self.listener.received(self.tap, self.call, key, error)
 
 
