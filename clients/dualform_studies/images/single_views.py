@@ -10,6 +10,7 @@ import numpy as np
 from dualform.query.engine import Engine, open_memory
 from dualform.questions import ProbeRows
 from dualform.store.memory import Memory
+from dualform.store.rows import SegmentCache
 from dualform_studies.assignment import Progress
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.datasets import Dataset
@@ -28,54 +29,51 @@ BESIDE = {6: Beside("Figure 4", "Figure 5", "Figure 10"), 3: Beside("Figure 14",
 
 _DATED = 200
 """Test images whose best datapoints are dated."""
+_HELD = 1 << 30
+"""Bytes of keys and values held while they are gone through once, in order."""
 
 
 def ask_single(
     dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], out: Path, progress: Progress | None
 ) -> Report:
     """Examples and dates of the first look, sums weighted by the error's norm of all looks, and the certificate."""
-    with open_memory(out) as memory:
-        return _ask(memory, dataset, layers, looks, out, progress)
-
-
-def _ask(
-    memory: Engine,
-    dataset: Dataset,
-    layers: Sequence[str],
-    looks: Sequence[Look],
-    out: Path,
-    progress: Progress | None,
-) -> Report:
     say = progress or (lambda label, done, total: None)
-    folder, look = report_folder(out), looks[0]
-    given = look.classes_given(memory)
-    chosen = {digit: choose_recognised(dataset, given, digit) for digit in BESIDE}
-    queries = {digit: query for digit, query in chosen.items() if query is not None}
-    say("drawing figures", 0, 4)
-    report: Report = {"look": look.step, "slots": sum(memory.info().slots.values())}
-    report["examples"] = {
-        str(digit): draw_example(
-            memory,
-            query,
-            layers,
-            [dataset],
-            folder,
-            f"digit-{digit}",
-            BESIDE[digit],
-            probe=look.probe,
-            where=look.where,
-        )
-        for digit, query in queries.items()
-    }
-    say("dating datapoints", 1, 4)
-    query = next(iter(queries.values()), None) or Query(dataset, 0, int(given[0]))
-    report["recency"] = _date(memory, layers, look, query, folder)
-    say("weighting by the error's norm", 2, 4)
-    report["error_norm"] = _weigh(memory.path, dataset, layers, looks, query, folder)
-    say("checking the certificate", 3, 4)
-    report["verify"] = {name: certificate_report(certificate) for name, certificate in memory.verify().items()}
-    say("checking the certificate", 4, 4)
+    say("drawing figures", 0, 2)
+    report, query = _ask(out, dataset, layers, looks[0])
+    say("weighting by the error's norm", 1, 2)
+    report["error_norm"] = _weigh(out, dataset, layers, looks, query)
+    say("weighting by the error's norm", 2, 2)
     return report
+
+
+def _ask(out: Path, dataset: Dataset, layers: Sequence[str], look: Look) -> tuple[Report, Query]:
+    """What the engine is asked, and the query of the figures that show one. Its keys are let go on return."""
+    with open_memory(out) as memory:
+        given = look.classes_given(memory)
+        chosen = {digit: choose_recognised(dataset, given, digit) for digit in BESIDE}
+        queries = {digit: query for digit, query in chosen.items() if query is not None}
+        one = next(iter(queries.values()), None) or Query(dataset, 0, int(given[0]))
+        report: Report = {
+            "look": look.step,
+            "slots": sum(memory.info().slots.values()),
+            "examples": {
+                str(digit): draw_example(
+                    memory,
+                    query,
+                    layers,
+                    [dataset],
+                    report_folder(out),
+                    f"digit-{digit}",
+                    BESIDE[digit],
+                    probe=look.probe,
+                    where=look.where,
+                )
+                for digit, query in queries.items()
+            },
+            "recency": _date(memory, layers, look, one, report_folder(out)),
+            "verify": {name: certificate_report(certificate) for name, certificate in memory.verify().items()},
+        }
+        return report, one
 
 
 def _date(memory: Engine, layers: Sequence[str], look: Look, query: Query, folder: Path) -> Report:
@@ -86,11 +84,9 @@ def _date(memory: Engine, layers: Sequence[str], look: Look, query: Query, folde
     return recency_report(recency)
 
 
-def _weigh(
-    path: Path, dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], query: Query, folder: Path
-) -> Report:
+def _weigh(out: Path, dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], query: Query) -> Report:
     """The cells of Table 1 for sums weighted by the error's norm, by look; the query's sums at the first are drawn."""
-    memory = Memory.open(path)
+    memory = Memory.open(out, SegmentCache(_HELD))
     report: Report = {}
     drawn = []
     for look in looks:
@@ -103,8 +99,7 @@ def _weigh(
             report[str(look.step)][layer] = count_cells(strongest, dataset.test.labels, outputs.argmax(axis=1))
             if look == looks[0]:
                 groups = tuple((dataset.name, int(label)) for label in classes)
-                drawn.append(
-                    LayerSpotlight(layer, groups, [], sums[query.row], np.zeros(len(groups), dtype=np.int64), [])
-                )
-    draw_weighted_sums(folder / "error-norm-sums.png", drawn, query, [dataset])
+                counts = np.zeros(len(groups), dtype=np.int64)
+                drawn.append(LayerSpotlight(layer, groups, [], sums[query.row], counts, []))
+    draw_weighted_sums(report_folder(out) / "error-norm-sums.png", drawn, query, [dataset])
     return report
