@@ -35,13 +35,19 @@ _CANDIDATES = 128
 """Spoilt test images among which the clearest is looked for: every one costs a pass over all keys of a layer."""
 
 
-def choose_interference(memory: Answers, judged: Judged, layer: str) -> Query | None:
+def choose_interference(
+    memory: Answers, judged: Judged, layer: str, mistake: tuple[int, int] | None = None
+) -> Query | None:
     """The test image of the first dataset that the second spoils clearly, None where it spoils none.
 
-    It is recognised after the first dataset, mistaken at the end, and recognised again with the second one masked.
+    It is recognised after the first dataset, mistaken at the end, and recognised again with the second one masked. Of
+    one class taken for another, as `mistake` names them, where there is such an image.
     """
     first, second = judged.pair
-    rows = judged.interfered()[:_CANDIDATES]
+    rows = judged.interfered(mistake)
+    if not len(rows):
+        rows = judged.interfered()
+    rows = rows[:_CANDIDATES]
     given = judged.classes["final"][first.name]
     row = clearest_interference(memory, layer, probe_name(first), rows, given[rows], second.name)
     return None if row is None else Query(first, row, int(given[row]))

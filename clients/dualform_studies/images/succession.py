@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ Weights: TypeAlias = dict[str, Tensor]
 class Trained:
     after_first: Weights
     """A copy of the weights that the network had when the first dataset was done."""
+    optimizer_after_first: dict[str, Any]
+    """A copy of what the optimizer held then, momentum included, as its state_dict gives it."""
     final: Weights
     seconds: float
     """Time of the updates; of a recorded training, until the record is on disk."""
@@ -69,7 +72,7 @@ def _train(
     recorder: Recorder | None,
     progress: Progress | None,
 ) -> Trained:
-    seconds, weights = 0.0, []
+    seconds, weights, states = 0.0, [], []
     peak_memory.reset()
     for part, dataset in enumerate(pair):
         start = perf_counter()
@@ -77,8 +80,14 @@ def _train(
         if recorder is not None:
             recorder.flush()
         seconds += perf_counter() - start
-        weights.append({name: weight.detach().clone() for name, weight in network.state_dict().items()})
-    return Trained(weights[0], weights[1], seconds, peak_memory.read_bytes())
+        weights.append(copied(network))
+        states.append(deepcopy(optimizer.state_dict()))
+    return Trained(weights[0], states[0], weights[1], seconds, peak_memory.read_bytes())
+
+
+def copied(network: nn.Module) -> Weights:
+    """The weights as they are now: training goes on with others."""
+    return {name: weight.detach().clone() for name, weight in network.state_dict().items()}
 
 
 def without(dataset: Dataset) -> str:
@@ -108,11 +117,17 @@ class Judged:
         """The class that the network gives a test image once the second dataset is masked."""
         return int(self.classes["masked"][query.dataset.name][query.row])
 
-    def interfered(self) -> NDArray[np.int64]:
-        """Test rows of the first dataset: right after it was learned, wrong at the end, right again with the mask."""
+    def interfered(self, mistake: tuple[int, int] | None = None) -> NDArray[np.int64]:
+        """Test rows of the first dataset: right after it was learned, wrong at the end, right again with the mask.
+
+        Of these, with `mistake`, such as (1, 3), those of its first class that are taken for its second.
+        """
         first = self.pair[0]
         right = {moment: classes[first.name] == first.test.labels for moment, classes in self.classes.items()}
-        return np.flatnonzero(right["after_first"] & ~right["final"] & right["masked"])
+        wanted = right["after_first"] & ~right["final"] & right["masked"]
+        if mistake is not None:
+            wanted &= (first.test.labels == mistake[0]) & (self.classes["final"][first.name] == mistake[1])
+        return np.flatnonzero(wanted)
 
 
 def moments(pair: Pair) -> dict[str, str]:

@@ -67,11 +67,36 @@ def test_miniature_leaves_a_memory_with_probes_and_label_names(miniature):
 def test_miniature_draws_its_figures(miniature):
     out, report, _ = miniature
     drawn = {path.name for path in (out / "report").glob("*.png")}
-    assert drawn == {"accuracy.png"} | {name for example in report["examples"].values() for name in example["figures"]}
+    swept = {"accuracy.png", "masks.png", "last-steps.png"}
+    assert drawn == swept | {name for example in report["examples"].values() for name in example["figures"]}
     assert "recognised-fashion-mnist" in report["examples"]
     assert {path.stem for path in (out / "report").glob("*.svg")} == {Path(name).stem for name in drawn}
     page = (out / "report" / "index.html").read_text()
     assert all(f'src="{name}"' in page for name in drawn)
+
+
+def test_captions_name_the_papers_figures(miniature):
+    out, report, _ = miniature
+    page = (out / "report" / "index.md").read_text()
+    beside = {
+        "interference": ("Figure 8", "Figure 9", "Figure 22"),
+        "recognised-fashion-mnist": ("Figure 24", "Figure 25", "Figure 23"),
+        "recognised-mnist": ("Figure 27", "Figure 28", "Figure 26"),
+    }
+    for name in report["examples"]:
+        assert all(f"({figure} of the paper)" in page for figure in beside[name])
+
+
+def test_every_mask_stands_beside_a_retraining_and_its_cancellation(miniature):
+    out, report, _ = miniature
+    rows = report["masks"]
+    assert [row["part"] for row in rows[:3]] == ["nothing", "all of fashion-mnist", "its class 0, t-shirt"]
+    for moment, kind in (("masked", "masked"), ("after_first", "retrained")):
+        for dataset in ("mnist", "fashion-mnist"):
+            assert rows[1][kind][dataset] == report["accuracy"][dataset][moment]
+    assert all(set(row["cancellation"]) == set(report["verify"]) for row in rows[1:])
+    table = json.loads((out / "report" / "masks.json").read_text())
+    assert len(table["rows"]) == len(rows)
 
 
 def test_progress_counts_every_step_of_both_trainings(miniature):

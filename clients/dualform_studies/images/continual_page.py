@@ -1,0 +1,146 @@
+"""The page of the continual study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dualform_studies.images.example import Beside, show_example
+from dualform_studies.images.succession import Pair, moments
+from dualform_studies.images.tables import certificate_table
+from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.pages.items import Cell, Table
+from dualform_studies.pages.page import Page
+
+_PAPER = {
+    "after_first": {"mnist": "97 %"},
+    "final": {"mnist": "45 %", "fashion-mnist": "85 %"},
+    "masked": {"mnist": "as after MNIST"},
+}
+"""Accuracies that section 5.4 names; of the mask, it says that it would reproduce what the first part gave."""
+
+
+def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, Beside]) -> Page:
+    page = Page(out, "Continual learning: MNIST, then Fashion-MNIST (section 5.4)")
+    page.paragraph(
+        f"One network learns MNIST for {report['steps'] // 2:,} updates, then Fashion-MNIST for as many, with one "
+        f"optimizer whose momentum goes on. The recipe is that of the paper's code: {report['recipe']}. All training "
+        "images of both datasets are used, each normalised by the mean and deviation of its own dataset."
+    )
+    page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset (no figure of the paper).")
+    page.show(_accuracy_table(report["accuracy"], moments(pair)))
+    page.paragraph(
+        "The second dataset spoils the first. Leaving its datapoints out of the sum at the end gives almost the "
+        "network that MNIST left: what remains between the two is the momentum that was still to come when MNIST ends. "
+        f"The same sum as of step {report['steps'] // 2:,} is that network to rounding."
+    )
+    page.heading("Interference")
+    page.paragraph(_interference(report))
+    for name, example in report["examples"].items():
+        show_example(page, name, example, beside[name])
+    _show_masks(page, report, pair)
+    page.heading("The certificate and the cost")
+    page.show(
+        certificate_table(report["verify"], report["cancellation"], report["mask"]),
+        _rebuilt_table(report),
+        _cost_table(report),
+    )
+    same = "the same weights, bit for bit" if report["unharmed"] else "OTHER WEIGHTS"
+    page.paragraph(f"The same training without a recorder gave {same}.")
+    return page
+
+
+def _accuracy_table(accuracy: Mapping[str, Mapping[str, float]], words: Mapping[str, str]) -> Table:
+    columns = ["network"] + [column for dataset in accuracy for column in (dataset, f"{dataset}, paper")]
+    rows: list[list[Cell]] = []
+    for moment, said in words.items():
+        row: list[Cell] = [said.replace("\n", " ")]
+        for dataset, by_moment in accuracy.items():
+            row += [f"{100 * by_moment[moment]:.1f} %", _PAPER.get(moment, {}).get(dataset, "")]
+        rows.append(row)
+    return Table("accuracy", "Test accuracy, beside what section 5.4 of the paper says.", columns, rows)
+
+
+def _interference(report: Report) -> str:
+    found = report["interference"]
+    true, given = found["mistake"]
+    said = (
+        f"{found['spoilt']:,} MNIST test images are recognised after MNIST, mistaken at the end, and recognised again "
+        f"with Fashion-MNIST masked. {found['like_the_papers']:,} of them are, as the paper's example, a {true} taken "
+        f"for a {given}. "
+    )
+    if not found["spoilt"]:
+        return said + "So no interference is shown."
+    chosen = "Shown is" if found["like_the_papers"] else "So the example is of another pair:"
+    return said + (
+        f"{chosen} the one whose attention at the last layer goes most clearly to the class of Fashion-MNIST with the "
+        "label that it is mistaken for. The two other examples are recognised at the end, as the paper's are."
+    )
+
+
+def _show_masks(page: Page, report: Report, pair: Pair) -> None:
+    rows, folder = report["masks"], report_folder(page.run)
+    second = pair[1].name
+    page.heading("Masks, and training without what they mask")
+    page.paragraph(
+        "A mask is arithmetic: it removes terms from the sum that this training ended with. It is not a training "
+        "without them, for every later term was computed by a network that had seen them. So beside each masked "
+        "network stands one that was trained again from the end of MNIST, momentum included, without the part: without "
+        "a class of images, in the same order and for as many updates; without its last n steps, n updates fewer. The "
+        "cancellation is the sum of the norms of the terms left out over the norm of their sum: where it is large, the "
+        "mask takes a small difference of large terms."
+    )
+    page.figure(
+        folder / "masks.png",
+        f"Test accuracy when all of {second}, or one class of it, is left out (no figure of the paper; its section 5.4 "
+        "says that the first could be done).",
+    )
+    page.paragraph(
+        "Without one class a network cannot name it: retraining reaches at most nine tenths on Fashion-MNIST. The mask "
+        "of one class goes far beyond that, and spoils the other nine."
+    )
+    page.figure(
+        folder / "last-steps.png",
+        f"Test accuracy when the last steps on {second} are left out, up to all of them (no figure of the paper).",
+    )
+    page.show(_mask_table(rows, pair))
+
+
+def _mask_table(rows: Sequence[Report], pair: Pair) -> Table:
+    layers = list(rows[-1]["cancellation"])
+    columns = ["part left out", "mask", "datapoints"]
+    columns += [f"{dataset.name}, {kind}" for dataset in pair for kind in ("masked", "retrained")]
+    columns += [f"cancellation, {layer}" for layer in layers]
+    return Table(
+        "masks",
+        "Test accuracy with a part masked, and retrained without it; and the cancellation of what the mask leaves out.",
+        columns,
+        [list(_mask_row(row, pair, layers)) for row in rows],
+    )
+
+
+def _mask_row(row: Report, pair: Pair, layers: Sequence[str]) -> Iterator[Cell]:
+    yield from (row["part"], row.get("mask", ""), f"{row['datapoints']:,}")
+    for dataset in pair:
+        yield from (f"{100 * row[kind][dataset.name]:.1f} %" for kind in ("masked", "retrained"))
+    for layer in layers:
+        yield f"{row['cancellation'][layer]:.0f}" if "cancellation" in row else ""
+
+
+def _rebuilt_table(report: Report) -> Table:
+    rows = [(layer, f"{error:.2g}") for layer, error in report["weights_as_of_first"].items()]
+    caption = (
+        f"The weights as of step {report['steps'] // 2:,}, rebuilt at the end, against those that training had then: "
+        "‖W - rebuilt‖ / ‖W - W₀‖."
+    )
+    return Table("as-of-first", caption, ("layer", "relative error"), rows)
+
+
+def _cost_table(report: Report) -> Table:
+    memory = report["peak_memory_bytes"]
+    rows = [
+        (stage.replace("_", " "), f"{seconds:.1f} s", f"{memory[stage] / 2**30:.2f} GiB" if stage in memory else "")
+        for stage, seconds in report["seconds"].items()
+    ]
+    rows.append((f"on disk, {report['slots']:,} datapoints", "", f"{report['disk_bytes'] / 2**30:.2f} GiB"))
+    return Table("cost", "What it took.", ("stage", "time", "memory"), rows)
