@@ -12,6 +12,8 @@ from dualform_studies.images.joint import run_joint
 from dualform_studies.images.single import run_single
 from dualform_studies.images.variants import run_variants
 from dualform_studies.pages.folder import Report
+from dualform_studies.text.aesop import run_aesop
+from dualform_studies.text.wikitext2 import run_wikitext2
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,15 @@ class Study:
     """Fields of an assignment that it heeds beside those that all studies do."""
 
 
+_OF_TEXT = frozenset({"preset", "prompts", "replay", "dry_run"})
+
 STUDIES = {
     "single": Study(run_single, frozenset({"runs"})),
     "single-variants": Study(run_variants, frozenset({"runs"})),
     "joint": Study(run_joint),
     "continual": Study(run_continual),
+    "aesop": Study(run_aesop, _OF_TEXT),
+    "wikitext2": Study(run_wikitext2, _OF_TEXT),
 }
 
 _ALL_TAKE = {"out", "data", "steps", "seed", "progress"}

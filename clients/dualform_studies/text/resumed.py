@@ -1,0 +1,47 @@
+"""A run that is there already, and whether more prompts can be asked of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dualform.errors import AlreadyExists, BadInput
+from dualform_studies.assignment import Assignment
+from dualform_studies.pages.folder import Report, report_folder
+
+
+def read_report(run: Path) -> Report:
+    report: Report = json.loads((report_folder(run) / "report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def check_same(report: Report, assignment: Assignment, digest: str) -> None:
+    """Raises AlreadyExists where the assignment asks for another training than the one that is there, and BadInput
+    where that one stored no keys or was fed another text than the one with this digest.
+    """
+    wanted: dict[str, tuple[Any, Any]] = {
+        "seed": (assignment.seed, report["seed"]),
+        "preset": (assignment.preset or report["preset"], report["preset"]),
+        "steps": (assignment.steps or report["recipe"]["steps"], report["recipe"]["steps"]),
+    }
+    for name, (asked, there) in wanted.items():
+        if asked != there:
+            raise AlreadyExists(
+                f"{assignment.out} holds a run with {name} {there}, not {asked}.",
+                hint="Name another folder with --out, or ask this one without saying how to train.",
+            )
+    if report["replay"] or assignment.replay:
+        raise BadInput(
+            f"the run in {assignment.out} is there, and a replay trains anew.",
+            hint="Name another folder with --out and give all prompts at once."
+            if report["replay"]
+            else "It stored its keys: ask it without --replay.",
+            field="replay",
+        )
+    if digest != report["corpus"]["digest"]:
+        raise BadInput(
+            f"the run in {assignment.out} was trained on another text than the one at hand.",
+            hint="Name the data folder that it was trained from with --data.",
+            field="data",
+        )

@@ -1,0 +1,100 @@
+"""The trainings of a language study: plain, recorded, and run again; each begins from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from dualform import Recorder, Replay
+from dualform.query.engine import open_memory
+from dualform_studies.assignment import Progress
+from dualform_studies.text.attention import Question
+from dualform_studies.text.corpora import Corpus
+from dualform_studies.text.network import LAYER, LanguageModel, build_network
+from dualform_studies.text.recipe import Recipe
+from dualform_studies.text.tokens import Tokens, Vocabulary
+from dualform_studies.text.training import begin, train
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is trained on what, and with which seed."""
+
+    corpus: Corpus
+    vocabulary: Vocabulary
+    train: Tokens
+    test: Tokens
+    recipe: Recipe
+    seed: int
+    progress: Progress | None = None
+
+    @property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def run_plain(self) -> tuple[LanguageModel, float]:
+        """The trained network, and the seconds it took."""
+        network, optimizer = self._begin()
+        start = perf_counter()
+        train(network, optimizer, self.train, self.recipe, self.seed, label="training plainly", progress=self.progress)
+        return network, perf_counter() - start
+
+    def record(self, out: Path, *, keys: bool) -> tuple[LanguageModel, float]:
+        """The same, recorded into a folder; without keys for a replay."""
+        network, optimizer = self._begin()
+        names = {self.corpus.name: self.vocabulary.words}
+        start = perf_counter()
+        with Recorder(network, optimizer, out, [LAYER], values=False, label_names=names, keys=keys) as recorder:
+            self._train_watched(network, optimizer, recorder, "training, recorded")
+        return network, perf_counter() - start
+
+    def replay(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
+        """Answers from the training run again, and the seconds it took."""
+        network, optimizer = self._begin()
+        start = perf_counter()
+        replay = Replay(network, optimizer, out, questions)
+        with replay:
+            self._train_watched(network, optimizer, replay, "training again, for the answers")
+        return replay.answers(), perf_counter() - start
+
+    def ask_stored(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
+        """Answers from stored keys, and the seconds it took."""
+        start = perf_counter()
+        say = self.progress or (lambda label, done, total: None)
+        answers: list[Any] = []
+        with open_memory(out) as memory:
+            for done, question in enumerate(questions):
+                say("asking the memory", done, len(questions))
+                answers.append(memory.ask(question))
+            say("asking the memory", len(questions), len(questions))
+        return answers, perf_counter() - start
+
+    def recorded_network(self, out: Path) -> LanguageModel:
+        """The network as a recorded training left it."""
+        network = build_network(len(self.vocabulary), self.recipe, self.seed)
+        network.load_state_dict(load_file(out / "weights" / "final.safetensors"))
+        return network.to(self.device)
+
+    def _begin(self) -> tuple[LanguageModel, torch.optim.Adam]:
+        return begin(len(self.vocabulary), self.recipe, self.seed, self.device)
+
+    def _train_watched(
+        self, network: LanguageModel, optimizer: torch.optim.Optimizer, recorder: Recorder, label: str
+    ) -> None:
+        train(
+            network,
+            optimizer,
+            self.train,
+            self.recipe,
+            self.seed,
+            step=recorder.step,
+            dataset=self.corpus.name,
+            label=label,
+            progress=self.progress,
+        )

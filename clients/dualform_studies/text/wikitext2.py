@@ -1,0 +1,32 @@
+"""Section 5.5 and appendix C.3: a word-level language model of WikiText-2."""
+
+from __future__ import annotations
+
+from dualform_studies.assignment import Assignment
+from dualform_studies.pages.folder import Report
+from dualform_studies.text.published import WIKITEXT2
+from dualform_studies.text.recipe import Recipe
+from dualform_studies.text.study import LanguageStudy, run_language_study
+
+_STUDY = LanguageStudy(
+    name="wikitext2",
+    corpus="wikitext-2",
+    title="A word-level language model of WikiText-2 (section 5.5, Tables 2, 6 and 7)",
+    presets={
+        # The paper's network; fewer updates, of smaller batches, as two cores can take them.
+        "laptop": Recipe(
+            embedding=200, projection=0, hidden=200, lr=3e-3, clip=0.3, batch=32, unroll=35, steps=1400, dropout=0.5
+        ),
+        "paper": Recipe(
+            embedding=200, projection=0, hidden=200, lr=3e-3, clip=0.3, batch=128, steps=10_000, dropout=0.5
+        ),
+    },
+    tables=WIKITEXT2,
+)
+
+
+def run_wikitext2(assignment: Assignment, recipe: Recipe | None = None) -> Report:
+    """Train on the train split, the valid split where that is absent, and ask with Tables 2, 6 and 7 of the paper; see
+    `run_language_study`.
+    """
+    return run_language_study(_STUDY, assignment, recipe)
