@@ -20,6 +20,8 @@ from dualform_studies.pages.frame import INK, new_figure
 
 _PANEL = 1.65
 """Inches: the height of one layer's panel."""
+_THOUSAND = 1000
+"""From here on, sums are written with k and M."""
 
 
 def draw_distribution(
@@ -72,7 +74,8 @@ def _draw_sums(
         for panel, layer in zip(axes, layers, strict=True):
             colours = [_ink(dataset, datasets) for dataset, _ in layer.groups]
             panel.bar(np.arange(len(layer.groups)) + 0.5, layer.sums, width=0.72, color=colours)
-            panel.yaxis.set_major_formatter(EngFormatter(sep=" "))
+            if max(layer.sums) >= _THOUSAND:
+                panel.yaxis.set_major_formatter(EngFormatter(sep=" "))
             panel.set_ylabel(label)
         axes[-1].set_xlabel("training class")
         figure.align_ylabels(axes)

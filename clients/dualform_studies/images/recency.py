@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from dualform.answers import Answers
@@ -124,6 +124,7 @@ def draw_recency(path: Path, recency: Mapping[str, Recency], query: Query) -> Pa
             panel.set_ylabel("datapoints")
             panel.set_xlim(0, one.total)
         axes[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1)
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes[-1].set_xlabel(f"update at which they were trained on; of each query the {count} of greatest weight")
         figure.align_ylabels(axes)

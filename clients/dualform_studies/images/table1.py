@@ -107,7 +107,8 @@ def table_1(by_moment: Mapping[int, Report], runs: int) -> Table:
     caption = (
         "Table 1 of the paper: how often, in per cent, the class that draws most attention is the true class, or the "
         f"one recognised; over the full test set, mean and standard deviation of {runs} run{'s' * (runs > 1)}. "
-        "Differences are in points, and in units of the paper's own deviations (it has none at layer-0)."
+        "Differences are in points, and in units of the paper's own deviations (0.0 at layer-0 where the network is "
+        "right)."
     )
     return Table("table-1", caption, [*columns, met], rows)
 
