@@ -23,7 +23,7 @@ def run(name: str, **replaced: str) -> None:
 
 
 def test_every_example_is_about_fifteen_lines():
-    assert EXAMPLES.keys() == {"record", "ask", "client"}
+    assert EXAMPLES.keys() == {"record", "ask", "replay", "client"}
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
 
@@ -32,6 +32,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("record")
     run("ask")
+    run("replay")
     with dualform.open("runs/mine") as memory:
         server = Server(memory, "127.0.0.1:0")
         port = server.start()

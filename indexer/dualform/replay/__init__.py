@@ -1,1 +1,3 @@
 """Questions answered while a training is run a second time, so that no keys need to be stored (paper, appendix D)."""
+
+from dualform.replay.cost import Cost as Cost, estimate as estimate

@@ -1,0 +1,50 @@
+"""What the estimate says, beside what memories take."""
+
+import pytest
+
+import dualform
+from dualform.errors import BadInput
+from dualform.replay import estimate
+from dualform.store.memory import Memory
+
+from .trained import Training
+
+
+def test_the_papers_language_model_takes_hundreds_of_gigabytes_stored_and_a_fraction_replayed():
+    # WikiText-2 (section 5.5): batch 128, unroll 100, 10,000 steps, one LSTM layer whose key is [h; x], 200 + 200.
+    cost = estimate(slots=128 * 100 * 10_000, layers=[400], queries=10, steps=10_000, seconds_per_step=0.5)
+    assert cost.key_bytes == 128 * 100 * 10_000 * 400 * 4
+    assert cost.store_bytes - cost.key_bytes == cost.table_bytes
+    assert cost.replay_bytes < cost.store_bytes / 100
+    assert (cost.store_seconds, cost.replay_seconds) == (5512.0, 10512.0)
+    assert str(cost).splitlines() == [
+        "128,000,000 slots",
+        "store     206.3 GB on disk    1 h 32 min",
+        "replay      1.5 GB on disk    2 h 55 min",
+    ]
+
+
+def test_small_ones_are_said_in_small_units():
+    assert str(estimate(10, [4, 3], 1, 2, 0.01)).splitlines() == [
+        "10 slots",
+        "store       0.4 kB on disk         0.0 s",
+        "replay      0.3 kB on disk         0.0 s",
+    ]
+    assert "12 min" in str(estimate(10**6, [4], 1, 720, 0.5))
+
+
+def test_it_is_what_a_stored_memory_takes(tmp_path):
+    training = Training(steps=30, tokens=20)
+    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "stored", values=False))
+    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
+    memory = Memory.open(tmp_path / "m")
+    cost = estimate(memory.count("token"), [layer.d_in for layer in memory.layers.values()], 1, memory.steps, 0.01)
+    stored = Memory.open(tmp_path / "stored").segments.values()
+    header = 45
+    assert sum(s.bytes - header for segments in stored for s in segments) == cost.key_bytes
+    assert memory.table("digests").num_rows * 48 == cost.digest_bytes
+
+
+def test_negative_numbers_are_refused():
+    with pytest.raises(BadInput):
+        estimate(10, [-1], 1, 1, 0.1)
