@@ -11,6 +11,7 @@ from dualform_studies.images.continual import run_continual
 from dualform_studies.images.joint import run_joint
 from dualform_studies.images.single import run_single
 from dualform_studies.images.variants import run_variants
+from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.pages.folder import Report
 from dualform_studies.text.aesop import run_aesop
 from dualform_studies.text.wikitext2 import run_wikitext2
@@ -32,6 +33,7 @@ STUDIES = {
     "continual": Study(run_continual),
     "aesop": Study(run_aesop, _OF_TEXT),
     "wikitext2": Study(run_wikitext2, _OF_TEXT),
+    "memorisation": Study(run_memorisation, frozenset({"runs"})),
 }
 
 _ALL_TAKE = {"out", "data", "steps", "seed", "progress"}

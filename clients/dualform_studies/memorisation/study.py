@@ -1,0 +1,79 @@
+"""A small attention-only Transformer learns 25 pairs by heart: its geometry, its heads, and the memory behind it.
+
+After the study "Visualizing small Attention-only Transformers"; what that text could not show, the slots of the
+training behind each projection, comes from the recorded memory (the paper's remark 3.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from dualform.query.engine import open_memory
+from dualform_studies.assignment import Assignment
+from dualform_studies.certificates import certificate_report
+from dualform_studies.memorisation import tables
+from dualform_studies.memorisation.chapters import boosting_chapter, heads_chapter, maps_chapter
+from dualform_studies.memorisation.facts import draw_facts
+from dualform_studies.memorisation.memory_chapters import mask_chapter, retrieval_chapter
+from dualform_studies.memorisation.training import Recipe, train_recorded
+from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
+from dualform_studies.pages.page import Page
+
+_NO_SLOT = "step < 0"
+
+
+def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Report:
+    """Train, record, ask and draw; the memory is `out` itself, the page and report.json lie in `out/report`.
+
+    `steps` updates of the recorded training; `runs` seeds are compared in boosted training. It needs no data. Raises
+    AlreadyExists where `out` holds something.
+    """
+    out, seed, progress = assignment.out, assignment.seed, assignment.progress
+    check_free(out)
+    recipe = (recipe or Recipe()).with_steps(assignment.steps)
+    recipe = recipe if assignment.runs is None else replace(recipe, seeds=assignment.runs)
+    facts, page = draw_facts(seed), Page(out, "Memorisation: a small attention-only Transformer")
+    start = perf_counter()
+    network = train_recorded(facts, recipe, seed, out, progress)
+    trained = perf_counter()
+    with torch.no_grad():
+        known = int(facts.right(network(facts.pairs)).sum())
+    page.paragraph(_setup(recipe, known, len(facts)))
+    with open_memory(out) as memory:
+        verified = memory.verify()
+        slots = dict(memory.info().slots)
+        report: Report = {
+            "study": "memorisation",
+            "seed": seed,
+            "command": assignment.command("memorisation"),
+            "steps": recipe.steps,
+            "slots": slots,
+            "facts": dict(zip(facts.names, facts.next_tokens.tolist(), strict=True)),
+            "known": known,
+            "verify": {name: certificate_report(certificate) for name, certificate in verified.items()},
+            "cancellation": memory.cancellation(where=_NO_SLOT),
+            "disk_bytes": bytes_on_disk(out),
+        }
+        page.show(tables.certificates(verified, report["cancellation"]))
+        maps_chapter(page, network, facts, recipe)
+        report["heads"] = heads_chapter(page, network, facts, recipe)
+        report["ways"] = boosting_chapter(page, recipe, range(seed, seed + recipe.seeds), progress)
+        report["two_levels"] = retrieval_chapter(page, memory, network, facts)
+        report["masks"] = mask_chapter(page, memory, network, facts, recipe, seed, progress)
+    report["seconds"] = {"training": trained - start, "all": perf_counter() - start}
+    page.write(report)
+    return report
+
+
+def _setup(recipe: Recipe, known: int, pairs: int) -> str:
+    return (
+        "Five tokens, a to e; every one of the 25 pairs has one next token, drawn at random, so that nothing but "
+        "memory can know it. One attention layer with three heads of dimension 3 reads a stream of dimension 3; the "
+        "layer norm stands right after the word embedding, positions are added after it, and there is no MLP. Trained "
+        f"by SGD with momentum {recipe.momentum:g} and learning rate {recipe.lr:g} for {recipe.steps:,} updates on all "
+        f"pairs at once (their uniform distribution), the network knows {known} of {pairs} pairs. Every matrix is a "
+        "linear layer, the embeddings too, which read one-hot vectors; so all of them are recorded."
+    )

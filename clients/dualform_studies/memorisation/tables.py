@@ -1,0 +1,120 @@
+"""Tables of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Certificate
+from dualform.query.engine import Engine
+from dualform_studies.memorisation.boosting import WAYS
+from dualform_studies.memorisation.ensemble import Curve
+from dualform_studies.memorisation.facts import TOKENS, Facts
+from dualform_studies.memorisation.masks import SCOPES, LeftOut
+from dualform_studies.memorisation.retrieval import asked_by
+from dualform_studies.memorisation.simplex import Simplex, classes_of
+from dualform_studies.pages.folder import Report
+from dualform_studies.pages.items import Cell, Table
+
+
+def certificates(verified: Mapping[str, Certificate], cancellation: Mapping[str, float]) -> Table:
+    """`cancellation`: of all slots together."""
+    rows = [
+        (layer, _brief(found.relative_error), "yes" if found.exact else found.reason, _brief(cancellation[layer]))
+        for layer, found in verified.items()
+    ]
+    caption = (
+        "The certificate: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer; and the cancellation of all its terms, the sum of "
+        "their norms over the norm of their sum."
+    )
+    return Table("certificate", caption, ("layer", "relative error", "exact", "cancellation"), rows)
+
+
+def heads(simplex: Simplex, alone: Mapping[str, NDArray[np.bool_]], facts: Facts) -> Table:
+    """`alone`: by the heads that speak, which pairs are known."""
+    classes = classes_of(facts)
+    at = {"all, as trained": simplex.at(1, 1, 1)}
+    at |= {f"head {head + 1} alone, threefold": simplex.at(*(3.0 * (np.arange(3) == head))) for head in range(3)}
+    known = {name: simplex.right[row] for name, row in at.items()}
+    known |= alone
+    rows: list[list[Cell]] = [
+        [name, int(right.sum()), *(f"{right[pairs].sum()} of {pairs.sum()}" for pairs in classes.values())]
+        for name, right in known.items()
+    ]
+    columns = ("heads that speak", "pairs known", *(f"of those that give {token}" for token in classes))
+    return Table("heads", "Pairs known by each head, of 25.", columns, rows)
+
+
+def ways(curves: Mapping[str, Curve]) -> Table:
+    rows = []
+    for way, curve in curves.items():
+        known, loss = 25 * curve.accuracy[-1], curve.loss[-1]
+        rows.append(
+            (
+                WAYS[way], curve.steps[-1], f"{4 * known.mean():.1f} %", f"{4 * known.min():.0f} %",
+                f"{int((known > 24.5).sum())} of {len(known)}", f"{np.median(loss):.2g}", f"{loss.max():.2g}",
+            )
+        )  # fmt: skip
+    columns = ("training", "updates", "accuracy, mean", "worst seed", "seeds that know all 25", "loss in nats, median",
+               "loss, worst seed")  # fmt: skip
+    return Table("ways", "Free and boosted training, over the same seeds.", columns, rows)
+
+
+def top_slots(memory: Engine, facts: Facts, pair: int, k: int = 5) -> Table:
+    """The slots that score highest with either token of a pair."""
+    rows = []
+    hits = memory.topk("value", asked_by(pair), k=k)
+    for token, slots, scores in zip(facts.names[pair], hits.slots, hits.scores, strict=True):
+        for record, score in zip(memory.slots(slots, "token").records(), scores, strict=True):
+            rows.append(
+                (token, record["first"] + record["second"], record["token"], record["position"] + 1, record["step"],
+                 record["slot"], float(score))
+            )  # fmt: skip
+    columns = ("asked by token", "training pair", "its token", "place", "step", "slot", "attention weight")
+    return Table("top-slots", "First level: the training slots of greatest attention weight.", columns, rows)
+
+
+def left_out(found: Sequence[LeftOut], facts: Facts) -> Table:
+    """What is known when something was left out: of the other pairs, and of those left out."""
+    rows: list[list[Cell]] = []
+    for one in found:
+        known = one.right(facts)
+        counts = [f"{known[name][~one.pairs].sum()} + {known[name][one.pairs].sum()}" for name in known]
+        gives = TOKENS[int(facts.next_tokens[one.pairs][0])]
+        rows.append(
+            [one.name, gives, f"{(~one.pairs).sum()} + {one.pairs.sum()}", *counts,
+             *(f"{one.cancellation[layer]:.1f}" for layer in ("query", "key", "value")),
+             f"{one.share['value']:.2f}"]
+        )  # fmt: skip
+    caption = (
+        "Pairs known when some are left out: others + those left out. Masks take terms out of the sum of these layers; "
+        "retrained is a network that never saw the pairs, from the same start. Cancellation is the sum of norms over "
+        "the norm of the sum of the terms left out, and share how large their sum is beside all that training added."
+    )
+    columns = ("left out", "next token", "there are", *(f"{scope} masked" for scope in SCOPES), "retrained",
+               "cancellation: query", "key", "value", "share of value")  # fmt: skip
+    return Table("left-out", caption, columns, rows)
+
+
+def left_out_means(found: Sequence[LeftOut], facts: Facts) -> Report:
+    """By network: percent of the other pairs still known, and of those left out, over single pairs and over classes."""
+    report: Report = {}
+    for kind, chosen in (
+        ("pairs", [one for one in found if one.where.startswith("NOT")]),
+        ("classes", [one for one in found if not one.where.startswith("NOT")]),
+    ):
+        known = [(one.pairs, one.right(facts)) for one in chosen]
+        report[kind] = {
+            name: {
+                "others": 100 * float(np.mean([right[name][~pairs].mean() for pairs, right in known])),
+                "left_out": 100 * float(np.mean([right[name][pairs].mean() for pairs, right in known])),
+            }
+            for name in (*SCOPES, "retrained")
+        }
+    return report
+
+
+def _brief(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2g}"

@@ -1,0 +1,123 @@
+"""Figures on the torus: the class map, the attention patterns, and each head alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from dualform_studies.memorisation.facts import TOKENS, Facts
+from dualform_studies.memorisation.torus import ClassMap
+from dualform_studies.pages.frame import new_figure
+
+TOKEN_INK = ("#2f6690", "#e0882e", "#4f9d69", "#7d5ba6", "#b23a48")
+"""One colour a token, wherever it is predicted, or follows."""
+
+
+def draw_class_map(path: Path, drawn: ClassMap, facts: Facts, angles: NDArray[np.float64]) -> Path:
+    """The whole network, and beside it the circle on which the words lie."""
+    with new_figure(path, 4.3) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(1.45, 1))
+        paint(left, drawn)
+        place_pairs(left, facts, angles, size=46)
+        name_angles(left)
+        beside = left.secondary_xaxis("top"), left.secondary_yaxis("right")
+        for axis, direction in zip(beside, "xy", strict=True):
+            axis.set(**{f"{direction}ticks": np.degrees(angles), f"{direction}ticklabels": TOKENS})
+            axis.tick_params(length=2)
+            axis.spines[:].set_visible(False)
+        _circle(right, angles)
+        figure.legend(handles=token_handles(), loc="outside lower center", ncols=len(TOKENS), handletextpad=0.2)
+    return path
+
+
+def draw_attention(path: Path, maps: NDArray[np.float64], facts: Facts, angles: NDArray[np.float64]) -> Path:
+    """The attention pattern of each head: the probability to attend to the first token."""
+    with new_figure(path, 2.7) as figure:
+        axes = figure.subplots(1, len(maps), sharey=True)
+        for head, (panel, attention) in enumerate(zip(axes, maps, strict=True), start=1):
+            image = panel.imshow(
+                attention, origin="lower", extent=(0, 360, 0, 360), cmap="RdBu_r", vmin=0, vmax=1, rasterized=True
+            )
+            places = (np.arange(len(attention)) + 0.5) * (360 / len(attention))
+            if attention.min() < 0.5 < attention.max():
+                panel.contour(places, places, attention, [0.5], colors="0.15", linewidths=0.8)
+            place_pairs(panel, facts, angles, size=15)
+            name_angles(panel, up=head == 1)
+            panel.set_title(f"head {head}")
+        bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.01)
+        bar.set_label("attention to the first token\n(probability)")
+    return path
+
+
+def draw_panels(
+    path: Path, panels: Mapping[str, ClassMap], facts: Facts, angles: Mapping[str, NDArray[np.float64]], across: int
+) -> Path:
+    """Class maps by title, so many in a row. `angles` gives, by title, where the words of that network lie."""
+    rows = -(-len(panels) // across)
+    lines = 1 + max(title.count("\n") for title in panels)
+    with new_figure(path, (7.5 / across + 0.35 + 0.16 * lines) * rows + 0.1) as figure:
+        axes = figure.subplots(rows, across, squeeze=False, sharex=True, sharey=True)
+        for at, (title, drawn) in enumerate(panels.items()):
+            panel = axes.flat[at]
+            paint(panel, drawn)
+            place_pairs(panel, facts, angles[title], size=14)
+            name_angles(panel, up=at % across == 0, along=at // across == rows - 1)
+            panel.set_title(title, fontsize=8.5)
+        for panel in axes.flat[len(panels) :]:
+            panel.set_axis_off()
+        figure.legend(handles=token_handles(), loc="outside lower center", ncols=len(TOKENS), handletextpad=0.2)
+    return path
+
+
+def paint(panel: Axes, drawn: ClassMap) -> None:
+    """The most likely token's colour, the fainter the less likely it is."""
+    inks = np.array([to_rgb(ink) for ink in TOKEN_INK])[drawn.token]
+    strength = np.clip((drawn.probability - 0.2) / 0.8, 0.12, 1)[..., None] * 0.8
+    panel.imshow(1 - (1 - inks) * strength, origin="lower", extent=(0, 360, 0, 360), rasterized=True)
+
+
+def place_pairs(panel: Axes, facts: Facts, angles: NDArray[np.float64], size: float) -> None:
+    """A dot for each pair, in the colour of its next token."""
+    at = np.degrees(angles)[facts.pairs.numpy()]
+    inks = [TOKEN_INK[token] for token in facts.next_tokens.tolist()]
+    panel.scatter(at[:, 0], at[:, 1], s=size * 1.9, c="black", zorder=3, linewidths=0)
+    panel.scatter(at[:, 0], at[:, 1], s=size * 1.45, c="white", zorder=3, linewidths=0)
+    panel.scatter(at[:, 0], at[:, 1], s=size * 0.75, c=inks, zorder=3, linewidths=0)
+
+
+def name_angles(panel: Axes, up: bool = True, along: bool = True) -> None:
+    panel.set(xlim=(0, 360), ylim=(0, 360), aspect="equal")
+    panel.set_xticks(range(0, 360, 90))
+    panel.set_yticks(range(0, 360, 90))
+    if along:
+        panel.set_xlabel("first token's angle (°)")
+    if up:
+        panel.set_ylabel("second token's angle (°)")
+
+
+def token_handles() -> list[Line2D]:
+    return [
+        Line2D([], [], marker="o", linestyle="none", color=ink, label=f"next token {token}")
+        for ink, token in zip(TOKEN_INK, TOKENS, strict=True)
+    ]
+
+
+def _circle(panel: Axes, angles: NDArray[np.float64]) -> None:
+    around = np.linspace(0, 2 * np.pi, 200)
+    panel.plot(np.sqrt(3) * np.cos(around), np.sqrt(3) * np.sin(around), color="0.75", linewidth=1)
+    for token, angle in zip(TOKENS, angles, strict=True):
+        direction = np.array([np.cos(angle), np.sin(angle)]) * np.sqrt(3)
+        panel.plot(*direction, "o", color="0.2", markersize=5)
+        panel.annotate(token, direction * 1.17, ha="center", va="center", fontsize=10)
+    panel.set(xlim=(-2.25, 2.25), ylim=(-2.25, 2.25), aspect="equal")
+    panel.set_xticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
+    panel.set_yticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
+    panel.set_xlabel("along (1, -1, 0) / √2 (no unit)")
+    panel.set_ylabel("along (1, 1, -2) / √6 (no unit)")
+    panel.set_title("the words on their circle")

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from dualform_studies.memorisation.boosting import WAYS, learning, train_ways
+from dualform_studies.memorisation.ensemble import Ensemble
+from dualform_studies.memorisation.facts import draw_facts
+from dualform_studies.memorisation.network import build_network, with_weights
+from dualform_studies.memorisation.training import Recipe
+from tests.studies.memorisation.oracle import Watched
+
+RECIPE = Recipe(steps=25, later_steps=8, seeds=2)
+SGD = partial(torch.optim.SGD, lr=RECIPE.lr, momentum=RECIPE.momentum)
+
+
+def ensemble_of(seeds):
+    return Ensemble([build_network(seed) for seed in seeds], [draw_facts(seed) for seed in seeds])
+
+
+def test_each_network_is_trained_as_it_would_be_alone():
+    ensemble = ensemble_of([3, 4])
+    ensemble.train(RECIPE.steps, SGD)
+    for member, seed in enumerate([3, 4]):
+        alone = Watched(draw_facts(seed), RECIPE, seed).network.state_dict()
+        for name, weight in ensemble.weights(member).items():
+            torch.testing.assert_close(weight, alone[name], rtol=1e-4, atol=1e-5)
+        facts, network = draw_facts(seed), with_weights(ensemble.weights(member))
+        assert ensemble.curve.accuracy[-1][member] == facts.right(network(facts.pairs)).mean()
+    assert ensemble.curve.steps[0] == 0
+    assert ensemble.curve.steps[-1] == RECIPE.steps
+    assert (ensemble.curve.loss[-1] < ensemble.curve.loss[0]).all()
+
+
+def test_a_pair_that_does_not_count_is_left_out_of_the_training():
+    facts, counted = draw_facts(3), torch.ones(2, 25)
+    counted[1, 7] = 0
+    ensemble = Ensemble([build_network(3)] * 2, [facts] * 2)
+    ensemble.train(RECIPE.steps, SGD, counted=counted)
+    for member, left_out in enumerate([None, 7]):
+        alone = Watched(facts, RECIPE, 3, left_out).network.state_dict()
+        for name, weight in ensemble.weights(member).items():
+            torch.testing.assert_close(weight, alone[name], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ensemble.weights(0)["value.weight"], ensemble.weights(1)["value.weight"], atol=1e-3)
+
+
+@pytest.mark.parametrize("embeddings", [True, False])
+def test_one_head_learns_and_the_others_stay(embeddings: bool):
+    ensemble = ensemble_of([3])
+    before = ensemble.weights(0)
+    ensemble.train(5, SGD, heads=torch.tensor([[1.0, 1.0, 0.0]]), learns=learning(1, embeddings))
+    moved = {name: (weight != before[name]).numpy() for name, weight in ensemble.weights(0).items()}
+    head = np.arange(9) // 3 == 1
+    for name in ("query", "key", "value"):
+        assert moved[f"{name}.weight"][head].all()
+        assert not moved[f"{name}.weight"][~head].any()
+    assert moved["output.weight"][:, head].all()
+    assert not moved["output.weight"][:, ~head].any()
+    for name in ("word", "position", "unembedding"):
+        assert moved[f"{name}.weight"].any() == embeddings
+
+
+def test_every_way_is_trained_from_the_same_start():
+    curves = train_ways(RECIPE, [3, 4])
+    assert set(curves) == set(WAYS)
+    np.testing.assert_array_equal(curves["free"].loss[0], curves["adam"].loss[0])
+    np.testing.assert_array_equal(curves["shared"].loss[0], curves["frozen"].loss[0])
+    assert {way: curve.steps[-1] for way, curve in curves.items()} == {
+        "free": 25, "adam": 25, "shared": 41, "frozen": 41,
+    }  # fmt: skip
+    # Until head 1 is done, the two ways to boost are one.
+    at = curves["shared"].steps.index(25)
+    np.testing.assert_array_equal(curves["shared"].loss[at], curves["frozen"].loss[at])
+    assert (curves["shared"].loss[-1] != curves["frozen"].loss[-1]).all()

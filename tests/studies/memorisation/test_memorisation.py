@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dualform
+from dualform.errors import BadInput
+from dualform_studies.assignment import Assignment
+from dualform_studies.memorisation.facts import draw_facts
+from dualform_studies.memorisation.masks import SCOPES, leave_out, only, sweep_last
+from dualform_studies.memorisation.network import with_weights
+from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided, scores_over_training
+from dualform_studies.memorisation.study import run_memorisation
+from dualform_studies.memorisation.training import Recipe
+from tests.studies.memorisation.oracle import Watched
+
+RECIPE = Recipe(steps=30, later_steps=5, seeds=2, grid=24, simplex=6, swept=2)
+FACTS = draw_facts(2)
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory: pytest.TempPathFactory):
+    """The whole study with few steps and coarse maps: its folder, report and what progress was told."""
+    out, told = tmp_path_factory.mktemp("memorisation") / "run", []
+    assignment = Assignment(out, seed=2, progress=lambda *line: told.append(line))
+    return out, run_memorisation(assignment, RECIPE), told
+
+
+@pytest.fixture(scope="module")
+def memory(miniature):
+    with dualform.open(miniature[0]) as memory:
+        yield memory
+
+
+@pytest.fixture(scope="module")
+def watched():
+    return Watched(FACTS, RECIPE, 2)
+
+
+def test_the_certificate_covers_every_matrix(miniature):
+    report = miniature[1]
+    assert report["slots"] == {"sample": 25 * 30, "token": 50 * 30}
+    assert set(report["verify"]) == {"word", "position", "query", "key", "value", "output", "unembedding"}
+    assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
+
+
+def test_slots_say_pair_token_and_label(memory):
+    found = memory.slots(np.arange(7 * 50, 8 * 50), "token")
+    assert set(found["step"]) == {7}
+    assert [f + s for f, s in zip(found["first"], found["second"], strict=True)][::2] == FACTS.names
+    assert "".join(found["token"]) == "".join(FACTS.names)
+    assert found["label"][::2].tolist() == FACTS.next_tokens.tolist()
+    assert found["sample"][::2].tolist() == list(range(25))
+
+
+def test_the_sum_over_slots_is_the_live_projection(memory, watched):
+    network = watched.network
+    stream = network.stream(network.embed(FACTS.pairs)).detach()
+    by_hand = stream.reshape(-1, 3).double().numpy() @ (watched.begun + watched.spoken(np.ones(25, bool))).T
+    live = network.value(stream).detach().reshape(-1, 9).numpy()
+    np.testing.assert_allclose(by_hand, live, atol=2e-5)
+    np.testing.assert_allclose(memory.output("value", "pairs"), live, atol=2e-5)
+
+
+def test_first_level_scores_are_inner_products_with_training_keys(memory, watched):
+    pair = most_divided(watched.network, FACTS)
+    found = ask_two_levels(memory, watched.network, FACTS, pair)
+    asked = watched.network.stream(watched.network.embed(FACTS.pairs[pair : pair + 1]))[0].detach().double().numpy()
+    scores = np.einsum("tpji,qi->qtpj", watched.keys, asked)
+    np.testing.assert_allclose(found.scores, scores.sum(axis=(1, 3)), rtol=1e-5, atol=1e-4)
+    over = scores_over_training(memory, pair)
+    for position in range(2):
+        for token in range(5):
+            of_token = int(np.flatnonzero(FACTS.pairs[:, position] == token)[0])
+            np.testing.assert_allclose(over[:, position, token], scores[:, :, of_token, position], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pair", [0, 13])
+def test_two_levels_add_up_to_the_live_logits(memory, watched, pair: int):
+    network = watched.network
+    found = ask_two_levels(memory, network, FACTS, pair)
+    logits = network(FACTS.pairs[pair : pair + 1])[0].detach().numpy()
+    np.testing.assert_allclose(found.total, logits, atol=1e-4)
+    margin, rival = found.margin(int(logits.argmax()))
+    rest = found.residual + found.initial
+    lead = margin.sum() + rest[logits.argmax()] - rest[rival]
+    assert lead == pytest.approx(np.sort(logits)[-1] - np.sort(logits)[-2], abs=1e-4)
+    # One training pair through one token and head, by hand.
+    w = {name: p.detach().double().numpy() for name, p in network.state_dict().items()}
+    moved = watched.spoken(np.arange(25) == 6)[3:6]
+    asked = network.stream(network.embed(FACTS.pairs[pair : pair + 1]))[0, 0].detach().double().numpy()
+    by_hand = w["unembedding.weight"] @ w["output.weight"][:, 3:6] @ moved @ asked * found.pattern[1, 0]
+    np.testing.assert_allclose(found.logits[0, 1, 6], by_hand, atol=1e-5)
+
+
+def test_masks_take_out_what_the_pair_taught_and_no_more(memory, watched):
+    found = leave_out(memory, FACTS, RECIPE, seed=2)
+    assert [one.name for one in found[:25]] == FACTS.names
+    classes = np.unique(FACTS.next_tokens.numpy())
+    assert len(found) == 25 + len(classes)
+    trained = watched.network.state_dict()
+    for one in (found[11], found[-1]):
+        assert one.pairs.sum() == (1 if one is found[11] else (FACTS.next_tokens == classes[-1]).sum())
+        by_hand = trained["value.weight"].double().numpy() - watched.spoken(one.pairs)
+        for scope, layers in SCOPES.items():
+            weights = one.networks[scope].state_dict()
+            for name, weight in trained.items():
+                stays = layers is not None and name.removesuffix(".weight") not in layers
+                assert torch.allclose(weights[name], weight, atol=1e-5) == stays, (scope, name)
+            if layers is None or "value" in layers:
+                np.testing.assert_allclose(weights["value.weight"].numpy(), by_hand, atol=1e-5)
+        terms = watched.values[:, one.pairs], watched.keys[:, one.pairs]
+        norms = (np.linalg.norm(terms[0], axis=-1) * np.linalg.norm(terms[1], axis=-1)).sum()
+        length = np.linalg.norm(watched.spoken(one.pairs))
+        assert one.cancellation["value"] == pytest.approx(norms / length, rel=1e-3)
+        assert one.share["value"] == pytest.approx(length / np.linalg.norm(watched.spoken(np.ones(25, bool))), rel=1e-3)
+    alone = Watched(FACTS, RECIPE, 2, left_out=11).network.state_dict()
+    for name, weight in found[11].networks["retrained"].state_dict().items():
+        torch.testing.assert_close(weight, alone[name], rtol=1e-3, atol=1e-4)
+
+
+def test_all_steps_left_out_is_the_pair_left_out(memory):
+    sweep = sweep_last(memory, FACTS, RECIPE)
+    assert sweep.last == [2, 3, 8, 15, 22, 27, 30]
+    for pair in range(2):
+        trained, masked = memory.weights(), memory.weights(where=f"NOT ({only(FACTS, pair)})")
+        trained |= {f"{layer}.weight": masked[f"{layer}.weight"] for layer in ("query", "key", "value")}
+        right = FACTS.right(with_weights(trained)(FACTS.pairs))
+        assert sweep.itself[-1, pair] == right[pair]
+        assert sweep.others[-1, pair] == pytest.approx(np.delete(right, pair).mean())
+
+
+def test_the_page_shows_every_figure_and_table(miniature):
+    out, report, _ = miniature
+    folder = out / "report"
+    assert json.loads((folder / "report.json").read_text()) == report
+    page = (folder / "index.html").read_text()
+    drawn = {path.name for path in folder.glob("*.png")}
+    assert drawn == {
+        "class-map.png", "unembedding.png", "attention.png", "heads-alone.png", "simplex.png", "simplex-inputs.png",
+        "boosting.png", "two-levels.png", "scores.png", "masked-pairs.png", "masked-maps.png", "last-steps.png",
+    }  # fmt: skip
+    assert all(f'src="{name}"' in page and (folder / name).with_suffix(".svg").is_file() for name in drawn)
+    assert [table["name"] for table in report["tables"]] == ["certificate", "heads", "ways", "top-slots", "left-out"]
+    assert report["known"] == report["heads"]["centre"]
+    assert all(len(known) == 2 for known in report["ways"].values())
+
+
+def test_progress_is_told_to_its_end(miniature):
+    told = set(miniature[2])
+    assert ("training (recorded)", 30, 30) in told
+    assert ("retraining without them", 30, 30) in told
+    assert ("leaving last steps out", 7, 7) in told
+
+
+def test_steps_below_one_are_refused(tmp_path: Path):
+    with pytest.raises(BadInput, match=r"steps is 0\. Train for at least 1 step\."):
+        run_memorisation(Assignment(tmp_path / "run", steps=0))
