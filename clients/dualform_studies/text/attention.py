@@ -50,6 +50,11 @@ class Asking:
         """int[m]: the query of each prompt's last token."""
         return [rows.stop - 1 for rows in self.rows]
 
+    @property
+    def scored(self) -> int:
+        """Queries over all questions: those of last tokens are in four, the others in one."""
+        return len(self.queries) + 3 * len(self.prompts)
+
     def asked(self, prompt: int) -> range:
         """Which tokens of a prompt have a query."""
         count = len(self.tokens[prompt])

@@ -12,7 +12,9 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -40,10 +42,15 @@ class Corpus:
 
     def title(self, text: str, at: int) -> str:
         """The last title before character `at`, empty where there is none: a fable's, or an article's."""
-        found = ""
-        for match in re.finditer(self.heading, text[:at], re.MULTILINE):
-            found = match.group(1)
-        return found
+        titles = _titles(self.heading, text)
+        following = bisect_left(titles, at, key=lambda title: title[0])
+        return titles[following - 1][1] if following else ""
+
+
+@lru_cache(maxsize=8)
+def _titles(heading: str, text: str) -> list[tuple[int, str]]:
+    """Every title with its first character."""
+    return [(match.start(1), match.group(1)) for match in re.finditer(heading, text, re.MULTILINE)]
 
 
 def load_corpus(name: str, data: Path | None = None) -> Corpus:

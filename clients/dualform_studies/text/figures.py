@@ -31,8 +31,10 @@ def draw_attention(path: Path, asking: Asking, attention: Attention, prompt: int
         along.plot(places, mean, color=INK[0], linewidth=0.8, label="mean")
         leading = best(sums, passages)
         along.scatter(positions[leading], sums[leading], s=16, color=INK[1], zorder=3, label="best")
-        for rank, place in enumerate(leading, start=1):
-            along.annotate(str(rank), (positions[place], sums[place]), (3, 2), textcoords="offset points", fontsize=7.5)
+        for place, ranks in _together(positions[leading], (positions[-1] - positions[0]) // 40):
+            highest = sums[leading[ranks[0] - 1]]
+            words = ", ".join(map(str, ranks))
+            along.annotate(words, (place, highest), (4, 2), textcoords="offset points", fontsize=7.5)
         along.axhline(0, color="0.6", linewidth=0.6)
         along.margins(x=0.01, y=0.14)
         along.set_xlabel(f"training token position ({unit}s from the beginning)")
@@ -45,12 +47,24 @@ def draw_attention(path: Path, asking: Asking, attention: Attention, prompt: int
         smooth = np.convolve(weights, np.ones(width) / width, mode="valid")
         over.plot(steps[width // 2 : width // 2 + len(smooth)], smooth, color=INK[2], linewidth=1.1)
         over.set_xlabel("training step")
-        over.set_ylabel("mean attention weight\n" r"of the step's tokens (no unit)")
+        over.set_ylabel("mean attention weight\nof a step's tokens (no unit)")
         for panel in (along, over):
             panel.xaxis.set_major_formatter(EngFormatter(sep=""))
             panel.xaxis.set_major_locator(MaxNLocator(6 if panel is along else 3))
             panel.yaxis.set_major_locator(MaxNLocator(5))
     return path
+
+
+def _together(places: NDArray[np.int64], near: int) -> list[tuple[int, list[int]]]:
+    """Ranks of places, those that lie near an earlier one under that one's place: their labels would overlap."""
+    found: list[tuple[int, list[int]]] = []
+    for rank, place in enumerate(places.tolist(), start=1):
+        beside = next((ranks for other, ranks in found if abs(place - other) <= near), None)
+        if beside is None:
+            found.append((place, [rank]))
+        else:
+            beside.append(rank)
+    return found
 
 
 def binned(

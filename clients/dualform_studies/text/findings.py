@@ -5,6 +5,7 @@ Everything that the page shows is here, so that prompts asked later are shown be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,17 @@ class _Teller:
                 rank = 1 + int((sums > sums[at]).sum()) if at < len(sums) else None
             told.append({"rank": row.rank, "title": row.page, "passage": vars(row.passage), "rank_here": rank})
         return told
+
+
+def beside_paper(prompts: Sequence[Report]) -> list[tuple[str, str, str]]:
+    """Of each table of the paper whose passages stand in the training text: what is compared, ours, the paper's."""
+    told = []
+    for prompt in prompts:
+        ranks = [row["rank_here"] for row in prompt["published"] if row["rank_here"] is not None]
+        if ranks:
+            ours = ", ".join(f"{rank:,}" for rank in ranks)
+            told.append((f"ranks of the passages of Table {prompt['table']}", ours, "1, 2, 3"))
+    return told
 
 
 def passage_of(entry: Report) -> Passage:

@@ -1,7 +1,7 @@
 """Batches of a text as recurrent networks read it. Shapes: n tokens, B streams, L tokens of a chunk.
 
 Each stream begins at a place of its own, the places being evenly spaced, and reads on from chunk to chunk; after the
-last token it goes on with the first. So every token is read equally often, up to once, whatever the number of steps.
+last token it goes on with the first. So after any number of steps no token was read more than once more than another.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from dualform_studies.assignment import Assignment, Progress
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, is_report_of, report_folder
 from dualform_studies.text.attention import Attention, Question, prepare
 from dualform_studies.text.corpora import Corpus, load_corpus
-from dualform_studies.text.estimate import estimate
+from dualform_studies.text.estimate import dry_run
 from dualform_studies.text.figures import draw_attention
-from dualform_studies.text.findings import findings
+from dualform_studies.text.findings import beside_paper, findings
 from dualform_studies.text.network import LanguageModel
 from dualform_studies.text.page import language_page
 from dualform_studies.text.perplexity import foretell
@@ -58,7 +58,7 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
         return _add_prompts(assignment, task)
     prompts = [*paper_prompts(task.corpus, study.tables), *own_prompts(assignment.prompts)]
     if assignment.dry_run:
-        return estimate(study.name, task, prompts)
+        return dry_run(study.name, task, prompts)
     return _run(study, assignment, task, prompts)
 
 
@@ -77,6 +77,7 @@ def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequ
     report: Report = {
         "study": study.name,
         "title": study.title,
+        "command": assignment.command(study.name),
         "seed": task.seed,
         "preset": assignment.preset or next(iter(study.presets)),
         "recipe": asdict(task.recipe),
@@ -94,6 +95,7 @@ def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequ
     report["seconds"]["training_again" if assignment.replay else "asking"] = _ask(
         out, report, task, network, prompts, lambda questions: way(out, questions)
     )
+    report["beside_paper"] = beside_paper(report["prompts"])
     language_page(out, report).write(report)
     return report
 

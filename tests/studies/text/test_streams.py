@@ -27,8 +27,7 @@ def test_positions_name_the_tokens_read_and_streams_read_on(length: int, batch: 
         np.testing.assert_array_equal(np.diff(stream) % (length - 1), 1 % (length - 1))
     visits = np.bincount(np.concatenate([chunk.positions.ravel() for chunk in read]), minlength=length)
     assert visits[-1] == 0
-    if batch == 1:
-        assert np.ptp(visits[:-1]) <= 1
+    assert np.ptp(visits[:-1]) <= 1
 
 
 def test_streams_begin_evenly_spaced_so_that_a_pass_reads_each_token_once() -> None:

@@ -21,6 +21,7 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.text.aesop import run_aesop
 from dualform_studies.text.corpora import Corpus, load_corpus
 from dualform_studies.text.network import build_network
+from dualform_studies.text.published import AESOP
 from dualform_studies.text.recipe import Recipe
 from dualform_studies.text.tokens import Tokens, Vocabulary
 from dualform_studies.text.wikitext2 import run_wikitext2
@@ -194,10 +195,14 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(texts: Path, tmp_p
     report = run_aesop(Assignment(out=out, data=texts, dry_run=True), _RECIPE)
     assert not out.exists()
     assert (report["slots"], report["key_width"]) == (4 * 12 * 70, 15)
-    assert report["stored"]["bytes"] - report["replay"]["bytes"] == 4 * 12 * 70 * 15 * 4
-    assert report["stored"]["seconds"] > 0 < report["replay"]["seconds"]
+    shown = [table.query.passage for table in AESOP]
+    assert report["queries"] == sum(len(passage.before + passage.token) for passage in shown) + 3 * 3
+    assert report["stored"]["bytes"] > report["slots"] * 15 * 4 > report["replay"]["bytes"] / 3
+    training = 70 * report["step_seconds"]
+    assert report["replay"]["seconds"] - report["stored"]["seconds"] == pytest.approx(training)
+    assert report["stored"]["seconds"] > 2 * training > 0
     (table,) = report["tables"]
-    assert [row[0] for row in table["rows"]] == ["keys stored", "--replay: trained twice, no keys"]
+    assert [row[0] for row in table["rows"]] == ["keys stored", "--replay: no keys stored, trained once more"]
 
 
 @pytest.mark.parametrize("run", [run_aesop, run_wikitext2])
