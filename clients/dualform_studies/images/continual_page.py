@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dualform_studies.images.example import Beside, show_example
@@ -88,43 +88,69 @@ def _show_masks(page: Page, report: Report, pair: Pair) -> None:
         "network stands one that was trained again from the end of MNIST, momentum included, without the part: without "
         "a class of images, in the same order and for as many updates; without its last n steps, n updates fewer. The "
         "cancellation is the sum of the norms of the terms left out over the norm of their sum: where it is large, the "
-        "mask takes a small difference of large terms."
+        "mask takes a small difference of large terms. Where it is small, their sum is large: beside it stands how far "
+        "they moved the weights together, over how far all of training did."
     )
     page.figure(
         folder / "masks.png",
         f"Test accuracy when all of {second}, or one class of it, is left out (no figure of the paper; its section 5.4 "
         "says that the first could be done).",
     )
-    page.paragraph(
-        "Without one class a network cannot name it: retraining reaches at most nine tenths on Fashion-MNIST. The mask "
-        "of one class goes far beyond that, and spoils the other nine."
-    )
+    page.paragraph(_classes(rows, second))
     page.figure(
         folder / "last-steps.png",
         f"Test accuracy when the last steps on {second} are left out, up to all of them (no figure of the paper).",
     )
-    page.show(_mask_table(rows, pair))
+    page.paragraph(
+        "Here masking and stopping earlier differ by momentum alone: the mask leaves the steps before with the "
+        "coefficients of the end, when their momentum has run out, and stopping takes them as they stood."
+    )
+    page.show(_mask_table(rows, pair), _cancellation_table(rows[1:]))
 
 
-def _mask_table(rows: Sequence[Report], pair: Pair) -> Table:
-    layers = list(rows[-1]["cancellation"])
-    columns = ["part left out", "mask", "datapoints"]
-    columns += [f"{dataset.name}, {kind}" for dataset in pair for kind in ("masked", "retrained")]
-    columns += [f"cancellation, {layer}" for layer in layers]
-    return Table(
-        "masks",
-        "Test accuracy with a part masked, and retrained without it; and the cancellation of what the mask leaves out.",
-        columns,
-        [list(_mask_row(row, pair, layers)) for row in rows],
+def _classes(rows: Sequence[Report], second: str) -> str:
+    """What masking one class does, in the figures of this training."""
+    of_class = [row for row in rows if row["label"] is not None]
+
+    def span(values: Iterable[float], form: str) -> str:
+        low, *_, high = sorted(values)
+        return f"{low:{form}} to {high:{form}}"
+
+    masked, retrained = (span((100 * row[kind][second] for row in of_class), ".0f") for kind in ("masked", "retrained"))
+    moved = span((max(row["moved"].values()) for row in of_class), ".1f")
+    return (
+        f"Trained again without one class of {second}, the network gets {retrained} % of {second} right, and can get "
+        f"at most nine tenths. With the class masked it gets {masked} % right. For the terms of one class push its "
+        "output up, those of the other nine push it down in answer, and training is the small difference. One class' "
+        f"terms hardly cancel each other: at the layer where it is most, they move the weights {moved} times as far as "
+        "all of training did, and without them the others' push stands alone. The second dataset as a whole holds both "
+        "sides, so it comes out of the sum cleanly, though its terms cancel far more."
     )
 
 
-def _mask_row(row: Report, pair: Pair, layers: Sequence[str]) -> Iterator[Cell]:
-    yield from (row["part"], row.get("mask", ""), f"{row['datapoints']:,}")
-    for dataset in pair:
-        yield from (f"{100 * row[kind][dataset.name]:.1f} %" for kind in ("masked", "retrained"))
-    for layer in layers:
-        yield f"{row['cancellation'][layer]:.0f}" if "cancellation" in row else ""
+def _mask_table(rows: Sequence[Report], pair: Pair) -> Table:
+    kinds = ("masked", "retrained")
+    columns = ["part left out", "mask", "datapoints", *(f"{one.name}, {kind}" for one in pair for kind in kinds)]
+    accuracies = [[f"{100 * row[kind][one.name]:.1f} %" for one in pair for kind in kinds] for row in rows]
+    return Table(
+        "masks",
+        "Test accuracy of the network with a part of its memory masked, and of one retrained without that part.",
+        columns,
+        [
+            (row["part"], row.get("mask", ""), row["datapoints"], *accuracy)
+            for row, accuracy in zip(rows, accuracies, strict=True)
+        ],
+    )
+
+
+def _cancellation_table(rows: Sequence[Report]) -> Table:
+    figures, layers = ("cancellation", "moved"), list(rows[0]["cancellation"])
+    return Table(
+        "cancellation",
+        "Of each part, the cancellation, and how far it moved the weights, as a multiple of how far training did.",
+        ["part left out", *(f"{figure}, {layer}" for figure in figures for layer in layers)],
+        [(row["part"], *(f"{row[figure][layer]:.3g}" for figure in figures for layer in layers)) for row in rows],
+    )
 
 
 def _rebuilt_table(report: Report) -> Table:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Progress
-from dualform_studies.images.network import accuracy, with_weights
+from dualform_studies.certificates import relative_errors
+from dualform_studies.images.network import accuracy, layer_names, with_weights
 from dualform_studies.images.succession import Pair, Trained, Weights, without
 from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report
@@ -71,12 +72,15 @@ def sweep(
 ) -> list[Report]:
     """For each part the test accuracies of the masked network and of the one retrained without it, by dataset.
 
-    Beside them how many datapoints the mask leaves out, and by layer how much these cancel each other. The first row
-    is of the network as it was trained, with nothing left out.
+    Beside them how many datapoints the mask leaves out, and by layer how much these cancel each other and how far they
+    moved the weights together, as a multiple of how far all of training did. The first row is of the network as it was
+    trained, with nothing left out.
     """
+    widths = recipe.widths(pair[0])
+    whole, initial = memory.weights(), memory.weights(at_step=0)
 
     def judged(weights: Weights) -> dict[str, float]:
-        network = with_weights(recipe.widths(pair[0]), weights)
+        network = with_weights(widths, weights)
         return {dataset.name: accuracy(network, dataset) for dataset in pair}
 
     final = judged(trained.final)
@@ -87,6 +91,7 @@ def sweep(
     for done, (part, other, count) in enumerate(zip(chosen, retrained, counts, strict=True)):
         if progress is not None:
             progress("masking parts", done, len(chosen))
+        masked = masked_weights(memory, part)
         rows.append(
             {
                 "part": part.words,
@@ -94,9 +99,10 @@ def sweep(
                 "label": part.label,
                 "last": part.last,
                 "datapoints": count,
-                "masked": judged(masked_weights(memory, part)),
+                "masked": judged(masked),
                 "retrained": judged(other),
                 "cancellation": memory.cancellation(where=part.mask),
+                "moved": relative_errors(whole, masked, initial, layer_names(widths)),
             }
         )
     return rows

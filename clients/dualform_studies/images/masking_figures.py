@@ -21,11 +21,11 @@ _PALE = 0.4
 def draw_masks(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
     """Bars for nothing masked, the whole second dataset, and each of its classes; `swept` as `sweep` gives it.
 
-    Under each mask stands the greatest cancellation of a layer.
+    Under each mask stand the greatest cancellation of a layer, and the greatest multiple of what training moved.
     """
     nothing, whole, *others = swept
     rows = [nothing, whole, *(row for row in others if row["label"] is not None)]
-    with new_figure(path, 4.4) as figure:
+    with new_figure(path, 4.5) as figure:
         panels = list(figure.subplots(len(pair), 1, sharex=True))
         for panel, dataset, ink in zip(panels, pair, INK, strict=False):
             for side, (kind, alpha) in enumerate((("masked", 1.0), ("retrained", _PALE))):
@@ -37,17 +37,21 @@ def draw_masks(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
             panel.set_ylabel("test accuracy (%)")
             panel.set_ylim(0, 112)
             panel.tick_params(axis="x", length=0)
-        panels[-1].set_xticks(range(len(rows)), [_under(row) for row in rows], fontsize=7)
-        panels[-1].set_xlabel("part left out; beneath it, the greatest cancellation of a layer (no unit)")
+        panels[-1].set_xticks(range(len(rows)), [_under(row) for row in rows], fontsize=6.5)
+        panels[-1].set_xlabel(
+            "part left out\nits cancellation; how far it moved the weights, as a multiple of how far training did\n"
+            "(no unit; of the layers the greatest)"
+        )
         greys = [Patch(color="0.3", label=_MASKED), Patch(color="0.3", alpha=_PALE, label=_RETRAINED)]
         figure.legend(handles=greys, loc="outside upper right", ncols=2)
     return path
 
 
 def _under(row: Report) -> str:
-    words = row["part"].replace("its class ", "").replace(", ", "\n").replace("all of ", "all of\n").replace("/", "/\n")
-    cancelled = row.get("cancellation")
-    return words if cancelled is None else f"{words}\n({max(cancelled.values()):.0f})"
+    words = str(row["part"]).replace("its class ", "").replace(", ", "\n").replace("all of ", "all of\n")
+    if "cancellation" not in row:
+        return words
+    return f"{words}\n{max(row['cancellation'].values()):.3g}; {max(row['moved'].values()):.2g}"
 
 
 def draw_last_steps(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
@@ -62,7 +66,7 @@ def draw_last_steps(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
                 upper.plot(last, heights, style, marker="o", markersize=3, color=ink, label=f"{dataset.name}, {words}")
         upper.set_ylabel("test accuracy (%)")
         upper.set_ylim(0, 104)
-        upper.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        upper.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
         _draw_cancellation(lower, rows)
     return path
 
@@ -75,4 +79,4 @@ def _draw_cancellation(panel: Axes, rows: Sequence[Report]) -> None:
     panel.set_ylabel("cancellation\n(no unit)")
     panel.set_ylim(bottom=0)
     panel.set_xlabel("last steps of training left out (updates)")
-    panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)

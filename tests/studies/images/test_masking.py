@@ -125,6 +125,18 @@ def test_datapoints_and_cancellation_are_those_of_what_is_left_out(memory: Engin
             assert row["cancellation"][layer] == pytest.approx(norms.sum() / whole, rel=1e-4)
 
 
+def test_how_far_a_part_moved_the_weights_is_told_against_all_of_training(
+    memory: Engine, swept: list[Report], pair: Pair
+):
+    for layer in LAYERS:
+        keys, values, columns = terms(memory, layer)
+        keys = np.column_stack([keys, np.ones(len(keys))])
+        moved = np.linalg.norm(values.T @ keys)
+        for part, row in zip(parts(pair, RECIPE), swept[1:], strict=True):
+            gone = of_part(part, columns, pair)
+            assert row["moved"][layer] == pytest.approx(np.linalg.norm(values[gone].T @ keys[gone]) / moved, rel=1e-4)
+
+
 def test_training_without_the_last_steps_is_the_memory_as_of_then(memory: Engine, recorded, pair: Pair):
     last = [part for part in parts(pair, RECIPE) if part.label is None]
     for part, weights in zip(last, retrain(recorded[1], last, pair, RECIPE, seed=3), strict=True):
