@@ -73,6 +73,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
         report["cancellation"] = memory.cancellation(where=without(pair[1]))
     report |= {
         "study": "demo",
+        "command": "dualform demo",
         "seed": seed,
         "mask": without(pair[1]),
         "accuracy": judged.accuracy(),

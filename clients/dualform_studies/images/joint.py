@@ -49,6 +49,7 @@ def run_joint(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     report = _examine(out, datasets, recipe, assignment.progress)
     report |= {
         "study": "joint",
+        "command": assignment.command("joint"),
         "seed": seed,
         "steps": recipe.steps,
         "recipe": recipe.in_words(),

@@ -61,6 +61,7 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
             accuracy.append(reached)
     report: Report = {
         "study": "single",
+        "command": assignment.command("single"),
         "seed": assignment.seed,
         "runs": runs,
         "steps": recipe.training.steps,

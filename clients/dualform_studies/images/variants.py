@@ -75,6 +75,7 @@ def run_variants(assignment: Assignment, recipe: SingleRecipe | None = None) -> 
     dataset = load_dataset("mnist", assignment.data)
     report: Report = {
         "study": "single-variants",
+        "command": assignment.command("single-variants"),
         "seed": assignment.seed,
         "runs": len(seeds),
         "steps": recipe.training.steps,

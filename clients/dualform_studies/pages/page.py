@@ -59,8 +59,8 @@ class Page:
     def write(self, report: Report) -> Path:
         """Write everything into the report's folder and return the path of index.html.
 
-        Where the report has a "command", the page names it. The report takes its tables along, and the machine and
-        the versions that its figures belong to.
+        The page names the report's "command". The report takes its tables along, and the machine and the versions that
+        its figures belong to.
         """
         report["machine"] = describe_machine() | versions_of(_PACKAGES)
         items = [*_provenance(report), *self.items]
@@ -77,6 +77,5 @@ class Page:
 
 def _provenance(report: Report) -> Iterator[Item]:
     """What the figures come from: the command and the machine."""
-    if "command" in report:
-        yield Paragraph(f"Made by `{report['command']}`.")
+    yield Paragraph(f"Made by `{report['command']}`.")
     yield Paragraph("; ".join(f"{name} {value}" for name, value in report["machine"].items()) + ".")

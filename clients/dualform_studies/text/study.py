@@ -76,6 +76,7 @@ def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequ
     measured = {"recorded": foretell(network, task.test.ids), "plain": foretell(plain, task.test.ids)}
     report: Report = {
         "study": study.name,
+        "command": assignment.command(study.name),
         "title": study.title,
         "command": assignment.command(study.name),
         "seed": task.seed,
