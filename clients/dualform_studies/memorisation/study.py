@@ -47,6 +47,7 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         slots = dict(memory.info().slots)
         report: Report = {
             "study": "memorisation",
+            "command": assignment.command("memorisation"),
             "seed": seed,
             "command": assignment.command("memorisation"),
             "steps": recipe.steps,
