@@ -49,7 +49,6 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
             "study": "memorisation",
             "command": assignment.command("memorisation"),
             "seed": seed,
-            "command": assignment.command("memorisation"),
             "steps": recipe.steps,
             "slots": slots,
             "facts": dict(zip(facts.names, facts.next_tokens.tolist(), strict=True)),

@@ -78,7 +78,6 @@ def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequ
         "study": study.name,
         "command": assignment.command(study.name),
         "title": study.title,
-        "command": assignment.command(study.name),
         "seed": task.seed,
         "preset": assignment.preset or next(iter(study.presets)),
         "recipe": asdict(task.recipe),
