@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from dualform_studies.images.datasets import digits, permuted
+from dualform_studies.images.masking_figures import draw_last_steps, draw_masks
+
+PAIR = (digits(), permuted(digits()))
+
+
+def row(part: str, masked: float, retrained: float, label: int | None = None, last: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {"part": part, "label": label, "last": last}
+    for kind, first in (("masked", masked), ("retrained", retrained)):
+        found[kind] = {PAIR[0].name: first, PAIR[1].name: 1 - first}
+    if part != "nothing":
+        found |= {"cancellation": {"layer-0": 12.4, "layer-1": 150.6}, "moved": {"layer-0": 0.25, "layer-1": 0.125}}
+    return found
+
+
+SWEPT = [
+    row("nothing", 0.5, 0.5),
+    row("all of permuted-digits", 0.9, 0.95, last=40),
+    row("its class 0, 0", 0.1, 0.6, label=0),
+    row("its class 1, 1", 0.2, 0.55, label=1),
+    row("its last 30 steps", 0.75, 0.85, last=30),
+    row("its last 10 steps", 0.6, 0.65, last=10),
+]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that a test saves, to look at what is in them."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *args: object, **keywords: object) -> None:
+        figures.append(figure)
+        save(figure, *args, **keywords)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+def test_bars_are_of_the_whole_dataset_and_its_classes_in_percent(tmp_path: Path, drawn: list[Figure]):
+    assert draw_masks(tmp_path / "masks.png", SWEPT, PAIR).stat().st_size > 1000
+    first, second = drawn[0].get_axes()
+    assert [panel.get_ylabel() for panel in (first, second)] == ["test accuracy (%)"] * 2
+    assert [text.get_text() for text in first.texts] == ["50", "90", "10", "20", "50", "95", "60", "55"]
+    assert [text.get_text() for text in second.texts] == ["50", "10", "90", "80", "50", "5", "40", "45"]
+    under = [tick.get_text() for tick in second.get_xticklabels()]
+    assert under[:3] == ["nothing", "all of\npermuted-digits\n151; 0.25", "0\n0\n151; 0.25"]
+    assert "(no unit" in second.get_xlabel()
+
+
+def test_lines_go_from_nothing_left_out_to_everything(tmp_path: Path, drawn: list[Figure]):
+    assert draw_last_steps(tmp_path / "last.png", SWEPT, PAIR).stat().st_size > 1000
+    upper, lower = drawn[0].get_axes()
+    masked, stopped, *_ = upper.get_lines()
+    assert list(masked.get_xdata()) == [0, 10, 30, 40]
+    assert list(masked.get_ydata()) == pytest.approx([50, 60, 75, 90])
+    assert list(stopped.get_ydata()) == pytest.approx([50, 65, 85, 95])
+    assert [list(line.get_xdata()) for line in lower.get_lines()] == [[10, 30, 40]] * 2
+    assert [set(line.get_ydata()) for line in lower.get_lines()] == [{12.4}, {150.6}]
+    assert (upper.get_ylabel(), lower.get_ylabel()) == ("test accuracy (%)", "cancellation\n(no unit)")
+    assert lower.get_xlabel() == "last steps of training left out (updates)"
