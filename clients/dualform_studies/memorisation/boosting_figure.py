@@ -30,7 +30,7 @@ def draw_ways(path: Path, curves: Mapping[str, Curve], recipe: Recipe) -> Path:
         for head, step in enumerate([0, *boundaries(recipe)], start=1):
             left.axvline(step, color="0.6", linewidth=0.7, linestyle=":")
             left.text(step, 1.01, f"head {head}", transform=left.get_xaxis_transform(), fontsize=7.5)
-        left.set_xlabel("updates (the heads named above are those of boosted training)")
+        left.set_xlabel("updates (above: the head that boosted training is at)")
         left.set_ylabel("mean accuracy over the 25 pairs (%)")
         right.set_ylabel("accuracy of each seed at the end (%)")
         right.set_xticks(range(len(curves)), ["free", "free,\nAdam", "boosted", "boosted,\nfrozen"])

@@ -71,7 +71,7 @@ def leave_out(
     for label, token in enumerate(TOKENS):
         members = (facts.next_tokens == label).numpy()
         if members.any():
-            wheres[f"all that give {token}"] = (f"label <> {label}", members)
+            wheres[f"class {token}"] = (f"label <> {label}", members)
     retrained = _retrained(facts, recipe, seed, [pairs for _, pairs in wheres.values()], progress)
     say = progress or (lambda label, done, total: None)
     begun, trained, found = memory.weights(at_step=0), memory.weights(), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Progress
@@ -37,7 +38,8 @@ def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts:
         draw_two_levels(folder / "two-levels.png", found, facts),
         f"Rows: the two tokens of `{name}`. Left: first level, the attention weights of all training slots, summed by "
         "training pair (dots: the pair's next token). Right: what each training pair's values add, through each head, "
-        f"to the lead of {TOKENS[true]}, the true next token, over {TOKENS[rival]}, its strongest rival.",
+        f"to the lead of {TOKENS[true]}, the true next token, over {TOKENS[rival]}, its strongest rival; titles "
+        "give the head's attention to the token (second level), and the sum.",
     )
     lead = float(found.total[true] - found.total[rival])
     page.paragraph(
@@ -81,7 +83,9 @@ def mask_chapter(
         f"{single['projections']['others']:.0f} % of the other pairs known, in value alone "
         f"{single['value']['others']:.0f} %, in query and key {single['query and key']['others']:.0f} %, in the whole "
         f"network {single['whole network']['others']:.0f} %; of the network retrained without it "
-        f"{single['retrained']['others']:.0f} %."
+        f"{single['retrained']['others']:.0f} %. The pair left out is itself still known in "
+        f"{single['projections']['left_out']:.0f} % of the cases when masked in the projections, and guessed in "
+        f"{single['retrained']['left_out']:.0f} % by the network that never saw it; chance is 20 %."
     )
     page.figure(
         draw_pairs(folder / "masked-pairs.png", found, facts),
@@ -89,13 +93,15 @@ def mask_chapter(
     )
     cancellation = float(np.median([one.cancellation["value"] for one in found[: len(facts)]]))
     overall = memory.cancellation(where="step < 0", layer="value")["value"]
-    share = float(np.median([one.share["value"] for one in found[: len(facts)]]))
+    shares = np.array([one.share["value"] for one in found[: len(facts)]])
+    share, correlation = float(np.median(shares)), _correlation(shares, found[: len(facts)], facts)
     page.paragraph(
         f"The terms of one pair hardly cancel each other: in the value projection their cancellation is "
         f"{cancellation:.1f} (median), since most steps push a pair the same way. They cancel those of other pairs: "
         f"over all slots the figure is {overall:.0f}, and the sum of one pair's terms alone is {share:.1f} times as "
         "large as all that training added (median). So a small cancellation figure of the part left out is no promise "
-        "that the rest stands on its own; its share has to be looked at, too."
+        "that the rest stands on its own: its share tells. The correlation of its logarithm with the number of other "
+        f"pairs that are still known when the values of a pair are masked is {correlation:.2f}."
     )
     _masked_maps(page, found, network, facts, recipe)
     page.show(tables.left_out(found, facts))
@@ -116,8 +122,15 @@ def mask_chapter(
         "means": means,
         "median_cancellation_value": cancellation,
         "median_share_value": share,
+        "correlation_of_share": correlation,
         "last_steps": {str(n): 100 * float(each.mean()) for n, each in zip(sweep.last, sweep.others, strict=True)},
     }
+
+
+def _correlation(shares: NDArray[np.float64], found: list[LeftOut], facts: Facts) -> float:
+    """Of the logarithm of a pair's share with how many other pairs its mask on the values leaves known; 0 for none."""
+    known = np.array([one.right(facts)["value"][~one.pairs].sum() for one in found])
+    return float(np.corrcoef(np.log(shares), known)[0, 1]) if np.ptp(known) and np.ptp(shares) else 0.0
 
 
 def _masked_maps(page: Page, found: list[LeftOut], network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
@@ -126,7 +139,7 @@ def _masked_maps(page: Page, found: list[LeftOut], network: AttentionOnly, facts
     worst = min(pairs, key=lambda one: int(one.right(facts)["projections"].sum()))
     largest = max(classes, key=lambda one: int(one.pairs.sum()))
     panels, angles = {}, {}
-    for one, called in ((worst, worst.name), (largest, "class " + largest.name[-1])):
+    for one, called in ((worst, worst.name), (largest, largest.name)):
         for name, changed in one.networks.items():
             if name == "query and key":
                 continue
@@ -137,7 +150,8 @@ def _masked_maps(page: Page, found: list[LeftOut], network: AttentionOnly, facts
     page.figure(
         drawn,
         f"Class maps with something left out: above the pair `{worst.name}`, whose mask on the projections costs most, "
-        f"below {largest.name}. Masked in the value projection, in query, key and value, or in the whole network, "
+        f"below {largest.name}, all pairs that give it. Masked in the value projection, in query, key and value, or in "
+        "the whole network, "
         "embeddings included; and the network trained without it. In the titles, the pairs known.",
     )
 

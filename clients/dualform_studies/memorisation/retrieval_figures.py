@@ -34,7 +34,7 @@ def draw_two_levels(path: Path, found: TwoLevels, facts: Facts) -> Path:
             axes[row, 0].set_ylabel("training pair's first token")
             for head, panel in enumerate(axes[row, 1:]):
                 added = _by_pair(panel, margin[row, head], facts, "RdBu_r", most)
-                attention, total = found.pattern[head, row], margin[row, head].sum()
+                attention, total = found.pattern[head, row], round(float(margin[row, head].sum()), 1) + 0.0
                 panel.set_title(f"head {head + 1}: {attention:.3f} to {token}\nin sum {total:+.1f} nats")
         for panel in axes[-1]:
             panel.set_xlabel("training pair's second token")

@@ -63,17 +63,25 @@ def ways(curves: Mapping[str, Curve]) -> Table:
 
 
 def top_slots(memory: Engine, facts: Facts, pair: int, k: int = 5) -> Table:
-    """The slots that score highest with either token of a pair."""
+    """Of the slots of each training token in either place the one that scores highest, and the k best of these."""
     rows = []
-    hits = memory.topk("value", asked_by(pair), k=k)
-    for token, slots, scores in zip(facts.names[pair], hits.slots, hits.scores, strict=True):
+    hits = memory.topk("value", asked_by(pair), k=1, by=("token", "position"))
+    for token, of_groups, weights in zip(facts.names[pair], hits.slots, hits.scores, strict=True):
+        scores = np.concatenate(weights)
+        best = np.argsort(-scores, kind="stable")[:k]
+        slots, scores = np.concatenate(of_groups)[best], scores[best]
         for record, score in zip(memory.slots(slots, "token").records(), scores, strict=True):
             rows.append(
                 (token, record["first"] + record["second"], record["token"], record["position"] + 1, record["step"],
                  record["slot"], float(score))
             )  # fmt: skip
     columns = ("asked by token", "training pair", "its token", "place", "step", "slot", "attention weight")
-    return Table("top-slots", "First level: the training slots of greatest attention weight.", columns, rows)
+    return Table(
+        "top-slots",
+        "First level: the slots of greatest attention weight, one of each training token in either place.",
+        columns,
+        rows,
+    )
 
 
 def left_out(found: Sequence[LeftOut], facts: Facts) -> Table:
@@ -81,10 +89,10 @@ def left_out(found: Sequence[LeftOut], facts: Facts) -> Table:
     rows: list[list[Cell]] = []
     for one in found:
         known = one.right(facts)
-        counts = [f"{known[name][~one.pairs].sum()} + {known[name][one.pairs].sum()}" for name in known]
+        counts = [_sum(known[name] & ~one.pairs, known[name] & one.pairs) for name in known]
         gives = TOKENS[int(facts.next_tokens[one.pairs][0])]
         rows.append(
-            [one.name, gives, f"{(~one.pairs).sum()} + {one.pairs.sum()}", *counts,
+            [one.name, gives, _sum(~one.pairs, one.pairs), *counts,
              *(f"{one.cancellation[layer]:.1f}" for layer in ("query", "key", "value")),
              f"{one.share['value']:.2f}"]
         )  # fmt: skip
@@ -114,6 +122,10 @@ def left_out_means(found: Sequence[LeftOut], facts: Facts) -> Report:
             for name in (*SCOPES, "retrained")
         }
     return report
+
+
+def _sum(others: NDArray[np.bool_], left_out: NDArray[np.bool_]) -> str:
+    return f"{others.sum()}\N{NO-BREAK SPACE}+\N{NO-BREAK SPACE}{left_out.sum()}"
 
 
 def _brief(number: float | None) -> str:

@@ -61,7 +61,7 @@ def draw_panels(
     """Class maps by title, so many in a row. `angles` gives, by title, where the words of that network lie."""
     rows = -(-len(panels) // across)
     lines = 1 + max(title.count("\n") for title in panels)
-    with new_figure(path, (7.5 / across + 0.35 + 0.16 * lines) * rows + 0.1) as figure:
+    with new_figure(path, (7.5 / across + 0.16 * lines) * rows + 0.85 - 0.05 * rows) as figure:
         axes = figure.subplots(rows, across, squeeze=False, sharex=True, sharey=True)
         for at, (title, drawn) in enumerate(panels.items()):
             panel = axes.flat[at]

@@ -160,3 +160,19 @@ def test_progress_is_told_to_its_end(miniature):
 def test_steps_below_one_are_refused(tmp_path: Path):
     with pytest.raises(BadInput, match=r"steps is 0\. Train for at least 1 step\."):
         run_memorisation(Assignment(tmp_path / "run", steps=0))
+
+
+def test_top_slots_are_the_best_of_each_token_and_place(miniature, watched):
+    report = miniature[1]
+    table = next(table for table in report["tables"] if table["name"] == "top-slots")
+    pair = FACTS.names.index(report["two_levels"]["pair"])
+    asked = watched.network.stream(watched.network.embed(FACTS.pairs[pair : pair + 1]))[0].detach().double().numpy()
+    for place in range(2):
+        scores = watched.keys @ asked[place]
+        best = [
+            max(scores[:, pair, position].max() for pair in np.flatnonzero(FACTS.pairs[:, position] == token))
+            for position in range(2)
+            for token in range(5)
+        ]
+        shown = [row[-1] for row in table["rows"][5 * place : 5 * place + 5]]
+        np.testing.assert_allclose(shown, sorted(best, reverse=True)[:5], rtol=1e-5)
