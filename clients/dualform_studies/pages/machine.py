@@ -20,6 +20,13 @@ def describe_machine() -> dict[str, str]:
     }
 
 
+def threads() -> dict[str, str]:
+    """How many torch computes on: with another number, the last bits of a training differ."""
+    import torch
+
+    return {"threads": str(torch.get_num_threads())}
+
+
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
     """Of those that are installed."""
     found = {}

@@ -16,7 +16,7 @@ from pathlib import Path
 from dualform_studies.pages.folder import Report, report_folder, write_report
 from dualform_studies.pages.html import page_html
 from dualform_studies.pages.items import Cell, Figure, Heading, Item, Paragraph, Table
-from dualform_studies.pages.machine import describe_machine, versions_of
+from dualform_studies.pages.machine import describe_machine, threads, versions_of
 from dualform_studies.pages.markdown import page_markdown, table_markdown
 
 _PACKAGES = ("dualform", "torch", "numpy", "duckdb", "faiss-cpu", "faiss-gpu", "tokenizers", "matplotlib")
@@ -62,7 +62,7 @@ class Page:
         The page names the report's "command". The report takes its tables along, and the machine and the versions that
         its figures belong to.
         """
-        report["machine"] = describe_machine() | versions_of(_PACKAGES)
+        report["machine"] = describe_machine() | threads() | versions_of(_PACKAGES)
         items = [*_provenance(report), *self.items]
         report["tables"] = [table.plain() for table in self.tables()]
         folder = write_report(self.run, report).parent
