@@ -48,7 +48,9 @@ reproduction: $(STUDIES:%=runs/%/report/report.json)
 	$(BIN)/python -m dualform_studies.reproduction runs docs
 
 runs/%/report/report.json: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/dualform study $* --out runs/$* --json > /dev/null
+	rm -rf runs/$*.partial
+	OMP_NUM_THREADS=1 $(BIN)/dualform study $* --out runs/$*.partial --json > /dev/null
+	mv runs/$*.partial runs/$*
 
 # The generated code is checked in, so that installing dualform needs no compiler. The compiler is the oldest that
 # pyproject.toml allows at run time (generated code refuses a runtime older than itself), so it has its own environment.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from dualform_studies.pages.folder import Report, report_folder
-from dualform_studies.pages.markdown import moved
+from dualform_studies.pages.items import Table
+from dualform_studies.pages.markdown import moved, table_markdown
 from dualform_studies.studies import STUDIES
 
 _HEAD = """\
@@ -32,7 +32,7 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
     """
     figures = docs / "reproduction"
     shutil.rmtree(figures, ignore_errors=True)
-    parts = [_HEAD, "\n".join(_overview(runs))]
+    parts = [_HEAD, _overview(runs)]
     for name in STUDIES:
         folder = report_folder(runs / name)
         if not (folder / "index.md").is_file():
@@ -46,17 +46,17 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
     return document
 
 
-def _overview(runs: Path) -> Iterator[str]:
+def _overview(runs: Path) -> str:
     """What each study was told, and whether it has run; the most telling figures, where a report names any."""
-    yield "| study | command | beside the paper |"
-    yield "| --- | --- | --- |"
+    rows = []
     for name in STUDIES:
         report = _report_of(runs, name)
         if report is None:
-            yield f"| {name} | not run | |"
+            rows.append((name, "not run", ""))
             continue
         beside = "; ".join(f"{what} {ours} (paper {paper})" for what, ours, paper in report.get("beside_paper", ()))
-        yield f"| {name} | `{report.get('command', '')}` | {beside} |"
+        rows.append((name, f"`{report['command']}`", beside))
+    return table_markdown(Table("overview", "The studies.", ("study", "command", "beside the paper"), rows))
 
 
 def _report_of(runs: Path, name: str) -> Report | None:

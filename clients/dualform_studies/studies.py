@@ -42,8 +42,8 @@ _ALL_TAKE = {"out", "data", "steps", "seed", "progress"}
 def run_study(name: str, assignment: Assignment) -> Report:
     """Run one study; its report is returned and written to `out/report`, as report.json and as a page.
 
-    Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, and
-    for an option that the study knows nothing of.
+    Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, a
+    negative seed, and an option that the study knows nothing of.
     """
     if name not in STUDIES:
         raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(STUDIES)}.", field="study")
@@ -51,6 +51,8 @@ def run_study(name: str, assignment: Assignment) -> Report:
         given = getattr(assignment, field)
         if given is not None and given < 1:
             raise BadInput(f"{field} is {given}.", hint="Give 1 or more.", field=field)
+    if assignment.seed < 0:
+        raise BadInput(f"seed is {assignment.seed}.", hint="Give 0 or more.", field="seed")
     takes = _ALL_TAKE | STUDIES[name].takes
     for part in fields(Assignment):
         if part.name not in takes and getattr(assignment, part.name) != part.default:

@@ -37,7 +37,7 @@ def demo(out: Path, as_json: bool) -> None:
 @click.option("--out", type=_FOLDER, required=True, help="Folder for the memory and the report.")
 @click.option("--steps", type=int, help="Updates, in place of the study's own number.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--runs", type=int, help="single: trainings that Table 1 is over.")
+@click.option("--runs", type=int, help="Trainings to take a mean over, where a study has several.")
 @click.option("--preset", metavar="laptop|paper", help="aesop, wikitext2: sizes of network and training.")
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="aesop, wikitext2: a text to ask about.")
 @click.option("--replay", is_flag=True, help="aesop, wikitext2: store no keys, train twice.")
@@ -66,6 +66,6 @@ def _print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
     for table in report["tables"]:
         print_table(table["caption"], table["columns"], table["rows"])
     index = out / "report" / "index.html"
-    if index.is_file():
+    if index.is_file() and not report.get("dry_run"):
         print_line(f"The memory is {out}; its figures and tables are shown in {index}.")
         print_line(f"Ask it: dualform info {out}")

@@ -25,7 +25,9 @@ from dualform_studies.images.table1 import ask_accuracy
 from dualform_studies.images.training import Recipe, train
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
 
-JOINT_RECIPE = Recipe(steps=5000)
+JOINT_RECIPE = Recipe(steps=5000, clip=float("inf"))
+"""Without clipping, which the paper's code has: with it a network stays below the paper's 97 % on MNIST."""
+_CLIP = 1.0
 
 BESIDE = {
     9: Beside("Figure 6", "Figure 7", "Figure 11"),
@@ -75,13 +77,13 @@ def _stream(datasets: Sequence[Dataset], recipe: Recipe, seed: int, *, split: bo
 
 def _variants(datasets: Sequence[Dataset], recipe: Recipe, seed: int, progress: Progress | None) -> Report:
     """Test accuracies by dataset of what the paper leaves open, each trained without a record."""
-    unclipped = replace(recipe, clip=float("inf"))
+    clipped = replace(recipe, clip=_CLIP)
     together = normalised_together(datasets)
     variants = {
-        "both datasets normalised by one mean and deviation": (together, recipe, False),
+        "gradients clipped to norm 1, as in the single task": (datasets, clipped, False),
         "two thirds of the images, as in the single task": (datasets, recipe, True),
-        "no clipping": (datasets, unclipped, False),
-        "two thirds of the images, no clipping": (datasets, unclipped, True),
+        "both of these": (datasets, clipped, True),
+        "both datasets normalised by one mean and deviation": (together, recipe, False),
     }
     report: Report = {}
     for name, (own, variant, split) in variants.items():

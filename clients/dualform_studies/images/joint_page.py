@@ -18,8 +18,8 @@ PAPER_ACCURACY = {"mnist": "97 %", "fashion-mnist": "87 %"}
 def joint_page(out: Path, report: Report, beside: Mapping[int, Beside]) -> Page:
     page = Page(out, "Joint training: MNIST and Fashion-MNIST mixed (section 5.3)")
     page.paragraph(
-        f"One network learns both datasets for {report['steps']:,} updates of the recipe of the paper's code: "
-        f"{report['recipe']}. The training sets are put together, {report['training_images']:,} images, and gone "
+        f"One network learns both datasets in {report['steps']:,} updates: {report['recipe']}. The training sets are "
+        f"put together, {report['training_images']:,} images, and gone "
         "through in a new order each epoch; each image is normalised by the mean and deviation of its own dataset, and "
         "a datapoint's dataset in the memory is that of its image. Each figure is of the first Fashion-MNIST test "
         "image of its class that the network recognises."

@@ -6,6 +6,7 @@ momentum 0.9, learning rate 3e-3 and global gradient clipping at 1.0. That code 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -50,9 +51,10 @@ class Recipe:
         return replace(self, steps=steps)
 
     def in_words(self) -> str:
+        clipping = f"gradients clipped to norm {self.clip:g}" if math.isfinite(self.clip) else "no clipping"
         return (
-            f"SGD with momentum {self.momentum:g}, learning rate {self.lr:g}, gradients clipped to norm {self.clip:g}, "
-            f"{self.batch} images a batch, hidden layers of {' and '.join(map(str, self.hidden))}"
+            f"SGD with momentum {self.momentum:g}, learning rate {self.lr:g}, {clipping}, {self.batch} images a batch, "
+            f"hidden layers of {' and '.join(map(str, self.hidden))}"
         )
 
     def optimizer(self, network: nn.Module) -> torch.optim.SGD:

@@ -96,4 +96,5 @@ def test_real_data_in_miniature(tmp_path: Path):
     report = run_study("joint", Assignment(tmp_path / "run", steps=20))
     assert report["slots"] == 20 * 128
     assert report["training_images"] == 120_000
+    assert "no clipping" in report["recipe"], "the study's own recipe"
     assert report["accuracy"]["mnist"] > 0.2
