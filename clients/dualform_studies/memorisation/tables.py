@@ -97,7 +97,7 @@ def left_out(found: Sequence[LeftOut], facts: Facts) -> Table:
              f"{one.share['value']:.2f}"]
         )  # fmt: skip
     caption = (
-        "Pairs known when some are left out: others + those left out. Masks take terms out of the sum of these layers; "
+        "Pairs known when some are left out: others+those left out. Masks take terms out of the sum of these layers; "
         "retrained is a network that never saw the pairs, from the same start. Cancellation is the sum of norms over "
         "the norm of the sum of the terms left out, and share how large their sum is beside all that training added."
     )
@@ -125,7 +125,7 @@ def left_out_means(found: Sequence[LeftOut], facts: Facts) -> Report:
 
 
 def _sum(others: NDArray[np.bool_], left_out: NDArray[np.bool_]) -> str:
-    return f"{others.sum()}\N{NO-BREAK SPACE}+\N{NO-BREAK SPACE}{left_out.sum()}"
+    return f"{others.sum()}+{left_out.sum()}"
 
 
 def _brief(number: float | None) -> str:
