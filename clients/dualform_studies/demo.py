@@ -45,8 +45,8 @@ from dualform_studies.pages.folder import (
     Report,
     bytes_on_disk,
     check_free,
-    is_report_of,
     report_folder,
+    study_of,
 )
 from dualform_studies.pages.page import Page
 
@@ -95,7 +95,7 @@ def _make_room(out: Path) -> None:
     try:
         check_free(out)
     except AlreadyExists:
-        if not is_report_of(out, "demo"):
+        if study_of(out) != "demo":
             raise
         shutil.rmtree(out)
 

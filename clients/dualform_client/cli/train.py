@@ -47,7 +47,7 @@ def study(name: str, as_json: bool, **told: Any) -> None:
     """One of the paper's studies: training, figures, tables. A wrong NAME lists those that exist.
 
     \b
-    Examples:
+    Example:
       dualform study continual --data data --out runs/continual
       dualform study aesop --data data --out runs/aesop --prompt "the Fox and the"
     """

@@ -19,23 +19,26 @@ def report_folder(run: Path) -> Path:
 def check_free(run: Path) -> None:
     """Raise AlreadyExists where the folder holds anything: found out before the training, not after it."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise AlreadyExists(f"{run} already holds something.", hint="Name another folder with --out, or remove it.")
+        study = study_of(run)
+        what = f"the study {study}" if study else "something"
+        raise AlreadyExists(f"{run} already holds {what}.", hint="Name another folder with --out, or remove it.")
 
 
 def write_report(run: Path, report: Report) -> Path:
     path = report_folder(run) / "report.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    return path
+    written = path.with_suffix(".part")
+    written.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    return written.replace(path)
 
 
-def is_report_of(run: Path, study: str) -> bool:
-    """Whether this folder was left behind by that study."""
+def study_of(run: Path) -> str | None:
+    """The study that left this folder behind, None where none did."""
     try:
         report = json.loads((report_folder(run) / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(report, dict) and report.get("study") == study
+        return None
+    return str(report["study"]) if isinstance(report, dict) and "study" in report else None
 
 
 def bytes_on_disk(folder: Path) -> int:

@@ -23,8 +23,8 @@ _WARM_UP, _TIMED = 2, 8
 def dry_run(study: str, task: Task, prompts: Sequence[Prompt]) -> Report:
     """Slots, bytes and seconds of both ways; nothing is written."""
     recipe = task.recipe
-    replace(task, recipe=recipe.with_steps(_WARM_UP), progress=None).run_plain()
-    network, seconds = replace(task, recipe=recipe.with_steps(_TIMED), progress=None).run_plain()
+    replace(task, recipe=recipe.with_steps(_WARM_UP)).run_plain()
+    network, seconds = replace(task, recipe=recipe.with_steps(_TIMED)).run_plain()
     asking = prepare(network, task.vocabulary, prompts)
     queries = asking.scored
     cost = estimate(recipe.slots, [recipe.d_in], queries, recipe.steps, seconds / _TIMED)

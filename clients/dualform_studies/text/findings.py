@@ -15,6 +15,7 @@ from dualform_studies.pages.folder import Report
 from dualform_studies.text.attention import Asking, Attention, best
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.passages import Passage, cut, find
+from dualform_studies.text.prompts import Prompt
 from dualform_studies.text.published import Published
 from dualform_studies.text.tokens import Tokens
 
@@ -45,15 +46,21 @@ class _Teller:
         return {
             "name": prompt.name,
             "text": prompt.text,
-            "token": tokens.word(len(tokens) - 1),
-            "after": prompt.after,
+            "query": vars(_query(prompt, tokens)),
             "table": None if prompt.published is None else prompt.published.number,
+            "remark": "" if prompt.published is None else prompt.published.remark,
+            "unmarked": [] if prompt.published is None else prompt.published.unmarked,
+            "length": len(tokens),
             "in_the_text": prompt.found,
             "passages": [self._passage(rows.stop - 1, place) for place in best(own, _PASSAGES)],
             "of_these_also_by_absolute_sums": len(leading & set(best(absolute, _PASSAGES).tolist())),
             "hits": self._hits(number),
             "tokens": [
-                {"of": tokens.word(at), **self._passage(row, int(best(self._attention.by_position.sums[row], 1)[0]))}
+                {
+                    "of": tokens.word(at),
+                    "unknown": bool(tokens.ids[at] == 0),
+                    **self._passage(row, int(best(self._attention.by_position.sums[row], 1)[0])),
+                }
                 for at, row in zip(asked, range(rows.start, rows.stop), strict=True)
             ],
             "published": [] if prompt.published is None else self._published(prompt.published, own),
@@ -83,8 +90,9 @@ class _Teller:
         for row in table.rows:
             rank = None
             if (place := find(self._trained_on.text, row.passage)) is not None:
-                at = np.searchsorted(self._positions, self._trained_on.first_from(place[1]))
-                rank = 1 + int((sums > sums[at]).sum()) if at < len(sums) else None
+                read = np.flatnonzero(self._positions == self._trained_on.first_from(place[1]))
+                # A short training may not have come so far in the text.
+                rank = 1 + int((sums > sums[read[0]]).sum()) if len(read) else None
             told.append({"rank": row.rank, "title": row.page, "passage": vars(row.passage), "rank_here": rank})
         return told
 
@@ -98,6 +106,12 @@ def beside_paper(prompts: Sequence[Report]) -> list[tuple[str, str, str]]:
             ours = ", ".join(f"{rank:,}" for rank in ranks)
             told.append((f"ranks of the passages of Table {prompt['table']}", ours, "1, 2, 3"))
     return told
+
+
+def _query(prompt: Prompt, tokens: Tokens) -> Passage:
+    """The prompt with its last token marked; what follows that is space, or was not read."""
+    start, end = int(tokens.starts[-1]), int(tokens.ends[-1])
+    return Passage(prompt.text[:start], prompt.text[start:end], prompt.text[end:] + prompt.after)
 
 
 def passage_of(entry: Report) -> Passage:

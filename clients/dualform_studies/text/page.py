@@ -61,13 +61,16 @@ def _show_prompt(page: Page, prompt: Report, report: Report) -> None:
     page.heading(f"Table {table} of the paper" if table else f"Prompt {name.removeprefix('prompt-')}")
     if not prompt["in_the_text"]:
         page.paragraph("The texts at hand do not have this passage of the paper; it was asked in the paper's words.")
-    query = Passage(prompt["text"][: len(prompt["text"]) - len(prompt["token"])], prompt["token"], prompt["after"])
+    query = Passage(**prompt["query"])
+    if prompt["tokens"][-1]["unknown"]:
+        page.paragraph(f"The training text does not have the marked {unit}: the network reads it as unknown.")
     page.table(
         f"{name}-passages",
         f"The training passages attended to most by the marked {unit}"
         + (f", beside those of Table {table} of the paper" if table else "")
+        + (f", in which the paper sees {prompt['remark']}" if table else "")
         + f". {prompt['of_these_also_by_absolute_sums']} of these {len(prompt['passages'])} also lead where absolute "
-        "weights are summed.",
+        "weights are summed." + _marks(prompt["unmarked"]),
         [
             "",
             "training passage",
@@ -85,13 +88,27 @@ def _show_prompt(page: Page, prompt: Report, report: Report) -> None:
     )
     page.table(
         f"{name}-tokens",
-        f"Every {unit} of the prompt, and the training passage that it attends to most.",
+        f"{_which(prompt, unit)} of the prompt, and the training passage that it attends to most.",
         [unit, "training passage", "from", "summed weight"],
-        [
-            [Passage("", entry["of"], "").marked().token, passage_of(entry).marked(), entry["title"], entry["sum"]]
-            for entry in prompt["tokens"]
-        ],
+        [[_token(entry), passage_of(entry).marked(), entry["title"], entry["sum"]] for entry in prompt["tokens"]],
     )
+
+
+def _marks(unmarked: Sequence[str]) -> str:
+    if not unmarked:
+        return ""
+    return (
+        f" The copy of the paper at hand had lost the marks of {', '.join(unmarked)}: they stand as in its other rows."
+    )
+
+
+def _which(prompt: Report, unit: str) -> str:
+    asked = len(prompt["tokens"])
+    return f"Every {unit}" if asked == prompt["length"] else f"The last {asked:,} of {prompt['length']:,} {unit}s"
+
+
+def _token(entry: Report) -> str:
+    return Passage("", entry["of"], "").marked().token + (" (unknown)" if entry["unknown"] else "")
 
 
 def _passage_rows(prompt: Report, query: Passage, published: bool) -> Sequence[Sequence[Cell]]:
@@ -115,11 +132,11 @@ def _asking_on(report: Report) -> str:
     if report["replay"]:
         return (
             "No keys are stored, so questions about other prompts need the training once more: give them to another "
-            f"run, `dualform study {study} --replay --prompt TEXT`."
+            f"run, `dualform study {study} --data DATA --out RUN --replay --prompt TEXT`."
         )
     return (
-        f"`dualform study {study} --out RUN --prompt TEXT`, RUN being the folder of this run, adds a prompt to this "
-        "page without training again. The queries of the prompts that were asked last are in `report/queries.npy`, a "
-        "row for each token: `dualform topk RUN --layer lstm --query RUN/report/queries.npy` lists single datapoints, "
+        f"`dualform study {study} --data DATA --out RUN --prompt TEXT`, RUN being this run's folder, adds a prompt "
+        "to this page without training again. The queries of the prompts asked last are in `report/queries.npy`, one a "
+        "token: `dualform topk RUN --layer lstm --query RUN/report/queries.npy` lists single datapoints, "
         "`dualform sums` with `--by position` every sum."
     )

@@ -44,4 +44,6 @@ def own_prompts(texts: Sequence[str], first: int = 1) -> list[Prompt]:
     for text in texts:
         if not text.strip():
             raise BadInput("a prompt is empty.", hint='Give a text, as --prompt "the Fox and the".', field="prompt")
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise BadInput(f"the prompt {text!r} is no UTF-8.", hint="Give it in UTF-8.", field="prompt")
     return [Prompt(f"prompt-{number}", text) for number, text in enumerate(texts, start=first)]

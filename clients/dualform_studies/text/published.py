@@ -34,6 +34,11 @@ class Published:
     query: Row
     rows: tuple[Row, ...]
 
+    @property
+    def unmarked(self) -> list[str]:
+        """The rows whose marks are ours."""
+        return [row.rank for row in (self.query, *self.rows) if not row.marked]
+
 
 AESOP = (
     Published(

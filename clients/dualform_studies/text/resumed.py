@@ -21,7 +21,7 @@ def check_same(report: Report, assignment: Assignment, digest: str) -> None:
     where that one stored no keys or was fed another text than the one with this digest.
     """
     wanted: dict[str, tuple[Any, Any]] = {
-        "seed": (assignment.seed, report["seed"]),
+        "seed": (assignment.seed or report["seed"], report["seed"]),
         "preset": (assignment.preset or report["preset"], report["preset"]),
         "steps": (assignment.steps or report["recipe"]["steps"], report["recipe"]["steps"]),
     }

@@ -6,14 +6,23 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
 import torch
 
+from dualform.errors import BadInput
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment, Progress
-from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, is_report_of, report_folder
+from dualform_studies.pages.folder import (
+    Report,
+    bytes_on_disk,
+    check_free,
+    report_folder,
+    study_of,
+    write_report,
+)
 from dualform_studies.text.attention import Attention, Question, prepare
 from dualform_studies.text.corpora import Corpus, load_corpus
 from dualform_studies.text.estimate import dry_run
@@ -47,7 +56,7 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
     AlreadyExists where it holds anything else, BadInput for a prompt without a token, and what `load_corpus` raises.
     """
     own_prompts(assignment.prompts)
-    again = bool(assignment.prompts) and not assignment.dry_run and is_report_of(assignment.out, study.name)
+    again = bool(assignment.prompts) and not assignment.dry_run and study_of(assignment.out) == study.name
     if not again and not assignment.dry_run:
         check_free(assignment.out)
     if again:
@@ -55,7 +64,7 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
     recipe = (recipe or choose_preset(study.presets, assignment.preset)).with_steps(assignment.steps)
     task = _task(load_corpus(study.corpus, assignment.data), recipe, assignment.seed, assignment.progress)
     if again:
-        return _add_prompts(assignment, task)
+        return _add_prompts(study, assignment, task)
     prompts = [*paper_prompts(task.corpus, study.tables), *own_prompts(assignment.prompts)]
     if assignment.dry_run:
         return dry_run(study.name, task, prompts)
@@ -64,13 +73,32 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
 
 def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) -> Task:
     vocabulary = Vocabulary(corpus.train, corpus.unit)
-    return Task(
-        corpus, vocabulary, vocabulary.encode(corpus.train), vocabulary.encode(corpus.test), recipe, seed, progress
-    )
+    test = vocabulary.encode(corpus.test)
+    if len(test) < 2:
+        raise BadInput(
+            f"the test text of {corpus.name} holds {len(test)} {corpus.unit}s: nothing can be foretold.",
+            hint="Fetch the file anew.",
+            field="data",
+        )
+    return Task(corpus, vocabulary, vocabulary.encode(corpus.train), test, recipe, seed, progress)
+
+
+def _check_room(out: Path, recipe: Recipe) -> None:
+    """Raise BadInput where the keys would fill the disk: found out before the training, not after hours of it."""
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    needed, free = 4 * recipe.slots * recipe.d_in, disk_usage(there).free
+    if needed > free:
+        raise BadInput(
+            f"the keys would take {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free.",
+            hint="Give --replay, which stores none, fewer --steps, or another --out; --dry-run tells slots and time.",
+            field="out",
+        )
 
 
 def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequence[Prompt]) -> Report:
     out = assignment.out
+    if not assignment.replay:
+        _check_room(out, task.recipe)
     plain, plain_seconds = task.run_plain()
     network, recorded_seconds = task.record(out, keys=not assignment.replay)
     measured = {"recorded": foretell(network, task.test.ids), "plain": foretell(plain, task.test.ids)}
@@ -91,6 +119,8 @@ def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequ
         "prompts": [],
     }
     report["seconds"] = {"training": plain_seconds, "recorded_training": recorded_seconds}
+    # From here on the memory can be asked: nothing that goes wrong with asking should cost the training.
+    write_report(out, report)
     way = task.replay if assignment.replay else task.ask_stored
     report["seconds"]["training_again" if assignment.replay else "asking"] = _ask(
         out, report, task, network, prompts, lambda questions: way(out, questions)
@@ -100,15 +130,17 @@ def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequ
     return report
 
 
-def _add_prompts(assignment: Assignment, task: Task) -> Report:
-    """Ask a finished run about more prompts, and write its page anew."""
+def _add_prompts(study: LanguageStudy, assignment: Assignment, task: Task) -> Report:
+    """Ask a finished run about more prompts, and write its page anew; with the paper's, where it was stopped before."""
     out = assignment.out
     report = read_report(out)
     check_same(report, assignment, _digest(task))
-    earlier = sum(prompt["name"].startswith("prompt-") for prompt in report["prompts"])
-    prompts = own_prompts(assignment.prompts, first=earlier + 1)
+    there = {prompt["name"] for prompt in report["prompts"]}
+    first = 1 + sum(name.startswith("prompt-") for name in there)
+    prompts = [prompt for prompt in paper_prompts(task.corpus, study.tables) if prompt.name not in there]
+    prompts += own_prompts(assignment.prompts, first)
     seconds = _ask(out, report, task, task.recorded_network(out), prompts, lambda asked: task.ask_stored(out, asked))
-    report["seconds"]["asking"] += seconds
+    report["seconds"]["asking"] = seconds + report["seconds"].get("asking", 0.0)
     language_page(out, report).write(report)
     return report
 

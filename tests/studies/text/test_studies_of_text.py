@@ -23,6 +23,7 @@ from dualform_studies.text.corpora import Corpus, load_corpus
 from dualform_studies.text.network import build_network
 from dualform_studies.text.published import AESOP
 from dualform_studies.text.recipe import Recipe
+from dualform_studies.text.runs import Task
 from dualform_studies.text.tokens import Tokens, Vocabulary
 from dualform_studies.text.wikitext2 import run_wikitext2
 from tests.studies.text.made_up import write_aesop
@@ -163,8 +164,42 @@ def test_prompts_can_be_asked_of_a_finished_run(texts: Path, tmp_path: Path) -> 
             run_aesop(replace(assignment, prompts=("x",), **change))
     with pytest.raises(BadInput, match="a replay trains anew"):
         run_aesop(replace(assignment, prompts=("x",), replay=True))
-    with pytest.raises(AlreadyExists, match="already holds something"):
+    with pytest.raises(AlreadyExists, match="already holds the study aesop"):
         run_aesop(assignment, recipe)
+    with pytest.raises(AlreadyExists, match="already holds the study aesop"):
+        run_wikitext2(replace(assignment, prompts=("x",)))
+
+
+def test_a_run_stopped_while_it_was_asked_can_be_asked_again(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, recipe = tmp_path / "aesop", replace(_RECIPE, steps=20)
+
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Task, "ask_stored", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_aesop(Assignment(out=out, data=texts, seed=3), recipe)
+    report = run_aesop(Assignment(out=out, data=texts, prompts=("The Hare",)))
+    assert [prompt["name"] for prompt in report["prompts"]] == ["table-3", "table-4", "table-5", "prompt-1"]
+    assert report["seed"] == 3
+
+
+def test_a_passage_has_a_rank_only_where_the_training_came_so_far(tmp_path: Path) -> None:
+    path = tmp_path / "aesop" / "49010-0.txt"
+    path.parent.mkdir()
+    passage = AESOP[0].rows[2].passage
+    path.write_text(f"{'A tale of a crow. ' * 40}{passage.before}{passage.token}{passage.after}\nAPPENDIX\nThe end.")
+    ranks = []
+    for steps in (2, 90):  # of 12 characters: a 34th of the text, and all of it
+        run = tmp_path / str(steps)
+        report = run_aesop(Assignment(out=run, data=tmp_path), replace(_RECIPE, batch=1, steps=steps))
+        ranks.append([row["rank_here"] for row in report["prompts"][0]["published"]])
+    assert ranks[0] == [None, None, None]
+    assert ranks[1][:2] == [None, None]
+    assert ranks[1][2] >= 1
 
 
 def test_passages_are_not_cut_from_another_text(texts: Path, tmp_path: Path) -> None:
@@ -178,14 +213,16 @@ def test_passages_are_not_cut_from_another_text(texts: Path, tmp_path: Path) -> 
 def test_wikitext2_trains_on_words_and_says_what_is_absent(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "wikitext2"
     report = run_wikitext2(
-        Assignment(out=out, data=texts, prompts=("the Wolf slept",), preset="laptop"),
+        Assignment(out=out, data=texts, prompts=("the Owl slept ",), preset="laptop"),
         replace(_RECIPE, dropout=0.5, projection=0, steps=40),
     )
     assert report["unharmed"] is True
     assert report["corpus"]["trained_on"] == "the valid split"
     assert "not at hand" in (report_folder(out) / "index.html").read_text()
     assert [prompt["table"] for prompt in report["prompts"]] == [2, 6, 7, None]
-    assert [entry["of"] for entry in report["prompts"][3]["tokens"]] == ["the", "Wolf", "slept"]
+    assert [entry["of"] for entry in report["prompts"][3]["tokens"]] == ["the", "Owl", "slept"]
+    assert report["prompts"][3]["query"] == {"before": "the Owl ", "token": "slept", "after": " "}
+    assert [entry["unknown"] for entry in report["prompts"][3]["tokens"]] == [False, True, False]
     titles = {entry["title"] for prompt in report["prompts"] for entry in prompt["passages"]}
     assert titles <= {"", *(f"Page {number} of valid" for number in range(4))}
 
@@ -216,4 +253,9 @@ def test_what_is_wrong_is_said_before_the_training(
         run(Assignment(out=out, data=tmp_path))
     with pytest.raises(BadInput, match="a prompt is empty"):
         run(Assignment(out=out, data=texts, prompts=("",)))
+    with pytest.raises(BadInput, match="no UTF-8"):
+        run(Assignment(out=out, data=texts, prompts=("a \udc80",)))
+    with pytest.raises(BadInput, match=r"the keys would take .* GB") as error:
+        run(Assignment(out=out, data=texts, steps=10**9))
+    assert "--replay" in (error.value.hint or "")
     assert not out.exists()
