@@ -76,7 +76,11 @@ def _show_prompt(page: Page, prompt: Report, report: Report) -> None:
             "training passage",
             "from",
             "summed weight",
-            *(["the paper's passage", "from", "its rank here"] if table else []),
+            *(
+                ["the paper's passage", "from", f"its rank here, of {report['corpus']['train_tokens'] - 1:,}"]
+                if table
+                else []
+            ),
         ],
         _passage_rows(prompt, query, bool(table)),
     )
