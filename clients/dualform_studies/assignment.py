@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeAlias
 
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told a label, how much is done, and how much there is in all."""
+from dualform_studies.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dualform.answers import Certificate
 from dualform_studies.pages.folder import Report
+from dualform_studies.pages.items import Cell, Table
 
 
 def certificate_report(certificate: Certificate) -> Report:
@@ -17,6 +18,23 @@ def certificate_report(certificate: Certificate) -> Report:
         "exact": certificate.exact,
         "reason": certificate.reason,
     }
+
+
+def certificate_table(
+    verify: Mapping[str, Report], cancellation: Mapping[str, float | None] | None = None, of_what: str = ""
+) -> Table:
+    """How far each layer's rebuilt weights are from those trained, and how much the terms of `of_what` cancel."""
+    caption = "The certificate: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer"
+    rows: list[list[Cell]] = [
+        [layer, f"{found['relative_error']:.2g}", "yes" if found["exact"] else found["reason"]]
+        for layer, found in verify.items()
+    ]
+    if cancellation is None:
+        return Table("certificate", f"{caption}.", ("layer", "relative error", "exact"), rows)
+    for row, cancelled in zip(rows, cancellation.values(), strict=True):
+        row.append("-" if cancelled is None else f"{cancelled:.0f}")
+    caption += f"; and the cancellation of {of_what}, the sum of their norms over the norm of their sum."
+    return Table("certificate", caption, ("layer", "relative error", "exact", "cancellation"), rows)
 
 
 def relative_errors(

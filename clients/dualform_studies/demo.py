@@ -19,8 +19,7 @@ from dualform.errors import AlreadyExists
 from dualform.query.engine import Engine, open_memory
 from dualform_client import Client
 from dualform_service.server import Server
-from dualform_studies.assignment import Progress
-from dualform_studies.certificates import certificate_report
+from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.images.datasets import digits, permuted
 from dualform_studies.images.example import (
     Beside,
@@ -39,7 +38,7 @@ from dualform_studies.images.succession import (
     weights_by_moment,
     without,
 )
-from dualform_studies.images.tables import accuracy_table, certificate_table
+from dualform_studies.images.tables import accuracy_table
 from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import (
     Report,
@@ -49,6 +48,7 @@ from dualform_studies.pages.folder import (
     study_of,
 )
 from dualform_studies.pages.page import Page
+from dualform_studies.progress import Progress
 
 DEMO_RECIPE = Recipe(hidden=(64, 64), lr=2e-2, batch=64, steps=300)
 """About fourteen epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
@@ -84,7 +84,11 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     page = Page(out, "A demonstration on handwritten digits")
     page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset.")
     page.show(accuracy_table(report["accuracy"], moments(pair)))
-    page.show(certificate_table(report["verify"], report["cancellation"], report["mask"]))
+    page.show(
+        certificate_table(
+            report["verify"], report["cancellation"], f"the terms that the mask `{report['mask']}` leaves out"
+        )
+    )
     show_example(page, "prediction", report["prediction"], Beside())
     page.write(report)
     return report

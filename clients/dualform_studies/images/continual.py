@@ -13,9 +13,9 @@ import torch
 
 from dualform.query.engine import Engine, open_memory
 from dualform_studies import peak_memory
-from dualform_studies.assignment import Assignment, Progress
+from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, relative_errors
-from dualform_studies.images.continual_page import continual_page
+from dualform_studies.images.continual_page import beside_paper, continual_page
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.example import (
     Beside,
@@ -45,6 +45,7 @@ from dualform_studies.pages.folder import (
     check_free,
     report_folder,
 )
+from dualform_studies.progress import Progress, named, or_silent
 
 _WARM_UP_STEPS = 20
 _MISTAKE = (1, 3)
@@ -71,8 +72,8 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
     pair = load_dataset("mnist", assignment.data), load_dataset("fashion-mnist", assignment.data)
     # The first steps of a process are slow (threads start, memory is mapped): no timed training should pay for them.
     train_in_succession(pair, recipe.with_steps(min(_WARM_UP_STEPS, recipe.steps)), seed)
-    plain = train_in_succession(pair, recipe, seed, progress=_named(progress, "unrecorded"))
-    recorded = train_in_succession(pair, recipe, seed, record_to=out, progress=_named(progress, "recorded"))
+    plain = train_in_succession(pair, recipe, seed, progress=named(progress, "unrecorded"))
+    recorded = train_in_succession(pair, recipe, seed, record_to=out, progress=named(progress, "recorded"))
     start = perf_counter()
     chosen = parts(pair, recipe)
     retrained = retrain(recorded, chosen, pair, recipe, seed, progress)
@@ -83,6 +84,7 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
         report["masks"] = sweep(memory, chosen, retrained, recorded, pair, recipe, progress)
     draw_masks(report_folder(out) / "masks.png", report["masks"], pair)
     draw_last_steps(report_folder(out) / "last-steps.png", report["masks"], pair)
+    report["beside_paper"] = beside_paper(report["accuracy"], moments(pair))
     report["command"] = assignment.command("continual")
     report["unharmed"] = all(torch.equal(plain.final[name], recorded.final[name]) for name in plain.final)
     report["seconds"] = {
@@ -107,7 +109,7 @@ def _examine(
 ) -> Report:
     """Everything that the memory is asked, and the figures."""
     layers = layer_names(recipe.widths(pair[0]))
-    say = progress or (lambda label, done, total: None)
+    say = or_silent(progress)
     say("rebuilding networks", 0, 4)
     weights = weights_by_moment(memory, trained, pair, recipe)
     judged = judge(weights, pair, recipe)
@@ -152,9 +154,3 @@ def _draw(memory: Engine, judged: Judged, layers: Sequence[str], folder: Path) -
         for name, query in chosen.items()
         if query is not None
     }
-
-
-def _named(progress: Progress | None, kind: str) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda label, done, total: progress(f"{label} ({kind})", done, total)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from dualform_studies.certificates import certificate_table
 from dualform_studies.images.example import Beside, show_example
 from dualform_studies.images.succession import Pair, moments
-from dualform_studies.images.tables import certificate_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
@@ -18,6 +18,15 @@ _PAPER = {
     "masked": {"mnist": "as after MNIST"},
 }
 """Accuracies that section 5.4 names; of the mask, it says that it would reproduce what the first part gave."""
+
+
+def beside_paper(accuracy: Report, words: Mapping[str, str]) -> list[list[str]]:
+    """What is compared, ours, and the paper's; `words` says each moment."""
+    return [
+        [f"{dataset}, {words[moment]}".replace("\n", " "), f"{100 * accuracy[dataset][moment]:.1f} %", said]
+        for moment, by_dataset in _PAPER.items()
+        for dataset, said in by_dataset.items()
+    ]
 
 
 def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, Beside]) -> Page:
@@ -40,8 +49,9 @@ def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, B
         show_example(page, name, example, beside[name])
     _show_masks(page, report, pair)
     page.heading("The certificate and the cost")
+    left_out = f"the terms that the mask `{report['mask']}` leaves out"
     page.show(
-        certificate_table(report["verify"], report["cancellation"], report["mask"]),
+        certificate_table(report["verify"], report["cancellation"], left_out),
         _rebuilt_table(report),
         _cost_table(report),
     )
@@ -165,8 +175,8 @@ def _rebuilt_table(report: Report) -> Table:
 def _cost_table(report: Report) -> Table:
     memory = report["peak_memory_bytes"]
     rows = [
-        (stage.replace("_", " "), f"{seconds:.1f} s", f"{memory[stage] / 2**30:.2f} GiB" if stage in memory else "")
+        (stage.replace("_", " "), f"{seconds:.1f} s", f"{memory[stage] / 1e9:.2f} GB" if stage in memory else "")
         for stage, seconds in report["seconds"].items()
     ]
-    rows.append((f"on disk, {report['slots']:,} datapoints", "", f"{report['disk_bytes'] / 2**30:.2f} GiB"))
+    rows.append((f"on disk, {report['slots']:,} datapoints", "", f"{report['disk_bytes'] / 1e9:.2f} GB"))
     return Table("cost", "What it took.", ("stage", "time", "memory"), rows)

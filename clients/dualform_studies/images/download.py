@@ -8,7 +8,6 @@ found there are read as they are; hashes are checked of what is downloaded.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,9 @@ import numpy as np
 
 from dualform.errors import Damaged, NotFound
 from dualform.extras import missing_package
+from dualform_studies.data_folder import DATA_VARIABLE, data_folder
 from dualform_studies.images.datasets import Dataset, Images
 from dualform_studies.images.idx import read_idx
-
-DATA_VARIABLE = "DUALFORM_DATA"
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _SIDE = 28
@@ -58,15 +56,6 @@ SOURCES = {
         ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     ),
 }
-
-
-def data_folder(data: Path | None) -> Path:
-    """The folder given, else $DUALFORM_DATA, else the user's cache."""
-    if data is not None:
-        return data
-    if os.environ.get(DATA_VARIABLE):
-        return Path(os.environ[DATA_VARIABLE])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualform"
 
 
 def at_hand(name: str, data: Path | None) -> bool:

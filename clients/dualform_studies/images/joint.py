@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from dualform.query.engine import Engine, open_memory
-from dualform_studies.assignment import Assignment, Progress
+from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.crossing import ask_crossing
 from dualform_studies.images.datasets import Dataset, normalised_together
@@ -24,6 +24,7 @@ from dualform_studies.images.stream import Batch, batch_rows, mixed_batches
 from dualform_studies.images.table1 import ask_accuracy
 from dualform_studies.images.training import Recipe, train
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
+from dualform_studies.progress import Progress, counting, or_silent
 
 JOINT_RECIPE = Recipe(steps=5000, clip=float("inf"))
 """Without clipping, which the paper's code has: with it a network stays below the paper's 97 % on MNIST."""
@@ -89,17 +90,15 @@ def _variants(datasets: Sequence[Dataset], recipe: Recipe, seed: int, progress: 
     for name, (own, variant, split) in variants.items():
         network = build_network(variant.widths(own[0]), seed)
         stream = _stream(own, variant, seed, split=split)
-        train(network, variant.optimizer(network), stream, variant.clip, tell=_telling(progress, name, variant.steps))
+        train(
+            network,
+            variant.optimizer(network),
+            stream,
+            variant.clip,
+            tell=counting(progress, f"variant: {name}", variant.steps),
+        )
         report[name] = {dataset.name: accuracy(network, dataset) for dataset in own}
     return report
-
-
-def _telling(progress: Progress | None, name: str, steps: int) -> Callable[[int], None]:
-    def tell(done: int) -> None:
-        if progress is not None:
-            progress(f"variant: {name}", done, steps)
-
-    return tell
 
 
 def _examine(out: Path, datasets: Sequence[Dataset], recipe: Recipe, progress: Progress | None) -> Report:
@@ -111,7 +110,7 @@ def _examine(out: Path, datasets: Sequence[Dataset], recipe: Recipe, progress: P
 def _ask(
     memory: Engine, datasets: Sequence[Dataset], recipe: Recipe, folder: Path, progress: Progress | None
 ) -> Report:
-    say = progress or (lambda label, done, total: None)
+    say = or_silent(progress)
     layers = layer_names(recipe.widths(datasets[0]))
     looks = {dataset.name: Look(dataset, recipe.steps, last=True) for dataset in datasets}
     fashion = looks[datasets[1].name]

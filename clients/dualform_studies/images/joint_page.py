@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from dualform_studies.certificates import certificate_table
 from dualform_studies.images.crossing import crossing_table, strongest_table
 from dualform_studies.images.example import Beside, show_example
-from dualform_studies.images.tables import rebuilt_table
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
@@ -35,7 +35,7 @@ def joint_page(out: Path, report: Report, beside: Mapping[int, Beside]) -> Page:
     for label, example in report["examples"].items():
         show_example(page, example["name"], example, beside[int(label)])
     page.heading("The certificate")
-    page.show(rebuilt_table(report["verify"]))
+    page.show(certificate_table(report["verify"]))
     return page
 
 

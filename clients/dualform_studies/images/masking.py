@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualform.query.engine import Engine
-from dualform_studies.assignment import Progress
 from dualform_studies.certificates import relative_errors
 from dualform_studies.images.network import accuracy, layer_names, with_weights
 from dualform_studies.images.succession import Pair, Trained, Weights, without
 from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report
+from dualform_studies.progress import Progress
 
 _LAST_OF_3000 = (30, 100, 300, 600, 1000, 2000, 2900)
 """Last steps to leave out, of 3,000; of another number of steps, as large a share."""

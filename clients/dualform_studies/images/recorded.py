@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from dualform import Recorder
 from dualform.answers import Answers
-from dualform_studies.assignment import Progress
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.network import build_network
 from dualform_studies.images.stream import Batch
 from dualform_studies.images.training import Recipe, train
+from dualform_studies.progress import Progress
 
 
 def probe_name(dataset: Dataset, at_step: int | None = None) -> str:

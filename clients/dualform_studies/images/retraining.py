@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dualform_studies.assignment import Progress
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.masking import Part
 from dualform_studies.images.network import with_weights
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.images.succession import Pair, Trained, Weights, copied
 from dualform_studies.images.training import Recipe, train
+from dualform_studies.progress import Progress
 
 _SECOND = 1
 

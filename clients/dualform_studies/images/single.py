@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from dualform_studies.assignment import Assignment, Progress
+from dualform_studies.assignment import Assignment
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.network import layer_names
@@ -21,6 +21,7 @@ from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.images.table1 import ask_looks, in_words, over_runs
 from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
+from dualform_studies.progress import Progress, named
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,3 @@ def _folder(out: Path, number: int) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir=out, prefix="run-") as folder:
         yield Path(folder)
-
-
-def named(progress: Progress | None, run: str) -> Progress | None:
-    """Progress that says which run it is about."""
-    if progress is None:
-        return None
-    return lambda label, done, total: progress(f"{label} ({run})", done, total)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dualform_studies.certificates import certificate_table
 from dualform_studies.images.example import show_example
 from dualform_studies.images.recency import recency_table
 from dualform_studies.images.single_views import BESIDE
 from dualform_studies.images.table1 import CELLS, in_words, is_met, table_1
-from dualform_studies.images.tables import rebuilt_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
@@ -48,7 +48,7 @@ def single_page(out: Path, report: Report) -> Page:
     )
     page.show(recency_table(report["recency"]))
     page.heading("The certificate")
-    page.show(rebuilt_table(report["verify"]))
+    page.show(certificate_table(report["verify"]))
     return page
 
 

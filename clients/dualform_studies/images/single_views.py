@@ -11,7 +11,6 @@ from dualform.query.engine import Engine, open_memory
 from dualform.questions import ProbeRows
 from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
-from dualform_studies.assignment import Progress
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.error_norm import error_norm_sums
@@ -23,6 +22,7 @@ from dualform_studies.images.recorded import Look
 from dualform_studies.images.spotlight import LayerSpotlight
 from dualform_studies.images.table1 import count_cells
 from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.progress import Progress, or_silent
 
 BESIDE = {6: Beside("Figure 4", "Figure 5", "Figure 10"), 3: Beside("Figure 14", "Figure 15", "Figure 13")}
 """The digits whose attention is drawn."""
@@ -37,7 +37,7 @@ def ask_single(
     dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], out: Path, progress: Progress | None
 ) -> Report:
     """Examples and dates of the first look, sums weighted by the error's norm of all looks, and the certificate."""
-    say = progress or (lambda label, done, total: None)
+    say = or_silent(progress)
     say("drawing figures", 0, 2)
     report, query = _ask(out, dataset, layers, looks[0])
     say("weighting by the error's norm", 1, 2)

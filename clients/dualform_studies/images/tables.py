@@ -17,29 +17,6 @@ def accuracy_table(accuracy: Mapping[str, Mapping[str, float]], moments: Mapping
     return Table("accuracy", "Test accuracy.", ("network", *accuracy), rows)
 
 
-def certificate_table(verify: Mapping[str, Report], cancellation: Mapping[str, float], mask: str) -> Table:
-    """How far the rebuilt weights are from those trained, and how much the terms cancel that the mask leaves out."""
-    rows = [
-        (layer, f"{found['relative_error']:.2g}", "yes" if found["exact"] else found["reason"], f"{cancelled:.0f}")
-        for (layer, found), cancelled in zip(verify.items(), cancellation.values(), strict=True)
-    ]
-    caption = (
-        "The certificate: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer; and the cancellation of the terms that the mask "
-        f"`{mask}` leaves out, the sum of their norms over the norm of their sum."
-    )
-    return Table("certificate", caption, ("layer", "relative error", "exact", "cancellation"), rows)
-
-
-def rebuilt_table(verify: Mapping[str, Report]) -> Table:
-    """The certificate alone, where nothing is masked."""
-    rows = [
-        (layer, f"{found['relative_error']:.2g}", "yes" if found["exact"] else found["reason"])
-        for layer, found in verify.items()
-    ]
-    caption = "The certificate: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer."
-    return Table("certificate", caption, ("layer", "relative error", "exact"), rows)
-
-
 def example_tables(name: str, example: Report) -> Iterator[Table]:
     """The images attended to most and the sums over classes, of one query at each layer."""
     layers = example["layers"]

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dualform.errors import BadInput
-from dualform_studies.assignment import Progress
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.stream import Batch, batch_rows, batches
+from dualform_studies.progress import Progress
 
 if TYPE_CHECKING:
     from dualform import Recorder

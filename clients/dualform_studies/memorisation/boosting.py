@@ -7,17 +7,17 @@ go on, and freezes the earlier heads alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from dualform_studies.assignment import Progress
 from dualform_studies.memorisation.ensemble import Curve, Ensemble, Optimize
 from dualform_studies.memorisation.facts import draw_facts
 from dualform_studies.memorisation.network import HEAD_WIDTH, HEADS, PROJECTIONS, build_network
 from dualform_studies.memorisation.training import Recipe
+from dualform_studies.progress import Progress, counting
 
 WAYS = {
     "free": "free, all heads at once",
@@ -35,7 +35,7 @@ def train_ways(recipe: Recipe, seeds: Sequence[int], progress: Progress | None =
     for way, words in WAYS.items():
         ensemble = Ensemble([build_network(seed) for seed in seeds], [draw_facts(seed) for seed in seeds])
         if way in ("free", "adam"):
-            say = _say(progress, words, recipe.steps)
+            say = counting(progress, words, recipe.steps)
             ensemble.train(recipe.steps, sgd if way == "free" else adam, say=say)
         else:
             _boost(ensemble, recipe, sgd, way == "shared", progress, words)
@@ -53,7 +53,7 @@ def _boost(
             optimize,
             heads=(torch.arange(HEADS) <= head).float()[None],
             learns=learning(head, shared or head == 0),
-            say=_say(progress, f"{words}: head {head + 1}", steps),
+            say=counting(progress, f"{words}: head {head + 1}", steps),
         )
 
 
@@ -68,7 +68,3 @@ def learning(head: int, embeddings: bool) -> dict[str, Tensor]:
 def boundaries(recipe: Recipe) -> list[int]:
     """The steps at which boosted training turns to the next head."""
     return [recipe.steps + head * recipe.later_steps for head in range(HEADS - 1)]
-
-
-def _say(progress: Progress | None, label: str, steps: int) -> Callable[[int], None]:
-    return (lambda done: progress(label, done, steps)) if progress else (lambda done: None)

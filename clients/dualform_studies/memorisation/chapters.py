@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from dualform_studies.assignment import Progress
 from dualform_studies.memorisation import tables
 from dualform_studies.memorisation.boosting import train_ways
 from dualform_studies.memorisation.boosting_figure import draw_ways
@@ -20,6 +19,7 @@ from dualform_studies.memorisation.torus_figures import draw_attention, draw_cla
 from dualform_studies.memorisation.training import Recipe
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page
+from dualform_studies.progress import Progress
 
 
 def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:

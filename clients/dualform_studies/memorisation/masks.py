@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.query.engine import Engine
-from dualform_studies.assignment import Progress
 from dualform_studies.memorisation.ensemble import Ensemble
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.network import PROJECTIONS, WIDTH, AttentionOnly, build_network, with_weights
 from dualform_studies.memorisation.training import Recipe
+from dualform_studies.progress import Progress, or_silent
 
 SCOPES = {
     "value": ("value",),
@@ -73,7 +73,7 @@ def leave_out(
         if members.any():
             wheres[f"class {token}"] = (f"label <> {label}", members)
     retrained = _retrained(facts, recipe, seed, [pairs for _, pairs in wheres.values()], progress)
-    say = progress or (lambda label, done, total: None)
+    say = or_silent(progress)
     begun, trained, found = memory.weights(at_step=0), memory.weights(), []
     for done, (name, (where, pairs)) in enumerate(wheres.items(), start=1):
         masked = memory.weights(where=where)
@@ -105,7 +105,7 @@ def _retrained(
     count = len(left_out)
     ensemble = Ensemble([build_network(seed)] * count, [facts] * count)
     counted = torch.from_numpy(~np.stack(left_out)).float()
-    say = progress or (lambda label, done, total: None)
+    say = or_silent(progress)
     ensemble.train(
         recipe.steps,
         partial(torch.optim.SGD, lr=recipe.lr, momentum=recipe.momentum),
@@ -132,7 +132,7 @@ def sweep_last(memory: Engine, facts: Facts, recipe: Recipe, progress: Progress 
     steps, pairs = recipe.steps, min(recipe.swept, len(facts))
     last = sorted({max(1, round(part * steps)) for part in _SWEPT})
     trained, known = memory.weights(), np.zeros((len(last), pairs, len(facts)), dtype=np.bool_)
-    say = progress or (lambda label, done, total: None)
+    say = or_silent(progress)
     for row, number in enumerate(last):
         for pair in range(pairs):
             where = f"NOT ({only(facts, pair)} AND step >= {steps - number})"

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
-from dualform_studies.assignment import Progress
 from dualform_studies.memorisation import tables
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.mask_figures import draw_pairs, draw_sweep
@@ -19,6 +18,7 @@ from dualform_studies.memorisation.torus_figures import draw_panels
 from dualform_studies.memorisation.training import PROBE, Recipe
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page
+from dualform_studies.progress import Progress
 
 
 def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts: Facts) -> Report:

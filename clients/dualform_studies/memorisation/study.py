@@ -13,8 +13,7 @@ import torch
 
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
-from dualform_studies.certificates import certificate_report
-from dualform_studies.memorisation import tables
+from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.memorisation.chapters import boosting_chapter, heads_chapter, maps_chapter
 from dualform_studies.memorisation.facts import draw_facts
 from dualform_studies.memorisation.memory_chapters import mask_chapter, retrieval_chapter
@@ -57,7 +56,7 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
             "cancellation": memory.cancellation(where=_NO_SLOT),
             "disk_bytes": bytes_on_disk(out),
         }
-        page.show(tables.certificates(verified, report["cancellation"]))
+        page.show(certificate_table(report["verify"], report["cancellation"], "all its terms"))
         maps_chapter(page, network, facts, recipe)
         report["heads"] = heads_chapter(page, network, facts, recipe)
         report["ways"] = boosting_chapter(page, recipe, range(seed, seed + recipe.seeds), progress)

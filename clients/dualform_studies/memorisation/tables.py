@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Certificate
 from dualform.query.engine import Engine
 from dualform_studies.memorisation.boosting import WAYS
 from dualform_studies.memorisation.ensemble import Curve
@@ -17,19 +16,6 @@ from dualform_studies.memorisation.retrieval import asked_by
 from dualform_studies.memorisation.simplex import Simplex, classes_of
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Cell, Table
-
-
-def certificates(verified: Mapping[str, Certificate], cancellation: Mapping[str, float]) -> Table:
-    """`cancellation`: of all slots together."""
-    rows = [
-        (layer, _brief(found.relative_error), "yes" if found.exact else found.reason, _brief(cancellation[layer]))
-        for layer, found in verified.items()
-    ]
-    caption = (
-        "The certificate: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer; and the cancellation of all its terms, the sum of "
-        "their norms over the norm of their sum."
-    )
-    return Table("certificate", caption, ("layer", "relative error", "exact", "cancellation"), rows)
 
 
 def heads(simplex: Simplex, alone: Mapping[str, NDArray[np.bool_]], facts: Facts) -> Table:
@@ -126,7 +112,3 @@ def left_out_means(found: Sequence[LeftOut], facts: Facts) -> Report:
 
 def _sum(others: NDArray[np.bool_], left_out: NDArray[np.bool_]) -> str:
     return f"{others.sum()}+{left_out.sum()}"
-
-
-def _brief(number: float | None) -> str:
-    return "-" if number is None else f"{number:.2g}"

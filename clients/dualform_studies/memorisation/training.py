@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from dualform import Recorder
 from dualform.errors import BadInput
-from dualform_studies.assignment import Progress
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.network import AttentionOnly, build_network
+from dualform_studies.progress import Progress
 
 DATASET = "pairs"
 PROBE = "pairs"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from dualform.errors import Damaged, NotFound
-from dualform_studies.images.download import DATA_VARIABLE, data_folder
+from dualform_studies.data_folder import DATA_VARIABLE, data_folder
 
 Unit: TypeAlias = Literal["character", "word"]
 

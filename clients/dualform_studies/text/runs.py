@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from dualform import Recorder, Replay
 from dualform.query.engine import open_memory
-from dualform_studies.assignment import Progress
+from dualform_studies.progress import Progress, or_silent
 from dualform_studies.text.attention import Question
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.network import LAYER, LanguageModel, build_network
@@ -66,7 +66,7 @@ class Task:
     def ask_stored(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
         """Answers from stored keys, and the seconds it took."""
         start = perf_counter()
-        say = self.progress or (lambda label, done, total: None)
+        say = or_silent(self.progress)
         answers: list[Any] = []
         with open_memory(out) as memory:
             for done, question in enumerate(questions):

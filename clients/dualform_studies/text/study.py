@@ -14,7 +14,7 @@ import torch
 
 from dualform.errors import BadInput
 from dualform.query.engine import open_memory
-from dualform_studies.assignment import Assignment, Progress
+from dualform_studies.assignment import Assignment
 from dualform_studies.pages.folder import (
     Report,
     bytes_on_disk,
@@ -23,6 +23,7 @@ from dualform_studies.pages.folder import (
     study_of,
     write_report,
 )
+from dualform_studies.progress import Progress
 from dualform_studies.text.attention import Attention, Question, prepare
 from dualform_studies.text.corpora import Corpus, load_corpus
 from dualform_studies.text.estimate import dry_run

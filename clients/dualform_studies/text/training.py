@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dualform_studies.assignment import Progress
+from dualform_studies.progress import Progress
 from dualform_studies.text.network import LanguageModel, State, build_network
 from dualform_studies.text.recipe import Recipe
 from dualform_studies.text.streams import chunks

@@ -9,8 +9,9 @@ import pytest
 
 import dualform
 from dualform_studies.assignment import Assignment
+from dualform_studies.data_folder import data_folder
 from dualform_studies.images.continual import run_continual
-from dualform_studies.images.download import at_hand, data_folder
+from dualform_studies.images.download import at_hand
 from dualform_studies.images.training import Recipe
 from dualform_studies.studies import run_study
 

@@ -10,7 +10,8 @@ import pytest
 import dualform
 from dualform.store.memory import Memory
 from dualform_studies.assignment import Assignment
-from dualform_studies.images.download import at_hand, data_folder, load_dataset
+from dualform_studies.data_folder import data_folder
+from dualform_studies.images.download import at_hand, load_dataset
 from dualform_studies.images.joint import run_joint
 from dualform_studies.images.training import Recipe
 from dualform_studies.studies import run_study

@@ -10,7 +10,8 @@ import pytest
 import dualform
 from dualform.store.memory import Memory
 from dualform_studies.assignment import Assignment
-from dualform_studies.images.download import at_hand, data_folder
+from dualform_studies.data_folder import data_folder
+from dualform_studies.images.download import at_hand
 from dualform_studies.images.error_norm import error_norm_sums
 from dualform_studies.images.single import SingleRecipe, run_single
 from dualform_studies.images.training import Recipe
