@@ -44,12 +44,15 @@ $(VENV)/peers: $(VENV)/ready
 # Every study, each into runs/NAME, and docs/reproduction.md from their reports; a study whose report is there is not run
 # again. Each trains on one thread, so that a seed gives the same bits on any number of cores: make -j2 reproduction takes
 # less than an hour on two.
-reproduction: $(STUDIES:%=runs/%/report/report.json)
+reproduction: $(STUDIES:%=runs/%/report/report.json) runs/aesop-replay/report/report.json
 	$(BIN)/python -m dualform_studies.reproduction runs docs
+
+OPTIONS.aesop-replay := aesop --replay
+OPTIONS.single-variants := single-variants --runs 1
 
 runs/%/report/report.json: $(VENV)/ready
 	rm -rf runs/$*.partial
-	OMP_NUM_THREADS=1 $(BIN)/dualform study $* --out runs/$*.partial --json > /dev/null
+	OMP_NUM_THREADS=1 $(BIN)/dualform study $(or $(OPTIONS.$*),$*) --out runs/$*.partial --json > /dev/null
 	mv runs/$*.partial runs/$*
 
 # The generated code is checked in, so that installing dualform needs no compiler. The compiler is the oldest that

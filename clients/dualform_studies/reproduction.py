@@ -16,6 +16,9 @@ from dualform_studies.pages.items import Table
 from dualform_studies.pages.markdown import moved, table_markdown
 from dualform_studies.studies import STUDIES
 
+REPLAYED = "aesop-replay"
+"""The folder of the study aesop with --replay, to stand beside the one that stored its keys."""
+
 _HEAD = """\
 # The paper, reproduced
 
@@ -41,6 +44,9 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
         for figure in sorted(folder.glob("*.png")):
             shutil.copy(figure, figures / name / figure.name)
         parts.append(moved((folder / "index.md").read_text(encoding="utf-8"), f"reproduction/{name}").strip())
+    stored, replayed = _report_of(runs, "aesop"), _report_of(runs, REPLAYED)
+    if stored and replayed:
+        parts.append(_replay(stored, replayed))
     document = docs / "reproduction.md"
     document.write_text("\n\n".join(part.strip() for part in parts) + "\n", encoding="utf-8")
     return document
@@ -57,6 +63,35 @@ def _overview(runs: Path) -> str:
         beside = "; ".join(f"{what} {ours} (paper {paper})" for what, ours, paper in report.get("beside_paper", ()))
         rows.append((name, f"`{report['command']}`", beside))
     return table_markdown(Table("overview", "The studies.", ("study", "command", "beside the paper"), rows))
+
+
+def _replay(stored: Report, replayed: Report) -> str:
+    """Whether a training run again answers as a memory with keys does, and what either way takes."""
+    rows = [
+        [one["name"], *(_sameness(one["digests"][part] == other["digests"][part]) for part in ("top_k", "sums"))]
+        for one, other in zip(stored["prompts"], replayed["prompts"], strict=True)
+    ]
+    answers = Table(
+        "replay",
+        f"`{replayed['command']}` beside `{stored['command']}`: the ids and scores of the best datapoints, and every "
+        "token's sums by training position.",
+        ("prompt", "best datapoints", "sums"),
+        rows,
+    )
+    cost = Table(
+        "replay-cost",
+        "What either way took.",
+        ("way", "disk (GB)", "trainings and questions (s)"),
+        [
+            [way, f"{report['disk_bytes'] / 1e9:.3f}", f"{sum(report['seconds'].values()):.0f}"]
+            for way, report in (("keys stored", stored), ("trained again", replayed))
+        ],
+    )
+    return "\n\n".join(["## Replay (appendix D)", table_markdown(answers), table_markdown(cost)])
+
+
+def _sameness(same: bool) -> str:
+    return "equal to the last bit" if same else "DIFFERENT"
 
 
 def _report_of(runs: Path, name: str) -> Report | None:

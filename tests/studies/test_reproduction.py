@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from dualform_studies.assignment import Assignment
 from dualform_studies.pages.frame import new_figure
 from dualform_studies.pages.page import Page
-from dualform_studies.reproduction import main
+from dualform_studies.reproduction import main, write_reproduction
 
 
 def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
@@ -29,6 +29,23 @@ def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
     assert f"`{command}` | accuracy 96 % (paper 97 %) |" in text
     assert "](reproduction/continual/plot.png)" in text
     assert [path.name for path in (docs / "reproduction" / "continual").iterdir()] == ["plot.png"]
+
+
+def test_a_replay_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):
+    def write(name: str, sums: str) -> None:
+        prompts = [{"name": "table-3", "digests": {"top_k": "a", "sums": "b"}}]
+        prompts += [{"name": "table-4", "digests": {"top_k": "c", "sums": sums}}]
+        seconds = {"training": 60.0, "asking": 1.6}
+        report = {"command": f"dualform {name}", "prompts": prompts, "disk_bytes": 4_510_000_000, "seconds": seconds}
+        Page(tmp_path / "runs" / name, "Aesop").write(report)
+
+    write("aesop", "d")
+    write("aesop-replay", "e")
+    (tmp_path / "docs").mkdir()
+    text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
+    assert "| table-3 | equal to the last bit | equal to the last bit |" in text
+    assert "| table-4 | equal to the last bit | DIFFERENT |" in text
+    assert "| keys stored | 4.510 | 62 |" in text
 
 
 def test_a_command_says_what_an_assignment_does(tmp_path: Path):
