@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from dualform_studies.images.datasets import Dataset, digits, permuted
 from dualform_studies.images.figures import (
@@ -40,20 +38,6 @@ def layers(pair: tuple[Dataset, Dataset]) -> list[LayerSpotlight]:
         )
         for number in range(2)
     ]
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
-    """The figures that a test saves, to look at what is in them."""
-    figures: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *args: object, **keywords: object) -> None:
-        figures.append(figure)
-        save(figure, *args, **keywords)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
 
 
 @pytest.mark.parametrize(

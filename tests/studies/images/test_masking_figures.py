@@ -31,20 +31,6 @@ SWEPT = [
 ]
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that a test saves, to look at what is in them."""
-    figures: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *args: object, **keywords: object) -> None:
-        figures.append(figure)
-        save(figure, *args, **keywords)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
-
-
 def test_bars_are_of_the_whole_dataset_and_its_classes_in_percent(tmp_path: Path, drawn: list[Figure]):
     assert draw_masks(tmp_path / "masks.png", SWEPT, PAIR).stat().st_size > 1000
     first, second = drawn[0].get_axes()

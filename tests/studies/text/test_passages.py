@@ -35,7 +35,7 @@ def test_a_passage_shows_whole_words() -> None:
     tokens = Vocabulary(text, "character").encode(text)
     passage = cut(tokens, text.index("d050"))
     words = (passage.before + passage.token + passage.after).split()
-    assert words == [f"word{number:03}" for number in range(39, 58)] or set(words) <= set(text.split())
+    assert set(words) <= set(text.split())
     assert passage.before.endswith("wor")
     assert passage.after.startswith("050")
     assert len(words) > 15
