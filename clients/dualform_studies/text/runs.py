@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,10 @@ class Task:
         return network.to(self.device)
 
     def _begin(self) -> tuple[LanguageModel, torch.optim.Adam]:
+        if self.device == "cuda":
+            # Otherwise sums may be added in another order each time, and a second training would be another one.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         return begin(len(self.vocabulary), self.recipe, self.seed, self.device)
 
     def _train_watched(
