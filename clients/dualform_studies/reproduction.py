@@ -53,16 +53,15 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
 
 
 def _overview(runs: Path) -> str:
-    """What each study was told, and whether it has run; the most telling figures, where a report names any."""
-    rows = []
-    for name in STUDIES:
-        report = _report_of(runs, name)
-        if report is None:
-            rows.append((name, "not run", ""))
-            continue
-        beside = "; ".join(f"{what} {ours} (paper {paper})" for what, ours, paper in report.get("beside_paper", ()))
-        rows.append((name, f"`{report['command']}`", beside))
-    return table_markdown(Table("overview", "The studies.", ("study", "command", "beside the paper"), rows))
+    """What each study was told, and figures of ours beside those that the paper names."""
+    reports = {name: _report_of(runs, name) for name in STUDIES}
+    commands = [(name, f"`{report['command']}`" if report else "not run") for name, report in reports.items()]
+    beside = [(name, *row) for name, report in reports.items() if report for row in report.get("beside_paper", ())]
+    tables = (
+        Table("overview", "The studies; DATA and RUN are folders of the reader's own.", ("study", "command"), commands),
+        Table("beside", "What the paper names in figures.", ("study", "", "here", "paper"), beside),
+    )
+    return "\n\n".join(map(table_markdown, tables))
 
 
 def _replay(stored: Report, replayed: Report) -> str:
