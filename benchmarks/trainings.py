@@ -16,7 +16,8 @@ from dualform import Recorder
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.network import build_network
-from dualform_studies.images.training import Recipe, train_part
+from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.training import train_part
 
 _KINDS = ("unrecorded", "values", "keys")
 _WARM_UP_STEPS = 20

@@ -30,6 +30,7 @@ from dualform_studies.images.example import (
 )
 from dualform_studies.images.figures import draw_accuracies
 from dualform_studies.images.network import layer_names
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.succession import (
     Judged,
     judge,
@@ -39,7 +40,6 @@ from dualform_studies.images.succession import (
     without,
 )
 from dualform_studies.images.tables import accuracy_table
-from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import (
     Report,
     bytes_on_disk,

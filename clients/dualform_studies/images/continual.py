@@ -27,6 +27,7 @@ from dualform_studies.images.figures import draw_accuracies
 from dualform_studies.images.masking import parts, sweep
 from dualform_studies.images.masking_figures import draw_last_steps, draw_masks
 from dualform_studies.images.network import build_network, layer_names
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.retraining import retrain
 from dualform_studies.images.succession import (
     Judged,
@@ -38,7 +39,6 @@ from dualform_studies.images.succession import (
     weights_by_moment,
     without,
 )
-from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import (
     Report,
     bytes_on_disk,

@@ -18,11 +18,12 @@ from dualform_studies.images.download import load_dataset
 from dualform_studies.images.example import Beside, choose_recognised, draw_example
 from dualform_studies.images.joint_page import PAPER_ACCURACY, joint_page
 from dualform_studies.images.network import accuracy, build_network, layer_names
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import Look, record
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import Batch, batch_rows, mixed_batches
 from dualform_studies.images.table1 import ask_accuracy
-from dualform_studies.images.training import Recipe, train
+from dualform_studies.images.training import train
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
 from dualform_studies.progress import Progress, counting, or_silent
 

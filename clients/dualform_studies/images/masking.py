@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from dualform.query.engine import Engine
 from dualform_studies.certificates import relative_errors
 from dualform_studies.images.network import accuracy, layer_names, with_weights
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.succession import Pair, Trained, Weights, without
-from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress
 

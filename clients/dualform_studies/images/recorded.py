@@ -16,8 +16,9 @@ from dualform import Recorder
 from dualform.answers import Answers
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.network import build_network
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.stream import Batch
-from dualform_studies.images.training import Recipe, train
+from dualform_studies.images.training import train
 from dualform_studies.progress import Progress
 
 

@@ -19,9 +19,10 @@ from torch import nn
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.masking import Part
 from dualform_studies.images.network import with_weights
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.images.succession import Pair, Trained, Weights, copied
-from dualform_studies.images.training import Recipe, train
+from dualform_studies.images.training import train
 from dualform_studies.progress import Progress
 
 _SECOND = 1

@@ -13,13 +13,13 @@ from dualform_studies.assignment import Assignment
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.network import layer_names
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import Look, record
 from dualform_studies.images.single_page import single_page
 from dualform_studies.images.single_views import ask_single
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.images.table1 import ask_looks, in_words, over_runs
-from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.progress import Progress, named
 

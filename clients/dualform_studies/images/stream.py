@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform_studies.images.datasets import Dataset
-
-if TYPE_CHECKING:
-    from dualform_studies.images.training import Recipe
+from dualform_studies.images.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)

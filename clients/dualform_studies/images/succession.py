@@ -20,8 +20,9 @@ from dualform_studies import peak_memory
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.network import build_network, predictions, with_weights
 from dualform_studies.images.query_figure import Query
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import probe_name
-from dualform_studies.images.training import Recipe, train_part
+from dualform_studies.images.training import train_part
 from dualform_studies.progress import Progress
 
 Pair: TypeAlias = tuple[Dataset, Dataset]

@@ -15,12 +15,12 @@ from dualform_studies.assignment import Assignment
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.network import layer_names
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import record
 from dualform_studies.images.single import SingleRecipe
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches, drawn_rows
 from dualform_studies.images.table1 import CELLS, PAPER, ask_looks, in_words, over_runs
-from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report, check_free
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page

@@ -13,9 +13,9 @@ from dualform.query.engine import Engine, open_memory
 from dualform_studies.images.datasets import digits, permuted
 from dualform_studies.images.masking import Part, masked_weights, parts, sweep
 from dualform_studies.images.network import build_network
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.retraining import retrain
 from dualform_studies.images.succession import Pair, Trained, train_in_succession
-from dualform_studies.images.training import Recipe
 from dualform_studies.pages.folder import Report
 
 RECIPE = Recipe(hidden=(24, 16), lr=0.05, batch=32, steps=60)

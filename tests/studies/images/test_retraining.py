@@ -11,10 +11,11 @@ from dualform_studies.images import retraining
 from dualform_studies.images.datasets import digits, permuted
 from dualform_studies.images.masking import parts
 from dualform_studies.images.network import build_network
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.retraining import leave_out, retrain, stop_at
 from dualform_studies.images.stream import batch_rows
 from dualform_studies.images.succession import Pair, Trained, train_in_succession
-from dualform_studies.images.training import Recipe, train_part
+from dualform_studies.images.training import train_part
 
 RECIPE = Recipe(hidden=(16,), lr=0.05, batch=32, steps=60)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from dualform_studies.images.download import load_dataset
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, mixed_batches
-from dualform_studies.images.training import Recipe
 
 
 def test_an_image_of_a_mixed_batch_is_that_of_its_datasets_row(made_up_data: Path):

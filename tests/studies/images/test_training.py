@@ -9,8 +9,9 @@ import torch
 from dualform.errors import BadInput
 from dualform_studies.images.datasets import digits, permuted
 from dualform_studies.images.network import accuracy, build_network, layer_names, predictions, with_weights
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.stream import batch_rows
-from dualform_studies.images.training import Recipe, train_part
+from dualform_studies.images.training import train_part
 
 SMALL = Recipe(hidden=(16,), lr=0.1, batch=32, steps=60)
 

@@ -8,9 +8,9 @@ import pytest
 
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.download import load_dataset
+from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.single import SingleRecipe, run_single
 from dualform_studies.images.split import training_rows
-from dualform_studies.images.training import Recipe
 from dualform_studies.images.variants import VARIANTS, run_variants
 
 RECIPE = SingleRecipe(Recipe(hidden=(48, 32), lr=0.004, batch=32, steps=40), moments=(20,))
