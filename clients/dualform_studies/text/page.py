@@ -41,6 +41,12 @@ def _describe(page: Page, report: Report) -> None:
             ["plain PyTorch", report["perplexity"]["plain"], report["bits"]["plain"], "-"],
         ],
     )
+    seconds = report["seconds"]
+    last, took = ("training again", "training_again") if report["replay"] else ("asking", "asking")
+    page.paragraph(
+        f"Training took {seconds['training']:,.0f} s plainly and {seconds['recorded_training']:,.0f} s recorded, "
+        f"{last} for the answers {seconds[took]:,.0f} s."
+    )
     way = "without keys, the questions answered while it ran a second time" if report["replay"] else "with its keys"
     page.paragraph(
         f"The training was recorded {way}: {report['slots']:,} datapoints, "
@@ -101,9 +107,7 @@ def _show_prompt(page: Page, prompt: Report, report: Report) -> None:
 def _marks(unmarked: Sequence[str]) -> str:
     if not unmarked:
         return ""
-    return (
-        f" The copy of the paper at hand had lost the marks of {', '.join(unmarked)}: they stand as in its other rows."
-    )
+    return f" The paper's text as we have it lost the marks of {', '.join(unmarked)}: they stand as in its other rows."
 
 
 def _which(prompt: Report, unit: str) -> str:
