@@ -116,8 +116,8 @@ def _fill(
 def _page(out: Path, report: Report) -> Page:
     page = Page(out, "Single task: what moves the cells of Table 1")
     page.paragraph(
-        f"The single-task study with one thing changed at a time, runs of each variant: {report['runs']}; no memory is "
-        f"kept. The recipe: {report['recipe']}; two thirds of MNIST's training images, the same in every run, gone "
+        f"The single-task study with one thing changed at a time, {_of_runs(report['runs'])} of each; no memory "
+        f"is kept. The recipe: {report['recipe']}; two thirds of MNIST's training images, the same in every run, gone "
         "through in a new order each epoch. What the paper leaves open moves its cells by as much as stands here."
     )
     for look in report["looks"]:
@@ -141,10 +141,14 @@ def _table(look: int, report: Report) -> Table:
             ]
         )
     caption = (
-        f"Table 1 after {look:,} updates, in per cent: mean and standard deviation of {report['runs']} runs of each "
-        'variant. "No" and "yes" say whether the network is right.'
+        f"Table 1 after {look:,} updates, in per cent: {_of_runs(report['runs'])} of each variant, mean and standard "
+        'deviation of several runs for the paper. "No" and "yes" say whether the network is right.'
     )
     return Table(f"cells-{look}", caption, columns, rows)
+
+
+def _of_runs(runs: int) -> str:
+    return "one run" if runs == 1 else f"mean and standard deviation of {runs} runs"
 
 
 def _short(cell: str) -> str:
