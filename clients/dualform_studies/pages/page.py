@@ -62,7 +62,8 @@ class Page:
         The page names the report's "command". The report takes its tables along, and the machine and the versions that
         its figures belong to.
         """
-        report["machine"] = describe_machine() | threads() | versions_of(_PACKAGES)
+        # A page that is made again tells of the machine that its figures came from.
+        report.setdefault("machine", describe_machine() | threads() | versions_of(_PACKAGES))
         items = [*_provenance(report), *self.items]
         report["tables"] = [table.plain() for table in self.tables()]
         folder = write_report(self.run, report).parent

@@ -61,6 +61,12 @@ def test_everything_is_written(page: Page, tmp_path: Path):
     assert report["machine"]["torch"]
 
 
+def test_a_page_made_again_names_the_machine_of_its_figures(page: Page):
+    report = {"study": "foxes", "command": "dualform study foxes", "machine": {"processor": "of the first time"}}
+    page.write(report)
+    assert "processor of the first time." in (page.run / "report" / "index.md").read_text()
+
+
 def test_html_escapes_what_it_shows_and_marks_the_token(page: Page):
     page.write({"command": "dualform study foxes"})
     shown = Texts((page.run / "report" / "index.html").read_text())
