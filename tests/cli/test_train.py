@@ -29,6 +29,16 @@ def test_study(dualform, monkeypatch, tmp_path):
     assert calls == [("continual", Assignment(tmp_path, Path("d"), steps=5, seed=3))]
 
 
+def test_long_tables_are_cut_where_they_are_printed_and_whole_in_json(dualform, monkeypatch, tmp_path):
+    table = {**TABLE, "rows": [[f"row-{number}-"] for number in range(100)]}
+    monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: {**REPORT, "tables": [table]})
+    printed = dualform("study", "continual", "--out", tmp_path).out
+    assert "The first 24 of 100 rows" in printed
+    assert "row-23-" in printed
+    assert "row-24-" not in printed
+    assert len(dualform("study", "continual", "--out", tmp_path, "--json").json["tables"][0]["rows"]) == 100
+
+
 def test_what_only_some_studies_take(dualform, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: calls.append(given) or REPORT)

@@ -12,6 +12,8 @@ from dualform_client.cli.printing import print_json, print_line, print_table
 from dualform_client.cli.progress import progress_bars
 
 _FOLDER = click.Path(path_type=Path)
+_SHOWN_ROWS = 24
+"""Of a table on a terminal; the page has all of them."""
 
 
 @click.command()
@@ -64,7 +66,10 @@ def _print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
         print_json(report)
         return
     for table in report["tables"]:
-        print_table(table["caption"], table["columns"], table["rows"])
+        caption, rows = table["caption"], table["rows"]
+        if len(rows) > _SHOWN_ROWS:
+            caption, rows = f"{caption} The first {_SHOWN_ROWS} of {len(rows):,} rows:", rows[:_SHOWN_ROWS]
+        print_table(caption, table["columns"], rows)
     index = out / "report" / "index.html"
     if index.is_file() and not report.get("dry_run"):
         print_line(f"The memory is {out}; its figures and tables are shown in {index}.")
