@@ -14,7 +14,7 @@ from dualform.store import direct_file
 from dualform.store.batch import LayerRows
 from dualform.store.direct_file import BLOCK_BYTES, Blocks
 from dualform.store.durable import checksum_file
-from dualform.store.layer import Layer
+from dualform.store.layer import Layer, affine
 from dualform.store.layer_writer import LayerWriter
 from dualform.store.matrix_file import MatrixWriter, flat_index_header, npy_header, read_matrix
 
@@ -94,7 +94,7 @@ def test_a_file_system_that_takes_nothing_raises(tmp_path, monkeypatch):
 
 
 def test_a_segment_that_failed_half_way_leaves_no_file_behind(tmp_path, monkeypatch):
-    layer = Layer("fc", 3, 2, "fc.weight", None, "sample", repeats=False, values=True)
+    layer = Layer("fc", 3, 2, affine(3, "fc.weight", None), "sample", repeats=False, values=True)
     writer = LayerWriter(layer, tmp_path, Blocks())
     writer.folder.mkdir(parents=True)
     writer.append(LayerRows(np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)))
