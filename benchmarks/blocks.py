@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 BLOCK = 8192
 
 
 def key_value_blocks(
-    memory: Memory, layer: str, stays: NDArray[np.bool_]
+    memory: Snapshot, layer: str, stays: NDArray[np.bool_]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
     """Slots int64[b] that stay, their keys float32[b, d_in] and values float32[b, d_out]."""
     keys, values = memory.keys(layer), memory.values(layer)
@@ -24,7 +24,7 @@ def key_value_blocks(
             yield np.flatnonzero(own) + start, keys.slot_block(start, stop)[own], values.block(start, stop)[own]
 
 
-def sgd_coefficients(memory: Memory, parameter: str) -> NDArray[np.float64]:
+def sgd_coefficients(memory: Snapshot, parameter: str) -> NDArray[np.float64]:
     """float64[steps]: what each step's gradient counts for in the final weights, measured factor included.
 
     The recurrence of SGD with momentum, written out: v = m v + c g, w = w - lr v. Raises ValueError where the training

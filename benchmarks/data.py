@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from benchmarks.keys import LAYER, GeneratedKeys, Source, StudyKeys, read_study
 from benchmarks.plan import Plan
 from benchmarks.written import write_memory
-from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
+from dualform.store.snapshot import Snapshot
 
 COLUMNS = ("dataset", "label", "sample", "position", "coin")
 
@@ -108,13 +108,13 @@ def load(plan: Plan) -> Data:
 
 
 def read(path: Path, queries: NDArray[np.float32]) -> Data:
-    memory = Memory.open(path, SegmentCache(0))
+    memory = Snapshot.open(path, SegmentCache(0))
     stored = memory.keys(LAYER)
     keys = np.empty((stored.rows, stored.width), dtype=np.float32)
     for start, block in stored.blocks(1 << 14):
         keys[start : start + len(block)] = block
-    grain = memory.layer(LAYER).grain
-    columns = {name: np.asarray(memory.column(grain, name)) for name in COLUMNS}
+    space = memory.layer(LAYER).space
+    columns = {name: np.asarray(memory.column(space, name)) for name in COLUMNS}
     return Data(LAYER, keys, queries, columns)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dualform.query import backends
 from dualform.query.engine import CACHE_BYTES, Engine
-from dualform.store.memory import Memory
+from dualform.query.score import backends
 from dualform.store.rows import SegmentCache
+from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")
 BLOCK = 4096
@@ -25,7 +25,7 @@ class Fresh:
 
     def read(self, slots: int | None = None) -> None:
         """Read keys and values of the first slots (of all for None) from disk and check them."""
-        memory = Memory.open(self._path, self._segments)
+        memory = Snapshot.open(self._path, self._segments)
         for layer in memory.layers.values():
             keys = memory.keys(layer.name)
             last = keys.slots if slots is None else slots
@@ -38,7 +38,7 @@ class Fresh:
                     values.block(start, min(start + BLOCK, last))
 
     def engine(self) -> Engine:
-        memory = Memory.open(self._path, self._segments)
+        memory = Snapshot.open(self._path, self._segments)
         return Engine(memory, backends.choose(self._backend), CACHE_BYTES, self._segments)
 
     def measure(self, ask: Callable[[Engine], A], repeats: int) -> tuple[list[float], A]:

@@ -13,8 +13,8 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
+from dualform.store.snapshot import Snapshot
 
 BLOCK = 12_800
 CLUSTERS = 300
@@ -57,9 +57,9 @@ class Source(Protocol):
 class StudyKeys:
     """A layer of a recorded continual study, around the switch from one dataset to the other."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Snapshot) -> None:
         self._memory = memory
-        self._dataset = memory.column(memory.layer(LAYER).grain, "dataset")
+        self._dataset = memory.column(memory.layer(LAYER).space, "dataset")
         changes = np.flatnonzero(self._dataset[1:] != self._dataset[:-1]) + 1
         if len(changes) != 1:
             raise click.UsageError("the study is no continual one: its dataset must change exactly once.")
@@ -74,8 +74,8 @@ class StudyKeys:
             raise click.UsageError(
                 f"the study holds {len(self._dataset)} slots, {self._switch} before the switch: too few for {slots}."
             )
-        grain = self._memory.layer(LAYER).grain
-        columns = {name: self._memory.column(grain, name) for name in ("dataset", "label", "sample")}
+        space = self._memory.layer(LAYER).space
+        columns = {name: self._memory.column(space, name) for name in ("dataset", "label", "sample")}
         keys = self._memory.keys(LAYER)
         for start in range(first, last, BLOCK):
             stop = min(start + BLOCK, last)
@@ -123,6 +123,6 @@ class GeneratedKeys:
         return keys
 
 
-def read_study(path: Any) -> Memory:
+def read_study(path: Any) -> Snapshot:
     """A study whose segments are not kept in memory."""
-    return Memory.open(path, SegmentCache(0))
+    return Snapshot.open(path, SegmentCache(0))

@@ -21,7 +21,7 @@ from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import Timing
 from dualform import ProbeRows
 from dualform.query.engine import Engine
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 BY = ("dataset", "label")
 CHECKED = 2
@@ -87,7 +87,7 @@ def _ours(
     return seconds, answers
 
 
-def _product(engine: Engine, memory: Memory, probe: str, count: int) -> float:
+def _product(engine: Engine, memory: Snapshot, probe: str, count: int) -> float:
     """Seconds of the queries times layer 0's distinct keys in float32, block by block, the scores dropped."""
     layer = next(iter(memory.layers))
     asked = engine.probe(probe, layer).queries
@@ -103,7 +103,7 @@ def _product(engine: Engine, memory: Memory, probe: str, count: int) -> float:
     return took
 
 
-def _all_products(section: Section, memory: Memory, count: int, product: float) -> None:
+def _all_products(section: Section, memory: Snapshot, count: int, product: float) -> None:
     """What the product would take with the keys of all layers, by its size."""
     sizes = [memory.keys(layer.name).rows * layer.d_in for layer in memory.layers.values()]
     share = sum(sizes) / sizes[0]
@@ -112,10 +112,10 @@ def _all_products(section: Section, memory: Memory, count: int, product: float) 
     section.numbers["all products, seconds"] = share * product
 
 
-def _wrong(memory: Memory, probe: str, answers: dict[tuple[str, str], NDArray[np.float64]]) -> str:
+def _wrong(memory: Snapshot, probe: str, answers: dict[tuple[str, str], NDArray[np.float64]]) -> str:
     for layer in memory.layers.values():
         queries = memory.probe(probe).queries(layer.name)[:CHECKED]
-        groups = groups_of(memory, layer.grain)
+        groups = groups_of(memory, layer.space)
         right = _sums(memory, layer.name, queries, groups)
         for score in SCORES:
             found = answers[layer.name, score]
@@ -124,16 +124,16 @@ def _wrong(memory: Memory, probe: str, answers: dict[tuple[str, str], NDArray[np
     return ""
 
 
-def groups_of(memory: Memory, grain: str) -> Groups:
+def groups_of(memory: Snapshot, space: str) -> Groups:
     codes: Any = 0
     for name in BY:
-        values, own = np.unique(np.asarray(memory.column(grain, name)), return_inverse=True)
+        values, own = np.unique(np.asarray(memory.column(space, name)), return_inverse=True)
         codes = codes * len(values) + own
     present, numbers = np.unique(codes, return_inverse=True)
     return Groups(BY, numbers, len(present))
 
 
-def _sums(memory: Memory, layer: str, queries: NDArray[np.float32], groups: Groups) -> oracle.Sums:
+def _sums(memory: Snapshot, layer: str, queries: NDArray[np.float32], groups: Groups) -> oracle.Sums:
     """The oracle's sums, slot block by slot block."""
     keys = memory.keys(layer)
     found = oracle.Sums(np.zeros((len(queries), groups.count)), np.zeros((len(queries), groups.count)))

@@ -18,7 +18,7 @@ from benchmarks.keys import read_study
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import Timing
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 TOLERANCE = 1e-6
 """Of the largest weight: they are returned in float32."""
@@ -89,7 +89,7 @@ def _ours(fresh: Fresh, where: str, repeats: int) -> tuple[Timing, Timing, dict[
 
 
 def _products(
-    memory: Memory, stays: NDArray[np.bool_], study: Path
+    memory: Snapshot, stays: NDArray[np.bool_], study: Path
 ) -> tuple[float, float, dict[str, NDArray[np.float64]]]:
     """Seconds of the products of all layers in float32 and in float64, and the weights, from the latter."""
     initial, step = memory.initial(), np.asarray(memory.column("sample", "step"))

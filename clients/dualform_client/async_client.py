@@ -101,8 +101,8 @@ class AsyncClient:
     ) -> NDArray[np.float32]:
         return await self._send(calls.output(layer, queries, where, at_step))
 
-    async def slots(self, ids: Sequence[int] | NDArray[np.int64], grain: str | None = None) -> Columns:
-        return await self._send(calls.slots(ids, grain))
+    async def slots(self, ids: Sequence[int] | NDArray[np.int64], space: str | None = None) -> Columns:
+        return await self._send(calls.slots(ids, space))
 
     async def sql(self, statement: str) -> Columns:
         return await self._send(calls.sql(statement))

@@ -65,8 +65,8 @@ def output(layer: str, queries: QueriesLike, where: str | None, at_step: int | N
     return Call(call.method, call.request, lambda response: call.decode(response)[0])
 
 
-def slots(ids: Sequence[int] | NDArray[np.int64], grain: str | None) -> Call[Columns]:
-    return Call("Slots", questions.encode_slots(ids, grain), answers.decode_slots_answer)
+def slots(ids: Sequence[int] | NDArray[np.int64], space: str | None) -> Call[Columns]:
+    return Call("Slots", questions.encode_slots(ids, space), answers.decode_slots_answer)
 
 
 def sql(statement: str) -> Call[Columns]:

@@ -93,8 +93,8 @@ class Client:
     ) -> NDArray[np.float32]:
         return self._send(calls.output(layer, queries, where, at_step))
 
-    def slots(self, ids: Sequence[int] | NDArray[np.int64], grain: str | None = None) -> Columns:
-        return self._send(calls.slots(ids, grain))
+    def slots(self, ids: Sequence[int] | NDArray[np.int64], space: str | None = None) -> Columns:
+        return self._send(calls.slots(ids, space))
 
     def sql(self, statement: str) -> Columns:
         return self._send(calls.sql(statement))

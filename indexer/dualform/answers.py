@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,32 @@ class Scan:
     backend: str = ""
     """What scored the keys: numpy, torch, faiss, torch-cuda, faiss-gpu."""
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How exact the record of a layer is as of a step, as measured while the training ran."""
+
+    name: Literal["exact", "exact to bfloat16", "off", "scores only"]
+    """Whether weights rebuilt from the record are those of the training; "scores only": they cannot be rebuilt."""
+    error: float | None = None
+    """Distance of the rebuilt weights from the real ones, relative to the way those went; None where not measured."""
+    rounding: float | None = None
+    """What float32 rounding of the weights alone may account for, relative to the same way."""
+    since: int | None = None
+    """The recorded step at which the record parted from the weights, where one step stands out."""
+    reason: str = ""
+    """Why it is not exact; empty where it is."""
+
+    @property
+    def exact(self) -> bool:
+        return self.name == "exact"
+
+    def __str__(self) -> str:
+        if self.name != "off":
+            return self.name
+        since = "" if self.since is None else f" since step {self.since}"
+        return f"off by {self.error:.1e}{since}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +176,7 @@ class LayerInfo:
     """Width of a key, without the 1 that stands for the bias."""
     d_out: int
     bias: bool
-    grain: str
+    space: str
     """What one slot stands for: "sample" or "token"."""
     slots: int
     distinct_keys: int
@@ -179,14 +205,14 @@ class MemoryInfo:
     recording: bool
     """False once the recorder has left; a training that was killed stays True."""
     slots: Mapping[str, int]
-    """Slots by grain."""
+    """Slots by space."""
     steps: int
     optimizer: str
     layers: tuple[LayerInfo, ...]
     skipped: Mapping[str, str]
     """Linear and other layers that were not recorded, with the reason."""
     datasets: Mapping[str, int]
-    """Slots by dataset, over all grains; slots without one are left out."""
+    """Slots by dataset, over all spaces; slots without one are left out."""
     columns: Mapping[str, str]
     """Slot columns and their DuckDB types."""
     probes: tuple[ProbeInfo, ...]
@@ -243,7 +269,7 @@ class Answers(Protocol):
         self, layer: str, queries: QueriesLike, where: str | None = None, at_step: int | None = None
     ) -> NDArray[np.float32]: ...
 
-    def slots(self, ids: Sequence[int] | NDArray[np.int64], grain: str | None = None) -> Columns: ...
+    def slots(self, ids: Sequence[int] | NDArray[np.int64], space: str | None = None) -> Columns: ...
 
     def sql(self, statement: str) -> Columns: ...
 

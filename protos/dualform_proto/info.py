@@ -47,7 +47,7 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
         d_in=message.d_in,
         d_out=message.d_out,
         bias=message.bias,
-        grain=message.grain,
+        space=message.space,
         slots=message.slots,
         distinct_keys=message.distinct_keys,
         values=message.values,

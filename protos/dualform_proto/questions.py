@@ -102,13 +102,13 @@ def decode_queries(message: pb.Queries) -> Queries:
     raise BadInput("the question holds no queries.", hint="Give vectors, probe rows or slots.", field="queries")
 
 
-def encode_slots(ids: Sequence[int] | NDArray[np.int64], grain: str | None) -> pb.SlotsRequest:
+def encode_slots(ids: Sequence[int] | NDArray[np.int64], space: str | None) -> pb.SlotsRequest:
     """Raises BadInput where the ids are no one-dimensional integers."""
-    return pb.SlotsRequest(ids=encode_numbers(as_ids(ids)), grain=_optional_text(grain, "grain"))
+    return pb.SlotsRequest(ids=encode_numbers(as_ids(ids)), space=_optional_text(space, "space"))
 
 
 def decode_slots(message: pb.SlotsRequest) -> tuple[NDArray[np.int64], str | None]:
-    return decode_numbers(message.ids, np.int64, "ids"), message.grain if message.HasField("grain") else None
+    return decode_numbers(message.ids, np.int64, "ids"), message.space if message.HasField("space") else None
 
 
 def encode_sql(statement: str) -> pb.SqlRequest:

@@ -41,7 +41,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "a sum as a value": ("ask", GroupSum("0", ProbeRows("test", (2,)), ("label",))),
     "an output as a value": ("ask", Output("0", ProbeRows("test"), "step < 3", 4)),
     "slots": ("slots", [47, 0, 3]),
-    "slots of a grain": ("slots", np.array([1, 2]), "sample"),
+    "slots of a space": ("slots", np.array([1, 2]), "sample"),
     "no slots": ("slots", []),
     "sql": ("sql", "SELECT * FROM slots ORDER BY slot"),
     "sql over steps": ("sql", "SELECT * FROM steps ORDER BY step"),

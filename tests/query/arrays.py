@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dualform.query.backends import choose
 from dualform.query.engine import Engine
+from dualform.query.score.backends import choose
 from dualform.store.layer import Layer, affine
 from dualform.store.manifest import Manifest, Shard
-from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
+from dualform.store.snapshot import Snapshot
 from dualform.store.tables import SLOTS, TABLES, arrow_table, rows_table
 
 SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
@@ -29,7 +29,7 @@ class Held(SegmentCache):
         return self.matrices[path]
 
 
-class ArrayMemory(Memory):
+class ArrayMemory(Snapshot):
     start: Mapping[str, np.ndarray]
     end: Mapping[str, np.ndarray] | None
 
@@ -57,7 +57,7 @@ def memory(
     linear: bool = True,
     defects: Sequence[tuple[int, str, str]] = (),
     residual: float = 0.0,
-) -> Memory:
+) -> Snapshot:
     """A memory of samples: `keys` float32[rows, d] by layer, `columns` in slot order (None is NULL).
 
     Each recorded step is one update of plain SGD with a learning rate of 0.1.
@@ -93,7 +93,7 @@ def memory(
         optimizer="SGD" if linear else "Adam",
         linear=linear,
         reason="" if linear else "Adam is not linear in the gradients.",
-        grains={"sample": "slots"},
+        spaces={"sample": "slots"},
         columns={"sample": kinds},
         shards=[Shard(commits=1)],
         recording=False,
@@ -115,7 +115,7 @@ def memory(
     return made
 
 
-def engine(made: Memory, backend: str | None = "numpy") -> Engine:
+def engine(made: Snapshot, backend: str | None = "numpy") -> Engine:
     return Engine(made, choose(backend))
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dualform.errors import MissingPackage, NotFound
-from dualform.query import backends
-from dualform.query.backends import faiss as faiss_backend
-from dualform.query.bound import bound, norms
+from dualform.query.score import backends
+from dualform.query.score.backends import faiss as faiss_backend
+from dualform.query.score.bound import bound, norms
 
 CPU = ["int8", "numpy", "torch", "faiss"]
 

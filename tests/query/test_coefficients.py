@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, NotFound
-from dualform.query.coefficients import Update, coefficients, recurrence
-from dualform.store.memory import Memory
+from dualform.query.weights.coefficients import Update, coefficients, recurrence
+from dualform.store.snapshot import Snapshot
 
 from ..store.small_memory import write
 
@@ -65,7 +65,7 @@ def test_an_update_of_several_steps_and_gradients_never_used():
 
 def test_from_a_memory(tmp_path):
     write(tmp_path / "m", [4, 4, 4])
-    memory = Memory.open(tmp_path / "m")
+    memory = Snapshot.open(tmp_path / "m")
     for at_step, stop in ((None, 3), (2, 2), (0, 0)):
         got = coefficients(memory, "layer-0.bias", at_step)
         expected = [-0.05 * (1 - 0.9 ** (stop - s)) / 0.1 for s in range(stop)]

@@ -6,9 +6,9 @@ import gc
 
 import numpy as np
 
-from dualform.query.backends.device_copies import DeviceCopies
-from dualform.query.backends.torch import TorchDeviceBackend
 from dualform.query.engine import Engine
+from dualform.query.score.backends.device_copies import DeviceCopies
+from dualform.query.score.backends.torch import TorchDeviceBackend
 from tests.query import arrays
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform import kernels
 from dualform.errors import BadInput, Inexact, NotFound
-from dualform.query import absolute_sum, group_sum, key_sums
+from dualform.query.sums import absolute_sum, group_sum, key_sums
 from tests.query import arrays, oracle
 
 DATASETS = ["mnist", "fashion", "ünï", None]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadMask, EmptyMask, NotFound
-from dualform.query import mask
-from dualform.query.expression import parse
+from dualform.query.where import mask
+from dualform.query.where.expression import parse
 from tests.query import arrays
 
 SLOTS = 60

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
-from dualform.query import slot_sum
-from dualform.query.canonical import as_float32, canonical_scores
-from dualform.query.output import outputs
-from dualform.query.rebuilt import Rebuilt
+from dualform.query.score.canonical import as_float32, canonical_scores
+from dualform.query.weights import slot_sum
+from dualform.query.weights.output import outputs
+from dualform.query.weights.rebuilt import Rebuilt
 from tests.query import arrays
 
 STEPS, BATCH = 12, 10

@@ -100,7 +100,7 @@ def test_certificates_are_small(memory):
 
 def test_hits_and_sums_are_those_of_the_stored_keys(memory):
     ids = np.arange(STEPS * BATCH)
-    keys = memory._view.memory.keys("2").of_slots(ids)
+    keys = memory._view.snapshot.keys("2").of_slots(ids)
     columns = memory.slots(ids)
     queries = memory.probe("test", layer="2").queries
     assert columns["slot"].tolist() == ids.tolist()
@@ -127,8 +127,8 @@ def test_slots_come_in_the_order_asked(memory):
         memory.slots([0, 200])
     with pytest.raises(NotFound, match="no slot has number -1"):
         memory.slots([-1])
-    with pytest.raises(NotFound, match="no grain 'token'"):
-        memory.slots([0], grain="token")
+    with pytest.raises(NotFound, match="no space 'token'"):
+        memory.slots([0], space="token")
     assert memory.slots([]).rows == 0
 
 

@@ -13,11 +13,12 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dualform import kernels
-from dualform.query import codes, rescoring
-from dualform.query.canonical import canonical_scores
-from dualform.query.codes import WIDEST, Codes, CodesCache, can_quantise, quantise, quantise_queries
-from dualform.query.rescoring import score_pairs
-from dualform.query.screen import Wanted, screen
+from dualform.query.score import rescoring
+from dualform.query.score.canonical import canonical_scores
+from dualform.query.score.rescoring import score_pairs
+from dualform.query.search import codes
+from dualform.query.search.codes import WIDEST, Codes, CodesCache, can_quantise, quantise, quantise_queries
+from dualform.query.search.screen import Wanted, screen
 from dualform.store.matrix_file import flat_index_header
 from dualform.store.rows import Keys, Segment
 from tests.query import arrays

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput, Cancelled, TimedOut
-from dualform.query.sql import Sql
+from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from tests.query import arrays
 

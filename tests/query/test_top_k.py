@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
-from dualform.query import scan, top_k
-from dualform.query.bound import bound, norms
-from dualform.query.canonical import as_float32, canonical_scores
 from dualform.query.engine import Engine
+from dualform.query.score.bound import bound, norms
+from dualform.query.score.canonical import as_float32, canonical_scores
+from dualform.query.search import scan, top_k
 from dualform.questions import SlotKeys
 from tests.query import arrays, oracle
 

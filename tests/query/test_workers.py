@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from dualform.query import workers
-from dualform.query.workers import cores, share
+from dualform.kernels import workers
+from dualform.kernels.workers import cores, share
 
 
 def test_every_task_is_done_once_by_a_worker_of_its_own():

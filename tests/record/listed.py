@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dualform.query.coefficients import Update, recurrence
+from dualform.query.weights.coefficients import Update, recurrence
 from dualform.record.recorder import Recorder
 
 
@@ -55,8 +55,8 @@ class ListSink:
     def values(self, layer):
         return np.concatenate([batch.layers[layer].values for batch in self.batches if layer in batch.layers])
 
-    def column(self, name, grain="sample"):
-        return [v for batch in self.batches if grain in batch.slots for v in batch.slots[grain][name].tolist()]
+    def column(self, name, space="sample"):
+        return [v for batch in self.batches if space in batch.slots for v in batch.slots[space][name].tolist()]
 
     def rebuilt(self, parameter, steps):
         """float64: a parameter once `steps` recorded steps were taken, from the record alone."""

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.query.coefficients import coefficients
+from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 from .listed import Opened, assert_rebuilt, snapshot
 
@@ -184,7 +184,7 @@ def test_the_certificate_outputs_and_weights(recorded):
 
 def test_masks_and_their_cancellation_are_those_of_a_brute_force(recorded):
     memory, _, _ = recorded
-    stored = Memory.open(memory.path)
+    stored = Snapshot.open(memory.path)
     layer, slots = stored.layer("lstm"), np.arange(stored.count("token"))
     keys = stored.keys("lstm").of_slots(slots).astype(np.float64)
     values = stored.values("lstm").take(slots).astype(np.float64)

@@ -84,12 +84,12 @@ def test_keys_and_queries_are_those_of_an_unrolled_cell(tmp_path_factory, call):
     # torch computes inference by other loops than training, so these are not the keys to the bit.
     np.testing.assert_allclose(sink.probes["same"][0]["layer"], expected.numpy(), rtol=1e-5, atol=1e-6)
     tokens = list(np.ndindex(*x.shape[:-1]))
-    grain = "token" if x.dim() == 3 else "sample"
-    assert sink.header.layers[0].grain == grain
+    space = "token" if x.dim() == 3 else "sample"
+    assert sink.header.layers[0].space == space
     assert not sink.header.layers[0].repeats
-    assert sink.column("row", grain) == [token[0] for token in tokens]
-    if grain == "token":
-        assert sink.column("position", grain) == [token[1] for token in tokens]
+    assert sink.column("row", space) == [token[0] for token in tokens]
+    if space == "token":
+        assert sink.column("position", space) == [token[1] for token in tokens]
     # Inputs are the key's last columns to the bit: they were copied, not computed.
     np.testing.assert_array_equal(sink.keys("layer")[:, layer.hidden_size :], x.float().reshape(-1, x.shape[-1]))
 

@@ -62,7 +62,7 @@ def test_samples(tmp_path):
         "weight": np.float64, "kind": object,
     }  # fmt: skip
     assert [layer.repeats for layer in sink.header.layers] == [True, False, False]
-    assert {layer.grain for layer in sink.header.layers} == {"sample"}
+    assert {layer.space for layer in sink.header.layers} == {"sample"}
 
 
 def test_tokens_and_samples_side_by_side(tmp_path):
@@ -72,7 +72,7 @@ def test_tokens_and_samples_side_by_side(tmp_path):
     with opened.recorder:
         one_step(opened, model, x, label=[7, 8], word=words)
     sink = opened.sink
-    assert [(layer.name, layer.grain) for layer in sink.header.layers] == [("token", "token"), ("sample", "sample")]
+    assert [(layer.name, layer.space) for layer in sink.header.layers] == [("token", "token"), ("sample", "sample")]
     assert torch.equal(torch.from_numpy(sink.keys("token")), x.reshape(6, 5))
     assert sink.column("row", "token") == [0, 0, 0, 1, 1, 1]
     assert sink.column("position", "token") == [0, 1, 2, 0, 1, 2]
@@ -179,20 +179,20 @@ class Uneven(nn.Module):
 
 def test_layers_that_see_different_batches(tmp_path):
     model = Uneven()
-    for x, grain in ((torch.randn(8, 5), "sample"), (torch.randn(8, 2, 5), "token")):
+    for x, space in ((torch.randn(8, 5), "sample"), (torch.randn(8, 2, 5), "token")):
         opened = opened_on(model, tmp_path)
         with opened.recorder, pytest.raises(RecordingError) as caught:
             one_step(opened, model, x)
-        shapes = "[8] and [3]" if grain == "sample" else "[8, 2] and [3, 2]"
+        shapes = "[8] and [3]" if space == "sample" else "[8, 2] and [3, 2]"
         assert str(caught.value) == (
-            f"layers 'first' and 'second' saw different batches at step 0: {shapes} {grain}s. One slot is one row of "
+            f"layers 'first' and 'second' saw different batches at step 0: {shapes} {space}s. One slot is one row of "
             "every layer: record those that see the same batch, with layers=."
         )
         assert opened.sinks == []
         assert not (tmp_path / "m").exists()
 
 
-def test_a_layer_whose_grain_changes(tmp_path):
+def test_a_layer_whose_space_changes(tmp_path):
     model = nn.Linear(5, 3)
     opened = opened_on(model, tmp_path)
     with opened.recorder:

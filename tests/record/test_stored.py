@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dualform.errors import AlreadyExists, BadInput, RecordingError
-from dualform.query.coefficients import coefficients
+from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
 from dualform.record.writer_thread import WriterThread
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 from dualform.store.writer import Writer
 
 from .listed import batches, small_net, snapshot
@@ -43,11 +43,11 @@ def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
     with recorder:
         snapshots = train(recorder, model, optimizer, data[:6])
         recorder.flush()
-        partial = Memory.open(tmp_path / "m")
+        partial = Snapshot.open(tmp_path / "m")
         assert (partial.count("sample"), partial.steps, partial.recording) == (48, 6, True)
         snapshots += train(recorder, model, optimizer, data[6:])[1:]
         recorder.probe("test", data[0][0], label=data[0][1])
-    memory = Memory.open(tmp_path / "m")
+    memory = Snapshot.open(tmp_path / "m")
     assert (memory.count("sample"), memory.steps, memory.recording) == (72, 9, False)
     assert memory.keys("0").rows == 24
     assert memory.table("labels").to_pylist()[1] == {"dataset": "made", "label": 1, "name": "b"}
@@ -73,7 +73,7 @@ def test_without_values(tmp_path):
     model, optimizer, recorder = started(tmp_path / "m", values=False)
     with recorder:
         train(recorder, model, optimizer, batches(2))
-    memory = Memory.open(tmp_path / "m")
+    memory = Snapshot.open(tmp_path / "m")
     assert not memory.layer("0").values
     assert memory.keys("2").rows == 16
     assert memory.table("factors").num_rows == 0
@@ -86,7 +86,7 @@ def test_without_values_keys_are_those_with_values(tmp_path):
         model, optimizer, recorder = started(tmp_path / str(values), values=values)
         with recorder:
             train(recorder, model, optimizer, batches(3))
-    first, second = Memory.open(tmp_path / "True"), Memory.open(tmp_path / "False")
+    first, second = Snapshot.open(tmp_path / "True"), Snapshot.open(tmp_path / "False")
     for layer in ("0", "2"):
         assert first.keys(layer).slot_block(0, 24).tobytes() == second.keys(layer).slot_block(0, 24).tobytes()
 
@@ -107,7 +107,7 @@ def test_without_values_nan_is_refused_too(tmp_path, where):
         train(recorder, model, optimizer, batches(1))
         with pytest.raises(RecordingError, match=f"the {where} of layer"):
             step()
-    assert Memory.open(tmp_path / "m").count("sample") == len(labels)
+    assert Snapshot.open(tmp_path / "m").count("sample") == len(labels)
 
 
 def test_what_was_recorded_before_an_exception_is_committed(tmp_path):
@@ -120,7 +120,7 @@ def test_what_was_recorded_before_an_exception_is_committed(tmp_path):
 
     with pytest.raises(KeyError):
         interrupted()
-    memory = Memory.open(tmp_path / "m")
+    memory = Snapshot.open(tmp_path / "m")
     assert (memory.count("sample"), memory.recording) == (24, True)
 
 
@@ -172,7 +172,7 @@ def test_a_probe_under_a_name_that_is_taken_does_not_end_the_recording(tmp_path)
         with pytest.raises(BadInput, match=r"^there is a probe 'test' already"):
             recorder.probe("test", data[0][0])
         train(recorder, model, optimizer, data)
-    assert Memory.open(tmp_path / "m").count("sample") == 32
+    assert Snapshot.open(tmp_path / "m").count("sample") == 32
 
 
 def test_the_queue_is_bounded():
@@ -203,4 +203,4 @@ def test_a_training_that_never_leaves_does_not_hang_its_interpreter(tmp_path):
         "recorder.flush()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    assert Memory.open(tmp_path / "m").count("sample") == 1
+    assert Snapshot.open(tmp_path / "m").count("sample") == 1

@@ -5,7 +5,7 @@ import pytest
 import dualform
 from dualform.errors import BadInput
 from dualform.replay import estimate
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 from .trained import Training
 
@@ -37,9 +37,9 @@ def test_it_is_what_a_stored_memory_takes(tmp_path):
     training = Training(steps=30, tokens=20)
     training.run(lambda *of: dualform.Recorder(*of, tmp_path / "stored", values=False))
     training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
-    memory = Memory.open(tmp_path / "m")
+    memory = Snapshot.open(tmp_path / "m")
     cost = estimate(memory.count("token"), [layer.d_in for layer in memory.layers.values()], 1, memory.steps, 0.01)
-    stored = Memory.open(tmp_path / "stored").segments.values()
+    stored = Snapshot.open(tmp_path / "stored").segments.values()
     header = 45
     assert sum(s.bytes - header for segments in stored for s in segments) == cost.key_bytes
     assert memory.table("digests").num_rows * 48 == cost.digest_bytes

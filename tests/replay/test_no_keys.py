@@ -9,7 +9,7 @@ import dualform
 from dualform.errors import Damaged, Inexact, NotFound
 from dualform.store.check import check_memory
 from dualform.store.digests import digests
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 from dualform_client.cli import main
 
 from .trained import Training
@@ -29,11 +29,11 @@ def folder(training, tmp_path_factory):
 
 def test_it_holds_slots_steps_weights_probes_and_no_matrix(folder, training, tmp_path):
     training.run(lambda model, optimizer: dualform.Recorder(model, optimizer, tmp_path / "stored"))
-    stored, memory = Memory.open(tmp_path / "stored"), Memory.open(folder)
+    stored, memory = Snapshot.open(tmp_path / "stored"), Snapshot.open(folder)
     assert not [path for path in folder.rglob("*") if path.suffix == ".faiss" or path.parent.parent.name == "layers"]
-    (grain,) = memory.manifest.grains
-    for name in memory.columns(grain):
-        assert memory.column(grain, name).tolist() == stored.column(grain, name).tolist()
+    (space,) = memory.manifest.spaces
+    for name in memory.columns(space):
+        assert memory.column(space, name).tolist() == stored.column(space, name).tolist()
     assert (
         memory.table("steps").select(["step", "lr", "momentum", "updated"]).to_pylist()
         == stored.table("steps").select(["step", "lr", "momentum", "updated"]).to_pylist()
@@ -85,7 +85,7 @@ def test_altered_digests_are_noticed(training, tmp_path):
     with duckdb.connect(tmp_path / "m" / "shard-00000" / "slots.duckdb") as tables:
         tables.execute("UPDATE digests SET keys = 'beef' WHERE step = 2")
     with pytest.raises(Damaged, match="its table digests is not what was committed"):
-        Memory.open(tmp_path / "m")
+        Snapshot.open(tmp_path / "m")
 
 
 def test_a_digest_covers_every_key_and_every_column(training):
@@ -93,7 +93,7 @@ def test_a_digest_covers_every_key_and_every_column(training):
 
     class Kept:
         def __init__(self, header):
-            self.layers = {layer.name: layer.grain for layer in header.layers}
+            self.layers = {layer.name: layer.space for layer in header.layers}
             batches.append(self)
 
         def put(self, batch):
@@ -106,7 +106,7 @@ def test_a_digest_covers_every_key_and_every_column(training):
 
     training.run(lambda model, optimizer: dualform.Recorder(model, optimizer, "unused", keys=False, _sink=Kept))
     (kept,) = batches
-    batch, grain = kept.batch, kept.layers["0"]
+    batch, space = kept.batch, kept.layers["0"]
     before = digests(batch, kept.layers)
     assert before == digests(batch, kept.layers)
     assert before["0"].columns == before["2"].columns
@@ -116,18 +116,18 @@ def test_a_digest_covers_every_key_and_every_column(training):
     after = digests(batch, kept.layers)
     assert (after["0"], after["2"].columns) == (before["0"], before["2"].columns)
     assert after["2"].keys != before["2"].keys
-    for name, column in batch.slots[grain].items():
-        changed = dict(batch.slots[grain])
+    for name, column in batch.slots[space].items():
+        changed = dict(batch.slots[space])
         if column.dtype == object:
             changed[name] = np.array(["other", *column[1:]], dtype=object)
         elif isinstance(column, np.ma.MaskedArray):
             changed[name] = np.ma.MaskedArray(column.data, mask=np.arange(len(column)) > 0)
         else:
             changed[name] = column + (np.arange(len(column)) == 5)
-        other = type(batch)(batch.step, {grain: changed}, batch.layers)
+        other = type(batch)(batch.step, {space: changed}, batch.layers)
         assert digests(other, kept.layers)["0"].columns != before["0"].columns, name
         less = {key: value for key, value in changed.items() if key != name}
-        other = type(batch)(batch.step, {grain: less}, batch.layers)
+        other = type(batch)(batch.step, {space: less}, batch.layers)
         assert digests(other, kept.layers)["0"].columns != before["0"].columns, name
 
 
@@ -138,5 +138,5 @@ def test_memories_of_before_there_were_digests_open(training, tmp_path):
     manifest = Manifest.read(tmp_path / "m")
     del manifest.shards[0].tables["digests"]
     manifest.write(tmp_path / "m")
-    assert Memory.open(tmp_path / "m").table("digests").num_rows == 0
+    assert Snapshot.open(tmp_path / "m").table("digests").num_rows == 0
     assert check_memory(tmp_path / "m") == []

@@ -179,6 +179,6 @@ def test_the_replay_changes_no_bit_of_the_training_and_nothing_on_disk(folder):
         return Replay(model, optimizer, folder, ASKED)
 
     FIRST.run(make)
-    final = dualform.open(folder)._view.memory.final()
+    final = dualform.open(folder)._view.snapshot.final()
     assert all(np.array_equal(final[name], p.detach().numpy()) for name, p in finals[0].named_parameters())
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -5,9 +5,9 @@ import pytest
 
 import dualform
 from dualform import GroupSum, ProbeRows, TopK, Vectors
-from dualform.query import group_sum
-from dualform.query.key_sums import BLOCK
-from dualform.store.memory import Memory
+from dualform.query.sums import group_sum
+from dualform.query.sums.key_sums import BLOCK
+from dualform.store.snapshot import Snapshot
 from tests.query import oracle
 
 from .trained import Training
@@ -60,7 +60,7 @@ def assert_same(found, stored):
 @pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
 def test_every_question_has_the_stored_memorys_answer(runs, window_bytes):
     stored = runs[0]
-    assert stored.info().slots[stored.info().layers[0].grain] > 2 * BLOCK  # so that the smallest windows are three
+    assert stored.info().slots[stored.info().layers[0].space] > 2 * BLOCK  # so that the smallest windows are three
     for question, found in zip(QUESTIONS, replayed(runs, QUESTIONS, window_bytes=window_bytes), strict=True):
         expected = stored.ask(question)
         if isinstance(question, GroupSum) and question.score == "abs" and question.layer == "0":
@@ -82,12 +82,12 @@ def test_sums_of_many_groups_have_the_stored_memorys_bits(runs, monkeypatch):
 
 def test_answers_are_those_of_float64_over_every_slot(runs):
     engine, _, _ = runs
-    memory = Memory.open(engine.path)
-    (grain,) = memory.manifest.grains
-    query, slots = QUERIES.rows[:1], memory.count(grain)
+    memory = Snapshot.open(engine.path)
+    (space,) = memory.manifest.spaces
+    query, slots = QUERIES.rows[:1], memory.count(space)
     keys = memory.keys("2").of_slots(np.arange(slots))
     scores = oracle.scores(keys, query[0])
-    groups = oracle.groups([memory.column(grain, "label").tolist()], [True] * slots)
+    groups = oracle.groups([memory.column(space, "label").tolist()], [True] * slots)
     hits, by, signed, absolute = replayed(
         runs,
         [

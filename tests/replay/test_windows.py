@@ -6,7 +6,8 @@ from hypothesis import given, settings, strategies as st
 
 from dualform import GroupSum, TopK, Vectors
 from dualform.answers import Scan
-from dualform.query import backends, group_sum, key_sums
+from dualform.query.score import backends
+from dualform.query.sums import group_sum, key_sums
 from dualform.query.view import View
 from dualform.replay import running_best, window
 from dualform.replay.asked import ask

@@ -95,8 +95,8 @@ class Canned:
     def output(self, layer: str, queries: Any, where: Any = None, at_step: Any = None) -> Any:
         return self.ask(Output(layer, as_queries(queries), where, at_step))[0]
 
-    def slots(self, ids: Any, grain: str | None = None) -> Columns:
-        self._begin((list(ids), grain))
+    def slots(self, ids: Any, space: str | None = None) -> Columns:
+        self._begin((list(ids), space))
         missing = [one for one in ids if not 0 <= one < 4]
         if missing:
             raise NotFound(f"there is no slot {missing[0]}.", hint="Slots: 0 to 3.", field="ids")

@@ -10,7 +10,7 @@ import pytest
 
 from dualform.errors import Damaged, DualformError, NotAMemory
 from dualform.store.check import check_memory
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 from tests.store.small_memory import write
 
 FLIPS_PER_FILE = 12
@@ -19,8 +19,8 @@ FLIPS_OF_THE_TABLES = 80
 
 def everything(path: Path) -> list[bytes]:
     """All that a question could come from, as bytes."""
-    memory = Memory.open(path)
-    found = [repr((memory.snapshot, memory.steps, memory.layers, memory.skipped, memory.probes)).encode()]
+    memory = Snapshot.open(path)
+    found = [repr((memory.commits, memory.steps, memory.layers, memory.skipped, memory.probes)).encode()]
     for layer in memory.layers:
         keys = memory.keys(layer)
         found += [keys.slot_block(0, keys.slots).tobytes(), memory.values(layer).block(0, keys.slots).tobytes()]
@@ -122,6 +122,6 @@ def test_rows_that_a_cut_off_commit_left_behind_are_not_seen(sound, tmp_path):
     write(tmp_path / "longer", [4, 3, 5, 6], finish=False)
     (tmp_path / "longer" / "memory.json").write_bytes(manifest)
     try:
-        assert Memory.open(tmp_path / "longer").count("sample") == 7
+        assert Snapshot.open(tmp_path / "longer").count("sample") == 7
     except DualformError as error:
         pytest.fail(f"a sound commit was refused: {error}")

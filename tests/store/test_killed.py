@@ -13,7 +13,7 @@ import pytest
 
 from dualform.errors import NotAMemory
 from dualform.store.check import check_memory
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 STEPS, BATCH, FLUSH_EVERY = 60, 16, 3
 
@@ -65,7 +65,7 @@ def whole(processes, tmp_path_factory):
         process.start()
         process.join()
         assert process.exitcode == 0
-    return Memory.open(folder / "memory"), (time.monotonic() - started) * FLUSH_EVERY / STEPS
+    return Snapshot.open(folder / "memory"), (time.monotonic() - started) * FLUSH_EVERY / STEPS
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -85,7 +85,7 @@ def test_a_killed_recording_holds_every_acknowledged_slot(whole, processes, tmp_
 
     acknowledged = max(acknowledgements(tmp_path / "log"), default=0)
     try:
-        memory = Memory.open(tmp_path / "memory")
+        memory = Snapshot.open(tmp_path / "memory")
     except NotAMemory:
         assert not acknowledged, "slots were acknowledged, and there is no memory"
         return

@@ -14,8 +14,8 @@ from hypothesis import given, settings, strategies as st
 from dualform.errors import AlreadyExists, BadInput, NotAMemory, NotFound
 from dualform.store.check import check_memory
 from dualform.store.layer import Layer, Parameter
-from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
+from dualform.store.snapshot import Snapshot
 from tests.store.small_memory import batch, open_writer, write
 
 
@@ -33,7 +33,7 @@ def test_reads_back_every_bit_whatever_the_batches_and_commits(sizes, seed, comm
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memory"
         expected = write(path, sizes, seed, commit_every)
-        memory = Memory.open(path)
+        memory = Snapshot.open(path)
         assert memory.count("sample") == sum(sizes)
         assert memory.steps == len(sizes)
         for layer in memory.layers:
@@ -67,18 +67,18 @@ def test_plain_faiss_numpy_and_duckdb_read_the_folder(tmp_path):
 
 def test_repeated_keys_are_stored_once_bit_for_bit(tmp_path):
     expected = write(tmp_path / "memory", [40, 40])
-    keys = Memory.open(tmp_path / "memory").keys("layer-0")
+    keys = Snapshot.open(tmp_path / "memory").keys("layer-0")
     distinct = {row.tobytes() for row in expected.keys["layer-0"]}
     # The inputs hold a row of 0.0 and one of -0.0: equal as numbers, different as bits.
     assert keys.rows == len(distinct) == 12
     assert keys.row_of_slot is not None
-    assert Memory.open(tmp_path / "memory").keys("layer-1").row_of_slot is None
+    assert Snapshot.open(tmp_path / "memory").keys("layer-1").row_of_slot is None
 
 
 def test_blocks_and_rows_do_not_depend_on_segments_or_cache(tmp_path):
     expected = write(tmp_path / "memory", [7, 3, 6, 5, 4], commit_every=1).keys["layer-1"]
     for cache in (SegmentCache(), SegmentCache(most_bytes=0), SegmentCache(most_bytes=200)):
-        keys = Memory.open(tmp_path / "memory", cache).keys("layer-1")
+        keys = Snapshot.open(tmp_path / "memory", cache).keys("layer-1")
         for size in (1, 4, 25, 100):
             blocks = list(keys.blocks(size))
             assert [start for start, _ in blocks] == list(range(0, 25, size))
@@ -91,15 +91,15 @@ def test_a_memory_is_readable_while_it_is_written(tmp_path):
     rng = np.random.default_rng(1)
     inputs = rng.normal(size=(12, 6)).astype(np.float32)
     writer = open_writer(tmp_path / "memory")
-    assert Memory.open(tmp_path / "memory").count("sample") == 0
+    assert Snapshot.open(tmp_path / "memory").count("sample") == 0
     for step in range(3):
         writer.append(batch(rng, step, 4, inputs))
-        assert Memory.open(tmp_path / "memory").count("sample") == 4 * step
+        assert Snapshot.open(tmp_path / "memory").count("sample") == 4 * step
         writer.commit()
-        memory = Memory.open(tmp_path / "memory")
-        assert (memory.count("sample"), memory.snapshot, memory.recording) == (4 * step + 4, step + 1, True)
+        memory = Snapshot.open(tmp_path / "memory")
+        assert (memory.count("sample"), memory.commits, memory.recording) == (4 * step + 4, step + 1, True)
     writer.close()
-    assert not Memory.open(tmp_path / "memory").recording
+    assert not Snapshot.open(tmp_path / "memory").recording
 
 
 def test_commits_by_itself_once_enough_was_appended(tmp_path):
@@ -108,9 +108,9 @@ def test_commits_by_itself_once_enough_was_appended(tmp_path):
     writer = open_writer(tmp_path / "memory", segment_bytes=1000)
     for step in range(12):
         writer.append(batch(rng, step, 4, inputs))
-    assert Memory.open(tmp_path / "memory").snapshot > 1
+    assert Snapshot.open(tmp_path / "memory").commits > 1
     writer.close()
-    assert Memory.open(tmp_path / "memory").count("sample") == 48
+    assert Snapshot.open(tmp_path / "memory").count("sample") == 48
 
 
 def test_refuses_a_folder_that_holds_something(tmp_path):
@@ -123,14 +123,14 @@ def test_refuses_a_folder_that_holds_something(tmp_path):
 
 def test_refuses_what_is_no_memory(tmp_path):
     with pytest.raises(NotAMemory, match="is no folder"):
-        Memory.open(tmp_path / "nowhere")
+        Snapshot.open(tmp_path / "nowhere")
     with pytest.raises(NotAMemory, match=r"has no memory\.json"):
-        Memory.open(tmp_path)
+        Snapshot.open(tmp_path)
     write(tmp_path / "memory", [2])
     manifest = tmp_path / "memory" / "memory.json"
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(NotAMemory, match=r"format 2, newer than the 1 .* Upgrade dualform"):
-        Memory.open(tmp_path / "memory")
+        Snapshot.open(tmp_path / "memory")
 
 
 def test_a_column_keeps_its_name_and_type(tmp_path):
@@ -148,7 +148,7 @@ def test_a_column_keeps_its_name_and_type(tmp_path):
 
 def test_names_what_does_not_exist(tmp_path):
     write(tmp_path / "memory", [2])
-    memory = Memory.open(tmp_path / "memory")
+    memory = Snapshot.open(tmp_path / "memory")
     with pytest.raises(NotFound, match=r"no layer 'x'\. Layers: layer-0, layer-1"):
         memory.keys("x")
     with pytest.raises(NotFound, match=r"no layer 'norm': it was not recorded \(no tap for LayerNorm\)"):
@@ -159,7 +159,7 @@ def test_names_what_does_not_exist(tmp_path):
 
 def test_a_manifest_that_names_one_weight_and_one_bias_is_read():
     named = {"name": "fc", "d_in": 6, "d_out": 5, "weight": "fc.weight", "bias": "fc.bias"}
-    rest = {"grain": "sample", "repeats": True, "values": True}
+    rest = {"space": "sample", "repeats": True, "values": True}
     layer = Layer.from_json(named | rest)
     assert layer == Layer("fc", 6, 5, (Parameter("fc.weight", 0, 6), Parameter("fc.bias", 6, 7)), **rest)
     assert Layer.from_json(named | rest | {"bias": None}).biases == ()

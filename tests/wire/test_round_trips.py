@@ -51,11 +51,11 @@ def test_outputs_come_back_as_they_were(outputs, scan):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(values.int64s), st.none() | values.texts)
-def test_slot_ids_come_back_as_they_were(ids, grain):
-    decoded, its_grain = questions.decode_slots(over_the_wire(questions.encode_slots(ids, grain)))
+def test_slot_ids_come_back_as_they_were(ids, space):
+    decoded, its_space = questions.decode_slots(over_the_wire(questions.encode_slots(ids, space)))
     assert decoded.dtype == np.int64
     assert decoded.tolist() == ids
-    assert its_grain == grain
+    assert its_space == space
 
 
 @settings(max_examples=20, deadline=None)

@@ -69,9 +69,9 @@ def _score(absolute: bool) -> Score:
 
 def _slots_of(memory: Answers, layer: str, hits: Hits) -> dict[int, dict[str, Any]]:
     """The slot columns of all hits, by slot."""
-    grain = next(one.grain for one in memory.info().layers if one.name == layer)
+    space = next(one.space for one in memory.info().layers if one.name == layer)
     ids = np.unique(hits.ids)
-    columns = memory.slots(ids, grain) if len(ids) else Columns({})
+    columns = memory.slots(ids, space) if len(ids) else Columns({})
     return {record["slot"]: record for record in columns.records()}
 
 

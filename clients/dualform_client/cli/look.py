@@ -26,7 +26,7 @@ def info(memory: Answers, as_json: bool) -> None:
     if as_json:
         print_json(asdict(told))
         return
-    slots = ", ".join(f"{count} {grain} slots" for grain, count in told.slots.items())
+    slots = ", ".join(f"{count} {space} slots" for space, count in told.slots.items())
     state = "still recording, or cut off" if told.recording else "finished"
     print_line(f"{told.steps} steps of {told.optimizer}, {slots}; snapshot {told.snapshot}, {state}")
     _print_layers(told)
@@ -41,14 +41,14 @@ def info(memory: Answers, as_json: bool) -> None:
 
 
 def _print_layers(told: MemoryInfo) -> None:
-    columns = ["layer", "d_in", "d_out", "bias", "grain", "slots", "distinct keys", "values", "exact", "reason"]
+    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", "exact", "reason"]
     rows = [
         [
             layer.name,
             layer.d_in,
             layer.d_out,
             _yes(layer.bias),
-            layer.grain,
+            layer.space,
             layer.slots,
             layer.distinct_keys,
             _yes(layer.values),

@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.coefficients import coefficients
-from dualform.store.memory import Memory
+from dualform.query.weights.coefficients import coefficients
 from dualform.store.rows import Keys
+from dualform.store.snapshot import Snapshot
 
 _ROWS = 4096
 
 
-def error_norms(memory: Memory, layer: str, at_step: int | None = None) -> NDArray[np.float64]:
+def error_norms(memory: Snapshot, layer: str, at_step: int | None = None) -> NDArray[np.float64]:
     """float64[T]: ||e_t|| of each slot, as the layer's weight has it after `at_step` updates, None for all of them.
 
     A slot of a later step has brought nothing yet: 0. Raises NotFound where no values were recorded.
@@ -26,21 +26,21 @@ def error_norms(memory: Memory, layer: str, at_step: int | None = None) -> NDArr
     by_step = np.zeros(memory.steps)
     known = coefficients(memory, found.weights[0].name, at_step).per_step
     by_step[: len(known)] = np.abs(known)
-    norms: NDArray[np.float64] = by_step[np.asarray(memory.column(found.grain, "step"))]
+    norms: NDArray[np.float64] = by_step[np.asarray(memory.column(found.space, "step"))]
     for start, errors in memory.values(layer).blocks(_ROWS):
         norms[start : start + len(errors)] *= np.linalg.norm(errors.astype(np.float64), axis=1)
     return norms
 
 
 def error_norm_sums(
-    memory: Memory, layer: str, probe: str, at_step: int | None = None
+    memory: Snapshot, layer: str, probe: str, at_step: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """int64[G], the labels in ascending order, and float64[n, G], the sums of each row of a probe.
 
     Raises NotFound where the layer, its values or the probe are missing.
     """
     keys, queries = memory.keys(layer), memory.probe(probe).queries(layer)
-    classes, numbers = np.unique(np.asarray(memory.column(memory.layer(layer).grain, "label")), return_inverse=True)
+    classes, numbers = np.unique(np.asarray(memory.column(memory.layer(layer).space, "label")), return_inverse=True)
     weights = _by_row(keys, numbers, error_norms(memory, layer, at_step), len(classes))
     sums = _of_one_sign(keys, weights, queries)
     return classes, _scanned(keys, weights, queries) if sums is None else sums

@@ -9,8 +9,8 @@ import numpy as np
 
 from dualform.query.engine import Engine, open_memory
 from dualform.questions import ProbeRows
-from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
+from dualform.store.snapshot import Snapshot
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.error_norm import error_norm_sums
@@ -86,7 +86,7 @@ def _date(memory: Engine, layers: Sequence[str], look: Look, query: Query, folde
 
 def _weigh(out: Path, dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], query: Query) -> Report:
     """The cells of Table 1 for sums weighted by the error's norm, by look; the query's sums at the first are drawn."""
-    memory = Memory.open(out, SegmentCache(_HELD))
+    memory = Snapshot.open(out, SegmentCache(_HELD))
     report: Report = {}
     drawn = []
     for look in looks:

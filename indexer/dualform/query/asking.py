@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits, Scan
-from dualform.query import group_sum, resolve
-from dualform.query.canonical import as_float32
-from dualform.query.key_rows import key_rows
-from dualform.query.mask import Selection
-from dualform.query.output import outputs
-from dualform.query.ranking import Ranking
-from dualform.query.rebuilt import rebuild
+from dualform.query import resolve
+from dualform.query.score.canonical import as_float32
+from dualform.query.score.key_rows import key_rows
+from dualform.query.search.ranking import Ranking
+from dualform.query.sums import group_sum
 from dualform.query.view import Check, View
+from dualform.query.weights.output import outputs
+from dualform.query.weights.rebuilt import rebuild
+from dualform.query.where.mask import Selection
 from dualform.questions import GroupSum, Output, TopK
 
 
@@ -27,11 +28,11 @@ class Asking:
         self._view, self._check = view, check
         self._layer = view.layer(question.layer)
         self._queries = resolve.vectors(view, self._layer, question.queries)
-        self._selection: Selection = view.selection(self._layer.grain, question.where)
+        self._selection: Selection = view.selection(self._layer.space, question.where)
 
     def top_k(self, question: TopK) -> Hits:
         view, absolute, check = self._view, question.score == "abs", self._check
-        groups = view.groups(self._layer.grain, self._selection, question.by) if question.by else None
+        groups = view.groups(self._layer.space, self._selection, question.by) if question.by else None
         rows = key_rows(view, self._layer.name, self._selection, check)
         ranked = Ranking(view, self._layer.name, rows, groups, question.k, absolute, check).of(self._queries)
         there = np.array([self._selection.count]) if groups is None else groups.counts
@@ -43,7 +44,7 @@ class Asking:
     def group_sum(self, question: GroupSum) -> GroupSums:
         view, selection, check, layer = self._view, self._selection, self._check, self._layer.name
         check()  # what is kept is answered at once, but not to someone who has gone
-        groups = view.groups(self._layer.grain, selection, question.by)
+        groups = view.groups(self._layer.space, selection, question.by)
         add = group_sum.signed_sums if question.score == "signed" else group_sum.absolute_sums
         sums = add(view, layer, groups, selection, self._queries, check)
         return GroupSums(groups.keys, sums, groups.counts, question.by, self._scan())
@@ -54,8 +55,8 @@ class Asking:
 
     def _scan(self) -> Scan:
         return Scan(
-            snapshot=self._view.memory.snapshot,
-            slots_scanned=self._view.count(self._layer.grain),
+            snapshot=self._view.snapshot.commits,
+            slots_scanned=self._view.count(self._layer.space),
             slots_matching=self._selection.count,
             backend=self._view.backend.name,
             seconds=time.perf_counter() - self._began,

@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 
 from dualform.answers import Certificate, Columns, GroupSums, Hits, MemoryInfo, Probe, Scan
 from dualform.errors import BadInput, Cancelled
-from dualform.query import backends, cancellation, certificate, info, parameters, resolve
+from dualform.query import info, resolve
 from dualform.query.asking import Asking
-from dualform.query.sql import Sql
-from dualform.query.tally import Tally
+from dualform.query.score import backends
+from dualform.query.search.tally import Tally
+from dualform.query.sql.process import Sql
 from dualform.query.view import Check, View
+from dualform.query.weights import cancellation, certificate, parameters
 from dualform.questions import GroupSum, Output, QueriesLike, Score, TopK, as_by, as_queries
 from dualform.store.manifest import Manifest
-from dualform.store.memory import Memory
 from dualform.store.rows import SegmentCache
+from dualform.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +48,7 @@ def open_memory(path: str | Path, backend: str | None = None, cache_bytes: int =
     Raises NotAMemory or Damaged for the folder, NotFound or MissingPackage for the backend.
     """
     segments = SegmentCache()
-    return Engine(Memory.open(path, segments), backends.choose(backend), cache_bytes, segments)
+    return Engine(Snapshot.open(path, segments), backends.choose(backend), cache_bytes, segments)
 
 
 class Engine:
@@ -54,7 +56,7 @@ class Engine:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: Snapshot,
         backend: backends.Backend,
         cache_bytes: int = CACHE_BYTES,
         segments: SegmentCache | None = None,
@@ -66,7 +68,7 @@ class Engine:
         self.tally = Tally()
         self._see(memory)
 
-    def _see(self, memory: Memory) -> None:
+    def _see(self, memory: Snapshot) -> None:
         self._view = View(memory, self._backend, self._cache_bytes, self.tally)
         self._sql = Sql(self._view)
 
@@ -147,15 +149,15 @@ class Engine:
         if where is None:
             raise BadInput("cancellation needs a where.", hint="It is about the slots a mask removes.", field="where")
         view, check = self._view, _check(None)
-        asked = view.memory.layers.values() if layer is None else [view.layer(layer)]
+        asked = view.snapshot.layers.values() if layer is None else [view.layer(layer)]
         return {
-            one.name: cancellation.cancellation(view, one, view.select(one.grain, where), at_step, check)
+            one.name: cancellation.cancellation(view, one, view.select(one.space, where), at_step, check)
             for one in asked
         }
 
-    def slots(self, ids: Sequence[int] | NDArray[np.int64], grain: str | None = None) -> Columns:
+    def slots(self, ids: Sequence[int] | NDArray[np.int64], space: str | None = None) -> Columns:
         """The columns of some slots, in the order of `ids`. Raises NotFound for an id that does not exist."""
-        return resolve.slot_columns(self._view, ids, grain)
+        return resolve.slot_columns(self._view, ids, space)
 
     def sql(self, statement: str, cancelled: Asker | None = None) -> Columns:
         """The rows of one SELECT over slots, steps, and the other tables of the snapshot.
@@ -178,10 +180,10 @@ class Engine:
         Questions already being answered keep the snapshot that they began with.
         """
         with self._refreshing:
-            seen = self._view.memory
+            seen = self._view.snapshot
             if Manifest.read(seen.path) == seen.manifest:
                 return False
-            memory = Memory.open(seen.path, self._segments)
+            memory = Snapshot.open(seen.path, self._segments)
             self._sql.close()
             self._see(memory)
             return True
@@ -199,7 +201,7 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({str(self.path)!r}, snapshot {self._view.memory.snapshot}, {self._backend.name})"
+        return f"Engine({str(self.path)!r}, snapshot {self._view.snapshot.commits}, {self._backend.name})"
 
 
 def _check(cancelled: Asker | None) -> Check:

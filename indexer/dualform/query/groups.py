@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
 from dualform.errors import NotFound
-from dualform.query.mask import Selection
+from dualform.query.where.mask import Selection
 
 
 class SlotColumns(Protocol):
     """The part of a memory that a grouping needs."""
 
-    def columns(self, grain: str) -> dict[str, str]: ...
+    def columns(self, space: str) -> dict[str, str]: ...
 
-    def column(self, grain: str, name: str) -> NDArray[Any]: ...
+    def column(self, space: str, name: str) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +43,12 @@ class Groups:
         return self.slots.nbytes + self.numbers.nbytes + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
 
 
-def group(memory: SlotColumns, grain: str, selection: Selection, by: tuple[str, ...]) -> Groups:
+def group(memory: SlotColumns, space: str, selection: Selection, by: tuple[str, ...]) -> Groups:
     """The groups of the selected slots by columns; with no column, all are one group.
 
-    Raises NotFound for a column that the grain's slots do not have.
+    Raises NotFound for a column that the space's slots do not have.
     """
-    known = memory.columns(grain)
+    known = memory.columns(space)
     for name in by:
         if name not in known:
             raise NotFound(f"no slot column {name!r}.", hint=f"Columns: {', '.join(known)}.", field="by")
@@ -56,7 +56,7 @@ def group(memory: SlotColumns, grain: str, selection: Selection, by: tuple[str, 
     numbers = np.zeros(len(slots), dtype=np.int64)
     keys: list[GroupKey] = [()]
     for name in by:
-        codes, values = _codes(memory.column(grain, name)[slots])
+        codes, values = _codes(memory.column(space, name)[slots])
         # Dense again after every column, so that the product of the cardinalities cannot overflow.
         present, numbers = np.unique(numbers * len(values) + codes, return_inverse=True)
         keys = [(*keys[code // len(values)], values[code % len(values)]) for code in present.tolist()]

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dualform.answers import LayerInfo, MemoryInfo
-from dualform.query.exactness import why_not
 from dualform.query.view import View
+from dualform.query.weights.exactness import why_not
 from dualform.store.layer import Layer
 
 
 def describe(view: View) -> MemoryInfo:
-    memory = view.memory
+    memory = view.snapshot
     return MemoryInfo(
         format=memory.format,
-        snapshot=memory.snapshot,
+        snapshot=memory.commits,
         recording=memory.recording,
-        slots={grain: memory.count(grain) for grain in view.grains},
+        slots={space: memory.count(space) for space in view.spaces},
         steps=memory.steps,
         optimizer=memory.optimizer,
         layers=tuple(_describe(view, layer) for layer in memory.layers.values()),
         skipped=dict(memory.skipped),
         datasets=view.datasets(),
-        columns={name: kind for grain in view.grains for name, kind in memory.columns(grain).items()},
+        columns={name: kind for space in view.spaces for name, kind in memory.columns(space).items()},
         probes=tuple(memory.probes.values()),
     )
 
@@ -32,9 +32,9 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         d_in=layer.d_in,
         d_out=layer.d_out,
         bias=bool(layer.biases),
-        grain=layer.grain,
-        slots=view.count(layer.grain),
-        distinct_keys=view.memory.keys(layer.name).rows if layer.keys else 0,
+        space=layer.space,
+        slots=view.count(layer.space),
+        distinct_keys=view.snapshot.keys(layer.name).rows if layer.keys else 0,
         values=layer.values,
         exact=not reason,
         reason=reason,

@@ -12,7 +12,7 @@ from dualform.errors import BadInput, NotFound
 from dualform.query.view import View
 from dualform.questions import ProbeRows, Queries, SlotKeys, Vectors, as_ids
 from dualform.store.layer import Layer
-from dualform.store.memory import as_numpy
+from dualform.store.snapshot import as_numpy
 
 
 def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
@@ -28,11 +28,11 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
                 )
             return rows
         case ProbeRows(probe, numbers):
-            rows = view.memory.probe(probe).queries(layer.name)
+            rows = view.snapshot.probe(probe).queries(layer.name)
             found = rows if numbers is None else rows[_within(numbers, len(rows), f"row of probe {probe!r}")]
         case SlotKeys(slots):
-            ids = _within(slots, view.count(layer.grain), "slot")
-            found = view.memory.keys(layer.name).of_slots(ids)
+            ids = _within(slots, view.count(layer.space), "slot")
+            found = view.snapshot.keys(layer.name).of_slots(ids)
     return Vectors(found).rows  # refuses none at all, and what is not finite
 
 
@@ -50,27 +50,27 @@ def _within(
     return ids.astype(np.int64)
 
 
-def slot_columns(view: View, ids: Sequence[int] | NDArray[np.int64], grain: str | None) -> Columns:
-    """All columns of some slots, in the order of `ids`. Without a grain: samples, or the only grain there is.
+def slot_columns(view: View, ids: Sequence[int] | NDArray[np.int64], space: str | None) -> Columns:
+    """All columns of some slots, in the order of `ids`. Without a space: samples, or the only space there is.
 
-    Raises NotFound for an id or a grain that does not exist.
+    Raises NotFound for an id or a space that does not exist.
     """
-    grains = view.grains
-    if grain is not None and grain not in grains:
-        raise NotFound(f"no grain {grain!r}.", hint=f"Grains: {', '.join(grains)}.", field="grain")
-    grain = grain or default_grain(view)
-    rows = _within(as_ids(ids), view.count(grain), "slot", "ids")
-    table = view.memory.table(view.memory.manifest.grains[grain])
-    return Columns({name: as_numpy(table[name].take(rows)) for name in view.columns(grain)})
+    spaces = view.spaces
+    if space is not None and space not in spaces:
+        raise NotFound(f"no space {space!r}.", hint=f"Spaces: {', '.join(spaces)}.", field="space")
+    space = space or default_space(view)
+    rows = _within(as_ids(ids), view.count(space), "slot", "ids")
+    table = view.snapshot.table(view.snapshot.manifest.spaces[space])
+    return Columns({name: as_numpy(table[name].take(rows)) for name in view.columns(space)})
 
 
-def default_grain(view: View) -> str:
-    """Samples, or the only grain there is."""
-    return "sample" if "sample" in view.grains else view.grains[0]
+def default_space(view: View) -> str:
+    """Samples, or the only space there is."""
+    return "sample" if "sample" in view.spaces else view.spaces[0]
 
 
 def probe(view: View, name: str, layer: str | None) -> Probe:
     """Raises NotFound for a probe that does not exist, or that does not hold the layer."""
-    stored = view.memory.probe(name)
+    stored = view.snapshot.probe(name)
     queries = None if layer is None else stored.queries(view.layer(layer).name)
     return Probe(name, stored.labels, stored.outputs, queries)

@@ -12,16 +12,17 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query import groups, mask
-from dualform.query.backends import Backend
-from dualform.query.bound import norms
+from dualform.query import groups
 from dualform.query.cache import Cache
-from dualform.query.coefficients import Coefficients, coefficients
 from dualform.query.groups import Groups
-from dualform.query.mask import Selection
-from dualform.query.tally import Tally
+from dualform.query.score.backends import Backend
+from dualform.query.score.bound import norms
+from dualform.query.search.tally import Tally
+from dualform.query.weights.coefficients import Coefficients, coefficients
+from dualform.query.where import mask
+from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 Check: TypeAlias = Callable[[], None]
 """Called between blocks of work; raises Cancelled where nobody waits for the answer any more."""
@@ -32,77 +33,77 @@ NORM_ROWS = 1 << 14
 class View:
     """What one question is asked of; a question sees one snapshot from its start to its end."""
 
-    def __init__(self, memory: Memory, backend: Backend, cache_bytes: int, tally: Tally | None = None) -> None:
-        self.memory = memory
+    def __init__(self, snapshot: Snapshot, backend: Backend, cache_bytes: int, tally: Tally | None = None) -> None:
+        self.snapshot = snapshot
         self.backend = backend
         self.cache = Cache(cache_bytes)
         self.tally = tally or Tally()
         # A connection that outlives the interpreter makes DuckDB's binding print pages of "leaked" at exit.
-        weakref.finalize(self, memory.close)
+        weakref.finalize(self, snapshot.close)
 
     @property
     def path(self) -> Path:
-        return self.memory.path
+        return self.snapshot.path
 
     def layer(self, name: str) -> Layer:
-        return self.memory.layer(name)
+        return self.snapshot.layer(name)
 
     @property
-    def grains(self) -> list[str]:
+    def spaces(self) -> list[str]:
         """In the order of the layers that use them."""
-        return list(dict.fromkeys(layer.grain for layer in self.memory.layers.values()))
+        return list(dict.fromkeys(layer.space for layer in self.snapshot.layers.values()))
 
-    def tables(self, grain: str) -> duckdb.DuckDBPyConnection:
-        return self.memory.tables(grain)
+    def tables(self, space: str) -> duckdb.DuckDBPyConnection:
+        return self.snapshot.tables(space)
 
-    def count(self, grain: str) -> int:
-        return self.memory.count(grain)
+    def count(self, space: str) -> int:
+        return self.snapshot.count(space)
 
-    def columns(self, grain: str) -> dict[str, str]:
-        return self.memory.columns(grain)
+    def columns(self, space: str) -> dict[str, str]:
+        return self.snapshot.columns(space)
 
-    def column(self, grain: str, name: str) -> NDArray[Any]:
-        return self.memory.column(grain, name)
+    def column(self, space: str, name: str) -> NDArray[Any]:
+        return self.snapshot.column(space, name)
 
     def datasets(self) -> dict[str, int]:
-        """Slots by dataset over all grains; slots without one are left out."""
+        """Slots by dataset over all spaces; slots without one are left out."""
         return self.cache.get("datasets", self._count_datasets).counts
 
     def _count_datasets(self) -> _Datasets:
         counts: dict[str, int] = {}
-        for grain in self.grains:
-            rows = self.tables(grain).execute(
+        for space in self.spaces:
+            rows = self.tables(space).execute(
                 "SELECT dataset, count(*) FROM slots WHERE dataset IS NOT NULL GROUP BY dataset ORDER BY dataset"
             )
             for name, slots in rows.fetchall():
                 counts[name] = counts.get(name, 0) + slots
         return _Datasets(dict(sorted(counts.items())))
 
-    def select(self, grain: str, where: str | None) -> Selection:
+    def select(self, space: str, where: str | None) -> Selection:
         """The slots that a mask leaves, which may be none.
 
         Raises BadMask or NotFound as `mask.check` and `mask.select` say.
         """
         if where is None:
-            return self.cache.get(("selection", grain, ""), lambda: mask.every_slot(self, grain))
-        expression = mask.check(self, grain, where, list(self.datasets()))
-        key = ("selection", grain, expression.identity)
-        return self.cache.get(key, lambda: mask.select(self, grain, expression))
+            return self.cache.get(("selection", space, ""), lambda: mask.every_slot(self, space))
+        expression = mask.check(self, space, where, list(self.datasets()))
+        key = ("selection", space, expression.identity)
+        return self.cache.get(key, lambda: mask.select(self, space, expression))
 
-    def selection(self, grain: str, where: str | None) -> Selection:
+    def selection(self, space: str, where: str | None) -> Selection:
         """As `select`; raises EmptyMask where the mask leaves nothing."""
-        return mask.require_slots(self.select(grain, where), where, list(self.datasets()))
+        return mask.require_slots(self.select(space, where), where, list(self.datasets()))
 
-    def groups(self, grain: str, selection: Selection, by: tuple[str, ...]) -> Groups:
-        key = ("groups", grain, selection.identity, by)
-        return self.cache.get(key, lambda: groups.group(self, grain, selection, by))
+    def groups(self, space: str, selection: Selection, by: tuple[str, ...]) -> Groups:
+        key = ("groups", space, selection.identity, by)
+        return self.cache.get(key, lambda: groups.group(self, space, selection, by))
 
     def key_norms(self, layer: str, check: Check, start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
         """float64[rows]: the norm of each stored key of a layer, or of some columns of it."""
         last = self.layer(layer).d_in if stop is None else stop
 
         def measure() -> NDArray[np.float64]:
-            keys = self.memory.keys(layer)
+            keys = self.snapshot.keys(layer)
             found = np.empty(keys.rows)
             for first, block in keys.blocks(NORM_ROWS):
                 check()
@@ -112,19 +113,19 @@ class View:
         return self.cache.get(("norms", layer, start, last), measure)
 
     def coefficients(self, layer: Layer, parameter: str, at_step: int | None) -> Coefficients:
-        """As dualform.query.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
-        found = coefficients(self.memory, parameter, at_step)
-        later = self.memory.steps - len(found.per_step)
+        """As dualform.query.weights.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
+        found = coefficients(self.snapshot, parameter, at_step)
+        later = self.snapshot.steps - len(found.per_step)
         return replace(found, per_step=np.pad(found.per_step, (0, later)))
 
     def stored_weights(self, which: Literal["initial", "final"]) -> Mapping[str, NDArray[Any]]:
         """The model's state dict as it was stored; the initial one where the training was cut off before its end."""
-        held = self.cache.get(("stored", which), lambda: _Arrays(getattr(self.memory, which)()))
+        held = self.cache.get(("stored", which), lambda: _Arrays(getattr(self.snapshot, which)()))
         return self.stored_weights("initial") if held.arrays is None else held.arrays
 
-    def slot_steps(self, grain: str) -> NDArray[np.int64]:
+    def slot_steps(self, space: str) -> NDArray[np.int64]:
         """int64[slots]: the recorded step of each slot."""
-        return self.cache.get(("steps", grain), lambda: np.asarray(self.column(grain, "step"), dtype=np.int64))
+        return self.cache.get(("steps", space), lambda: np.asarray(self.column(space, "step"), dtype=np.int64))
 
 
 class _Arrays:

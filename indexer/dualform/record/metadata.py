@@ -1,6 +1,6 @@
 """What step(...) says of its datapoints, and how that becomes slot columns.
 
-Shapes: B samples, `L...` token dimensions of a batch, n slots of a grain.
+Shapes: B samples, `L...` token dimensions of a batch, n slots of a space.
 
 An entry may be one value for all, one per sample [B], or one per token [B, L...]; flattened forms [B * L] count as the
 latter. A per-sample entry holds for each of its tokens; a per-token one says nothing of a sample, and is NULL there.
@@ -33,9 +33,9 @@ _KINDS = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "U": np.
 
 @dataclass(frozen=True)
 class Shape:
-    """The leading dimensions of a grain's keys: (B,) for samples, (B, L...) for tokens; their slots, flat, in order."""
+    """The leading dimensions of a space's keys: (B,) for samples, (B, L...) for tokens; their slots, flat, in order."""
 
-    grain: str
+    space: str
     leading: tuple[int, ...]
 
     @property
@@ -85,11 +85,11 @@ class Metadata:
                 raise BadInput(f"column {name!r} held {known[name]} at first and holds {dtype} now.", field=name)
 
     def check(self, shapes: Sequence[Shape]) -> None:
-        """Raises BadInput for an entry that fits no grain of the step."""
+        """Raises BadInput for an entry that fits no space of the step."""
         named = dict(self._entries) if self._mask is None else {**self._entries, "mask": self._mask}
         for name, entry in named.items():
             if shapes and all(_fit(entry, shape) == "no" for shape in shapes):
-                seen = " and ".join(f"{list(shape.leading)} ({shape.grain}s)" for shape in shapes)
+                seen = " and ".join(f"{list(shape.leading)} ({shape.space}s)" for shape in shapes)
                 raise BadInput(
                     f"{name} has shape {list(entry.shape)}, but the recorded layers saw batches of {seen}.",
                     hint="Give one value, one per sample, or one per token.",
@@ -105,7 +105,7 @@ class Metadata:
         return np.flatnonzero(np.repeat(self._mask.ravel(), each))
 
     def slot_columns(self, shape: Shape, types: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
-        """The columns of one grain's new slots, [n] each; `types` are the user columns the memory has."""
+        """The columns of one space's new slots, [n] each; `types` are the user columns the memory has."""
         kept = self.kept(shape)
         flat = np.arange(shape.rows) if kept is None else kept
         tokens = prod(shape.leading[1:])
@@ -122,7 +122,7 @@ class Metadata:
                 columns[name] = entry.reshape(-1)[flat]
             elif entry is not None and fit == "samples":
                 columns[name] = entry[columns["row"]]
-            elif name == "position" and shape.grain == "token":
+            elif name == "position" and shape.space == "token":
                 columns[name] = flat % max(tokens, 1)
             else:
                 columns[name] = _nulls(n, dtype)
@@ -138,7 +138,7 @@ def _nulls(n: int, dtype: np.dtype[Any]) -> Array:
 
 
 def _fit(entry: Array, shape: Shape) -> str:
-    """How an entry speaks of a grain's slots: one value for "all", one per "samples" or "slots", or "no"."""
+    """How an entry speaks of a space's slots: one value for "all", one per "samples" or "slots", or "no"."""
     if entry.ndim == 0:
         return "all"
     if entry.shape == shape.leading:

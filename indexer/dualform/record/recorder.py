@@ -80,7 +80,7 @@ class Recorder:
         self._record: StepRecord | None = None
         self._probe: ProbeTaker | None = None
         self._start: Start | None = None
-        self._grains: dict[str, str] = {}
+        self._spaces: dict[str, str] = {}
         self._columns: dict[str, np.dtype[Any]] = {}
         self._updates = Updates(optimizer, [])
 
@@ -241,7 +241,7 @@ class Recorder:
         """The step's slots, checked. Raises RecordingError and BadInput."""
         if self._sink is None:
             self._begin(record)
-        slots = record.settle(self._taps, self._grains)
+        slots = record.settle(self._taps, self._spaces)
         if not self._updates.add(record):
             record.check_finite()
         for layer, reason in slots.defects.items():
@@ -255,7 +255,7 @@ class Recorder:
         if self._sink is None:
             self._open_sink(record)
         assert self._sink is not None
-        columns = {grain: record.metadata.slot_columns(s, self._columns) for grain, s in slots.shapes.items()}
+        columns = {space: record.metadata.slot_columns(s, self._columns) for space, s in slots.shapes.items()}
         valued = {tap.name for tap in self._taps if tap.values}
         layers = {
             name: LayerRows(keys.numpy(), errors.numpy() if name in valued and errors is not None else None)
@@ -275,16 +275,16 @@ class Recorder:
                 "no gradient reached a recorded layer inside the first step.",
                 hint="Run forward and backward inside it, in training mode, through the model the recorder was given.",
             )
-        self._grains = record.grains()
-        self._updates = Updates(self._optimizer, [tap for tap in self._taps if tap.name in self._grains])
+        self._spaces = record.spaces()
+        self._updates = Updates(self._optimizer, [tap for tap in self._taps if tap.name in self._spaces])
 
     def _open_sink(self, record: StepRecord) -> None:
-        for tap in [tap for tap in self._taps if tap.name not in self._grains]:
+        for tap in [tap for tap in self._taps if tap.name not in self._spaces]:
             tap.detach()
             self._taps.remove(tap)
             self.skipped[tap.name] = record.why_unknown(tap)
         self._columns = record.metadata.types()
-        layers = [layer_of(t, self._grains[t.name], t.name in record.raw, self._keys) for t in self._taps]
+        layers = [layer_of(t, self._spaces[t.name], t.name in record.raw, self._keys) for t in self._taps]
         assert self._start is not None
         self._sink = self._make_sink(self._start.header(self.path, layers, self.skipped, self._label_names))
         self._start = None

@@ -41,14 +41,14 @@ class Start:
         )
 
 
-def layer_of(tap: Tap, grain: str, repeats: bool, keys: bool) -> Layer:
+def layer_of(tap: Tap, space: str, repeats: bool, keys: bool) -> Layer:
     """How the manifest names a tapped layer."""
     return Layer(
         name=tap.name,
         d_in=tap.d_in,
         d_out=tap.d_out,
         parameters=tuple(tap.parameters),
-        grain=grain,
+        space=space,
         repeats=repeats and keys,
         values=tap.values,
         keys=keys,

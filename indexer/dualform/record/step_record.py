@@ -1,6 +1,6 @@
 """What the taps brought in one step, and its slots once all of it is there.
 
-Shapes: B samples, `L...` token dimensions, d_in and d_out of a layer, n slots of a grain.
+Shapes: B samples, `L...` token dimensions, d_in and d_out of a layer, n slots of a space.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Signal:
 
 @dataclass
 class Slots:
-    """One step's new slots, aligned over the layers of each grain."""
+    """One step's new slots, aligned over the layers of each space."""
 
     shapes: dict[str, Shape]
-    """By grain."""
+    """By space."""
     rows: dict[str, tuple[Tensor, Tensor | None]]
     """Keys float32[n, d_in] and error signals float32[n, d_out] by layer; None for those that are not kept."""
     defects: dict[str, str] = field(default_factory=dict)
@@ -108,52 +108,52 @@ class StepRecord:
             for s in self._signals.values()
         )
 
-    def grains(self) -> dict[str, str]:
+    def spaces(self) -> dict[str, str]:
         """What a slot of each layer stands for, of those that ran."""
         ranks = {name: key.dim() - 1 for name, key in self._silent.items()}
         ranks |= {name: len(signal.leading) for name, signal in self._signals.items()}
         return {name: "token" if rank > 1 else "sample" for name, rank in ranks.items()}
 
-    def settle(self, taps: Sequence[Tap], grains: Mapping[str, str]) -> Slots:
-        """Align what arrived; `grains` tells each recorded layer's. Raises RecordingError where it does not align,
+    def settle(self, taps: Sequence[Tap], spaces: Mapping[str, str]) -> Slots:
+        """Align what arrived; `spaces` tells each recorded layer's. Raises RecordingError where it does not align,
         and BadInput where the step's arguments do not fit it.
         """
-        known = [tap for tap in taps if tap.name in grains]
-        shapes = self._shapes(known, grains)
+        known = [tap for tap in taps if tap.name in spaces]
+        shapes = self._shapes(known, spaces)
         self.metadata.check(list(shapes.values()))
-        kept = {grain: self.metadata.kept(shape) for grain, shape in shapes.items()}
+        kept = {space: self.metadata.kept(shape) for space, shape in shapes.items()}
         slots = Slots(shapes, {})
         for tap in known:
-            shape = shapes.get(grains[tap.name])
+            shape = shapes.get(spaces[tap.name])
             if shape is None:
                 continue
-            slots.rows[tap.name] = _chosen(*self._rows(tap, shape), kept[shape.grain])
+            slots.rows[tap.name] = _chosen(*self._rows(tap, shape), kept[shape.space])
             if reason := self._defect(tap.name):
                 slots.defects[tap.name] = reason
         self.slots = slots
         return slots
 
-    def _shapes(self, taps: Sequence[Tap], grains: Mapping[str, str]) -> dict[str, Shape]:
+    def _shapes(self, taps: Sequence[Tap], spaces: Mapping[str, str]) -> dict[str, Shape]:
         first: dict[str, tuple[str, Shape]] = {}
-        now = self.grains()
+        now = self.spaces()
         for tap in taps:
             signal = self._signals.get(tap.name)
             if signal is None:
                 continue
-            grain = grains[tap.name]
-            if now[tap.name] != grain:
+            space = spaces[tap.name]
+            if now[tap.name] != space:
                 raise RecordingError(
-                    f"layer {tap.name!r} had one {grain} a row at first and has one {now[tap.name]} a row at step "
+                    f"layer {tap.name!r} had one {space} a row at first and has one {now[tap.name]} a row at step "
                     f"{self.step}: its input is {_said(signal.leading, tap.d_in)} now."
                 )
-            name, shape = first.setdefault(grain, (tap.name, Shape(grain, signal.leading)))
+            name, shape = first.setdefault(space, (tap.name, Shape(space, signal.leading)))
             if shape.leading != signal.leading:
                 raise RecordingError(
                     f"layers {name!r} and {tap.name!r} saw different batches at step {self.step}: "
-                    f"{list(shape.leading)} and {list(signal.leading)} {grain}s.",
+                    f"{list(shape.leading)} and {list(signal.leading)} {space}s.",
                     hint="One slot is one row of every layer: record those that see the same batch, with layers=.",
                 )
-        return {grain: shape for grain, (_, shape) in first.items()}
+        return {space: shape for space, (_, shape) in first.items()}
 
     def _rows(self, tap: Tap, shape: Shape) -> tuple[Tensor, Tensor | None]:
         signal = self._signals.get(tap.name)

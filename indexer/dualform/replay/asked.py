@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput
 from dualform.query import resolve
 from dualform.query.groups import Groups
-from dualform.query.mask import Selection
 from dualform.query.view import View
+from dualform.query.where.mask import Selection
 from dualform.questions import GroupSum, TopK, as_by, as_queries
 from dualform.store.layer import Layer
 
@@ -47,6 +47,6 @@ def ask(view: View, question: Question) -> Asked:
     question = replace(question, queries=as_queries(question.queries), by=as_by(question.by))
     layer = view.layer(question.layer)
     queries = resolve.vectors(view, layer, question.queries)
-    selection = view.selection(layer.grain, question.where)
-    groups = view.groups(layer.grain, selection, question.by) if question.by else None
+    selection = view.selection(layer.space, question.where)
+    groups = view.groups(layer.space, selection, question.by) if question.by else None
     return Asked(question, layer, queries, selection, groups)

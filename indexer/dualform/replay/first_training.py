@@ -8,7 +8,7 @@ from dualform.errors import BadInput, RecordingError
 from dualform.record.sinks import Header
 from dualform.store.batch import Batch
 from dualform.store.digests import Digest, digests
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 _HINT = (
     "Run the same script with the same seeds, data, batch order, machine and number of threads; on a GPU also with "
@@ -19,7 +19,7 @@ _HINT = (
 class FirstTraining:
     """What a memory without keys says of its training, step by step."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Snapshot) -> None:
         """Raises BadInput for a memory that needs no replay, or whose training did not come to its end."""
         if any(layer.keys for layer in memory.layers.values()):
             raise BadInput(
@@ -34,7 +34,7 @@ class FirstTraining:
                 field="path",
             )
         self._memory, self._steps = memory, memory.steps
-        self._grains = {layer.name: layer.grain for layer in memory.layers.values()}
+        self._spaces = {layer.name: layer.space for layer in memory.layers.values()}
         self._table = memory.table("digests")
         self._step_of_row = self._table["step"].to_numpy()
         self._seen = 0
@@ -42,11 +42,11 @@ class FirstTraining:
     def check_start(self, header: Header) -> None:
         """Raises RecordingError where the second run has other layers, or starts from other weights."""
         shapes = [
-            {(x.name, x.d_in, x.d_out, x.grain) for x in of} for of in (self._memory.manifest.layers, header.layers)
+            {(x.name, x.d_in, x.d_out, x.space) for x in of} for of in (self._memory.manifest.layers, header.layers)
         ]
-        for name, d_in, d_out, grain in sorted(shapes[0] ^ shapes[1]):
+        for name, d_in, d_out, space in sorted(shapes[0] ^ shapes[1]):
             raise RecordingError(
-                f"step 0: layer {name!r} ({d_in} to {d_out}, by {grain}) is recorded in one run and not in the other.",
+                f"step 0: layer {name!r} ({d_in} to {d_out}, by {space}) is recorded in one run and not in the other.",
                 hint="Replay the model that was recorded.",
             )
         first = self._memory.initial()
@@ -61,8 +61,8 @@ class FirstTraining:
         self._seen = max(self._seen, batch.step + 1)
         if not batch.layers:
             return  # late news of the optimizer
-        first, again = self._expected(batch.step), digests(batch, self._grains)
-        for name in self._grains:
+        first, again = self._expected(batch.step), digests(batch, self._spaces)
+        for name in self._spaces:
             one, other = first.get(name), again.get(name)
             if one != other:
                 raise RecordingError(f"step {batch.step}, layer {name!r}: {_difference(one, other)}.", hint=_HINT)

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from dualform.answers import GroupSums, Hits, Scan
 from dualform.errors import NotFound, RecordingError
-from dualform.query import backends
 from dualform.query.engine import CACHE_BYTES
+from dualform.query.score import backends
 from dualform.query.view import View
 from dualform.questions import TopK
 from dualform.record.recorder import Recorder
@@ -30,7 +30,7 @@ from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
 from dualform.replay.sink import ReplaySink
 from dualform.replay.window import Gatherer
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 WINDOW_BYTES = 128 << 20
 
@@ -56,14 +56,14 @@ class Replay(Recorder):
         for a model that has not its layers. While the training runs, `step` raises RecordingError, naming step and
         layer, where its inputs are not those of the first run.
         """
-        memory = Memory.open(Path(path))
+        memory = Snapshot.open(Path(path))
         self._first = FirstTraining(memory)
         backend = backends.choose("numpy")
         view = View(memory, backend, CACHE_BYTES)
         asked = [ask(view, question) for question in questions]
         self._running = [RunningBest(one) if isinstance(one.question, TopK) else RunningSums(one) for one in asked]
-        self._scan = Scan(memory.snapshot, backend=f"replay, {backend.name}")
-        self._slots = [memory.count(one.layer.grain) for one in asked]
+        self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
+        self._slots = [memory.count(one.layer.space) for one in asked]
         layers = {one.layer.name: one.layer for one in asked}
         self._gatherers = {
             name: Gatherer(

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Hits, Scan
-from dualform.query.canonical import as_float32
 from dualform.query.groups import Groups
-from dualform.query.key_rows import key_rows
-from dualform.query.ranking import Ranking, best_of_cells
+from dualform.query.score.canonical import as_float32
+from dualform.query.score.key_rows import key_rows
+from dualform.query.search.ranking import Ranking, best_of_cells
 from dualform.questions import TopK
 from dualform.replay.asked import Asked
 from dualform.replay.window import Window, never

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Scan
-from dualform.query.group_sum import many
-from dualform.query.key_sums import KeySummer
-from dualform.query.rescoring import score_every, score_rows
+from dualform.query.score.rescoring import score_every, score_rows
+from dualform.query.sums.group_sum import many
+from dualform.query.sums.key_sums import KeySummer
 from dualform.replay.asked import Asked
 from dualform.replay.window import Window, never
 

@@ -14,14 +14,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.backends import Backend
 from dualform.query.groups import Groups
-from dualform.query.key_sums import BLOCK
-from dualform.query.mask import Selection
+from dualform.query.score.backends import Backend
+from dualform.query.sums.key_sums import BLOCK
 from dualform.query.view import View
+from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
-from dualform.store.memory import Memory
 from dualform.store.rows import Keys, SegmentCache
+from dualform.store.snapshot import Snapshot
 from dualform.store.tables import TABLES, rows_table
 
 _CACHE_BYTES = 256 << 20
@@ -52,21 +52,21 @@ class Window:
     stop: int
 
     @classmethod
-    def of(cls, memory: Memory, layer: Layer, start: int, keys: NDArray[np.float32], backend: Backend) -> Window:
+    def of(cls, memory: Snapshot, layer: Layer, start: int, keys: NDArray[np.float32], backend: Backend) -> Window:
         """The window of float32[slots, d_in] keys that begin at slot `start` of a memory that holds none."""
-        name = memory.manifest.grains[layer.grain]
+        name = memory.manifest.spaces[layer.space]
         segment = (0, layer.name, "keys", "window", 0, len(keys), keys.nbytes, "")
         tables = {
             name: memory.table(name).slice(start, len(keys)),
             "segments": rows_table([segment], TABLES["segments"]),
         }
         manifest = replace(memory.manifest, layers=[replace(layer, keys=True, repeats=False)])
-        held = Memory(memory.path, manifest, tables, _Held(keys))
+        held = Snapshot(memory.path, manifest, tables, _Held(keys))
         return cls(View(held, backend, _CACHE_BYTES), layer, start, start + len(keys))
 
     @property
     def keys(self) -> Keys:
-        return self.view.memory.keys(self.layer.name)
+        return self.view.snapshot.keys(self.layer.name)
 
     def selection(self, whole: Selection) -> Selection:
         """The window's part of a mask."""
@@ -92,12 +92,12 @@ class Gatherer:
     """Hands one layer's keys to the answers that wait for them, in windows that begin where a block of sums does."""
 
     def __init__(
-        self, memory: Memory, layer: Layer, answers: Sequence[Running], backend: Backend, most_bytes: int
+        self, memory: Snapshot, layer: Layer, answers: Sequence[Running], backend: Backend, most_bytes: int
     ) -> None:
         """`most_bytes`: of keys held at once; one block of slots is held in any case."""
         self._memory, self._layer, self._answers, self._backend = memory, layer, answers, backend
         blocks = max(1, most_bytes // (4 * max(1, layer.d_in) * BLOCK))
-        size = min(blocks * BLOCK, max(1, memory.count(layer.grain)))
+        size = min(blocks * BLOCK, max(1, memory.count(layer.space)))
         self._keys = np.empty((size, layer.d_in), dtype=np.float32)
         self._start, self._held = 0, 0
 

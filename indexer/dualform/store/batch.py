@@ -1,4 +1,4 @@
-"""What one recorded step brings to the store, as plain values. Shapes: n new slots of a layer's grain."""
+"""What one recorded step brings to the store, as plain values. Shapes: n new slots of a layer's space."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Batch:
 
     step: int
     slots: Mapping[str, Mapping[str, NDArray[Any]]]
-    """Slot columns by grain, in slot order, without `slot` and `step`: row int32, position int64, dataset object,
+    """Slot columns by space, in slot order, without `slot` and `step`: row int32, position int64, dataset object,
     label int64, sample int64, then user columns (int64, float64, bool, or object holding texts). NULL is a masked
     entry, or None in an object array."""
     layers: Mapping[str, LayerRows]

@@ -9,7 +9,7 @@ import numpy as np
 
 from dualform.errors import Damaged
 from dualform.store.durable import checksum_file
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total), in files."""
@@ -21,7 +21,7 @@ def check_memory(path: str | Path, progress: Progress | None = None) -> list[str
     Raises NotAMemory where the folder is none, or its format is newer.
     """
     try:
-        memory = Memory.open(path)
+        memory = Snapshot.open(path)
     except Damaged as error:
         return [error.message]
     marks = {s.path: s.checksum for segments in memory.segments.values() for s in segments}
@@ -37,12 +37,12 @@ def check_memory(path: str | Path, progress: Progress | None = None) -> list[str
     return problems + _check_counts(memory)
 
 
-def _check_counts(memory: Memory) -> list[str]:
+def _check_counts(memory: Snapshot) -> list[str]:
     problems = []
-    for grain in memory.manifest.grains:
-        slots = memory.column(grain, "slot")
+    for space in memory.manifest.spaces:
+        slots = memory.column(space, "slot")
         if not np.array_equal(slots, np.arange(len(slots))):
-            problems.append(f"the slots of grain {grain!r} are not numbered 0 to {len(slots) - 1} without a gap.")
+            problems.append(f"the slots of space {space!r} are not numbered 0 to {len(slots) - 1} without a gap.")
     for (layer, kind), segments in memory.segments.items():
         next_row = 0
         for segment in segments:

@@ -25,9 +25,9 @@ class Digest:
 
 
 def digests(batch: Batch, layers: Mapping[str, str]) -> dict[str, Digest]:
-    """By layer, of those of `layers` (layer -> grain) that the batch holds rows of."""
+    """By layer, of those of `layers` (layer -> space) that the batch holds rows of."""
     wanted = {name: rows.keys for name, rows in batch.layers.items() if name in layers}
-    columns = {grain: _of_columns(batch.slots[grain]) for grain in {layers[name] for name in wanted}}
+    columns = {space: _of_columns(batch.slots[space]) for space in {layers[name] for name in wanted}}
     return {
         name: Digest(checksum(keys.reshape(-1).view(np.uint8).data), columns[layers[name]])
         for name, keys in wanted.items()

@@ -37,7 +37,7 @@ class Layer:
     d_out: int
     parameters: tuple[Parameter, ...]
     """Weights in the order of their columns, then biases."""
-    grain: str
+    space: str
     """What one slot stands for: "sample" or "token"."""
     repeats: bool
     """Whether the layer's inputs repeat (raw data), so that each distinct key is stored once."""

@@ -54,10 +54,10 @@ class Manifest:
     """Whether the optimizer's recurrence is linear, so that outputs and weights can be rebuilt."""
     reason: str
     """Why they cannot, where it is not."""
-    grains: dict[str, str]
-    """Slot table of each grain."""
+    spaces: dict[str, str]
+    """Slot table of each space."""
     columns: dict[str, dict[str, str]]
-    """Slot columns and their DuckDB types, by grain."""
+    """Slot columns and their DuckDB types, by space."""
     shards: list[Shard]
     files: dict[str, FileMark] = field(default_factory=dict)
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Manifest:
             "optimizer": {"name": self.optimizer, "linear": self.linear, "reason": self.reason},
             "layers": [layer.to_json() for layer in self.layers],
             "skipped": self.skipped,
-            "grains": self.grains,
+            "spaces": self.spaces,
             "columns": self.columns,
             "shards": [
                 {"folder": s.folder, "commits": s.commits, "tables": {k: vars(v) for k, v in s.tables.items()}}
@@ -126,7 +126,7 @@ class Manifest:
             optimizer=optimizer["name"],
             linear=optimizer["linear"],
             reason=optimizer["reason"],
-            grains=fields["grains"],
+            spaces=fields["spaces"],
             columns=fields["columns"],
             shards=[
                 Shard(s["folder"], s["commits"], {name: TableMark(**mark) for name, mark in s["tables"].items()})

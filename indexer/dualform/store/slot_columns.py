@@ -1,4 +1,4 @@
-"""The slot columns of one grain between two commits."""
+"""The slot columns of one space between two commits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dualform.store.tables import SLOTS, duckdb_type
 class SlotColumns:
     """Collects slot columns batch by batch and numbers the slots."""
 
-    def __init__(self, grain: str) -> None:
-        self.grain = grain
+    def __init__(self, space: str) -> None:
+        self.space = space
         self.count = 0
         """Slots seen so far."""
         self._types: dict[str, str] | None = None

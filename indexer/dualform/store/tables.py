@@ -1,6 +1,6 @@
 """The DuckDB tables of a shard: their columns, and the running digest that marks how far they are committed.
 
-    slots             one row per slot, in slot order (one such table per grain)
+    slots             one row per slot, in slot order (one such table per space)
     key_rows          slot -> row among the distinct keys, for layers whose inputs repeat
     steps             what the optimizer did at each recorded step, for its first parameter group
     parameter_groups  the settings of every parameter group at each update

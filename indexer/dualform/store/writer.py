@@ -62,17 +62,17 @@ class Writer:
         self.path = Path(path)
         check_new_folder(self.path)
         self._segment_bytes = segment_bytes
-        grains = list(dict.fromkeys(layer.grain for layer in layers)) or ["sample"]
-        # The first grain's slots are the table `slots`, which is all that most memories have.
-        names = {grain: "slots" if not i else f"slots_{grain}" for i, grain in enumerate(grains)}
+        spaces = list(dict.fromkeys(layer.space for layer in layers)) or ["sample"]
+        # The first space's slots are the table `slots`, which is all that most memories have.
+        names = {space: "slots" if not i else f"slots_{space}" for i, space in enumerate(spaces)}
         self._shard = Shard()
         folder = self.path / self._shard.folder
-        self._slots = {grain: SlotColumns(grain) for grain in grains}
+        self._slots = {space: SlotColumns(space) for space in spaces}
         blocks = Blocks()
         self._layers = {layer.name: LayerWriter(layer, folder, blocks) for layer in layers}
         for writer in self._layers.values():
             writer.folder.mkdir(parents=True)
-        self._digested = {layer.name: layer.grain for layer in layers if not layer.keys}
+        self._digested = {layer.name: layer.space for layer in layers if not layer.keys}
         self._database = folder / shard.FILE
         self._shard.tables = shard.create(self._database, {**TABLES, **dict.fromkeys(names.values(), SLOTS)})
         self.manifest = Manifest(
@@ -81,8 +81,8 @@ class Writer:
             optimizer=optimizer,
             linear=linear,
             reason=reason,
-            grains=names,
-            columns={grain: dict(SLOTS) for grain in grains},
+            spaces=names,
+            columns={space: dict(SLOTS) for space in spaces},
             shards=[self._shard],
         )
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
@@ -99,8 +99,8 @@ class Writer:
 
     def append(self, batch: Batch) -> None:
         """Take one step's slots and logs. Raises BadInput for a user column that is new or changed its type."""
-        for grain, columns in batch.slots.items():
-            self._slots[grain].append(batch.step, columns)
+        for space, columns in batch.slots.items():
+            self._slots[space].append(batch.step, columns)
             self._bytes += sum(column.nbytes for column in columns.values())
         for name, rows in batch.layers.items():
             self._bytes += self._layers[name].append(rows)
@@ -124,13 +124,13 @@ class Writer:
         key_rows = [writer.take_key_rows() for writer in self._layers.values() if writer.layer.repeats]
         if key_rows:
             added["key_rows"] = pa.concat_tables(key_rows)
-        for grain, slots in self._slots.items():
-            table = self.manifest.grains[grain]
+        for space, slots in self._slots.items():
+            table = self.manifest.spaces[space]
             if new := slots.new_columns():
                 shard.add_columns(self._database, table, new)
-                self.manifest.columns[grain] |= new
+                self.manifest.columns[space] |= new
             if slots.pending:
-                added[table] = arrow_table(slots.take(), self.manifest.columns[grain])
+                added[table] = arrow_table(slots.take(), self.manifest.columns[space])
         self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
         self._shard.commits += 1
         self.manifest.write(self.path)

@@ -310,7 +310,7 @@ class InfoResponse(google.protobuf.message.Message):
     optimizer: builtins.str
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
-        """by grain"""
+        """by space"""
 
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LayerInfo]: ...
@@ -389,7 +389,7 @@ class LayerInfo(google.protobuf.message.Message):
     D_IN_FIELD_NUMBER: builtins.int
     D_OUT_FIELD_NUMBER: builtins.int
     BIAS_FIELD_NUMBER: builtins.int
-    GRAIN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     DISTINCT_KEYS_FIELD_NUMBER: builtins.int
     VALUES_FIELD_NUMBER: builtins.int
@@ -399,7 +399,7 @@ class LayerInfo(google.protobuf.message.Message):
     d_in: builtins.int
     d_out: builtins.int
     bias: builtins.bool
-    grain: builtins.str
+    space: builtins.str
     slots: builtins.int
     distinct_keys: builtins.int
     values: builtins.bool
@@ -412,14 +412,14 @@ class LayerInfo(google.protobuf.message.Message):
         d_in: builtins.int = ...,
         d_out: builtins.int = ...,
         bias: builtins.bool = ...,
-        grain: builtins.str = ...,
+        space: builtins.str = ...,
         slots: builtins.int = ...,
         distinct_keys: builtins.int = ...,
         values: builtins.bool = ...,
         exact: builtins.bool = ...,
         reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "grain", b"grain", "name", b"name", "reason", b"reason", "slots", b"slots", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values"]) -> None: ...
 
 Global___LayerInfo: typing_extensions.TypeAlias = LayerInfo
 
@@ -639,19 +639,19 @@ class SlotsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     IDS_FIELD_NUMBER: builtins.int
-    GRAIN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
     ids: builtins.bytes
     """int64"""
-    grain: builtins.str
+    space: builtins.str
     def __init__(
         self,
         *,
         ids: builtins.bytes = ...,
-        grain: builtins.str | None = ...,
+        space: builtins.str | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_grain", b"_grain", "grain", b"grain"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_grain", b"_grain", "grain", b"grain", "ids", b"ids"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_grain", b"_grain"]) -> typing.Literal["grain"] | None: ...
+    def HasField(self, field_name: typing.Literal["_space", b"_space", "space", b"space"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_space", b"_space", "ids", b"ids", "space", b"space"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_space", b"_space"]) -> typing.Literal["space"] | None: ...
 
 Global___SlotsRequest: typing_extensions.TypeAlias = SlotsRequest
 

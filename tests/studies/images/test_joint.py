@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
 from dualform_studies.images.download import at_hand, load_dataset
@@ -35,7 +35,7 @@ def test_miniature_says_what_the_full_study_says(miniature):
 
 
 def test_each_slot_is_of_its_images_dataset(miniature, made_up_data: Path):
-    memory = Memory.open(miniature[0])
+    memory = Snapshot.open(miniature[0])
     names, samples, labels = (np.asarray(memory.column("sample", name)) for name in ("dataset", "sample", "label"))
     keys = memory.keys("layer-0").of_slots(np.arange(60 * 32))
     assert 0.4 < (names == "mnist").mean() < 0.6
@@ -48,7 +48,7 @@ def test_each_slot_is_of_its_images_dataset(miniature, made_up_data: Path):
 @pytest.mark.parametrize("layer", ["layer-0", "layer-1", "layer-2"])
 def test_attention_across_datasets_is_that_of_float64(miniature, layer: str):
     out, report = miniature
-    memory = Memory.open(out)
+    memory = Snapshot.open(out)
     keys = memory.keys(layer).of_slots(np.arange(60 * 32)).astype(np.float64)
     names = np.asarray(memory.column("sample", "dataset"))
     for dataset, found in report["crossing"].items():

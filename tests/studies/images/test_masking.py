@@ -58,7 +58,7 @@ def terms(memory: Engine, layer: str) -> tuple[np.ndarray, np.ndarray, dict[str,
     count = 2 * RECIPE.steps * RECIPE.batch
     columns = memory.sql("SELECT step, dataset, label FROM slots ORDER BY slot")
     clip = memory.sql("SELECT clip FROM steps ORDER BY step")["clip"].astype(np.float64)
-    store = memory._view.memory
+    store = memory._view.snapshot
     keys = store.keys(layer).slot_block(0, count).astype(np.float64)
     values = store.values(layer).block(0, count).astype(np.float64)
     values *= (coefficients() * clip)[columns["step"]][:, None]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
 from dualform_studies.images.download import at_hand
@@ -32,7 +32,7 @@ def miniature(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> t
 def recorded(out: Path, layer: str, probe: str, steps: int) -> tuple[np.ndarray, ...]:
     """Float64 queries and keys of the slots of the first steps, labels of those slots, and all test labels and
     classes given."""
-    memory = Memory.open(out)
+    memory = Snapshot.open(out)
     slots = np.arange(steps * BATCH)
     assert memory.column("sample", "step")[slots[-1]] == steps - 1
     keys = memory.keys(layer).of_slots(slots).astype(np.float64)
@@ -72,7 +72,7 @@ def test_cells_of_table_1_are_those_of_float64_over_the_recorded_keys(miniature,
 @pytest.mark.parametrize(("look", "probe"), [(20, "test-mnist-at-20"), (60, "test-mnist")])
 def test_sums_weighted_by_the_errors_norm_are_those_of_float64(miniature, layer: str, look: int, probe: str):
     out, report = miniature
-    memory = Memory.open(out)
+    memory = Snapshot.open(out)
     queries, keys, labels, true, given = recorded(out, layer, probe, look)
     errors = memory.values(layer).block(0, look * BATCH).astype(np.float64)
     clip = dict(memory.tables("sample").execute(

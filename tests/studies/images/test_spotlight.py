@@ -52,7 +52,7 @@ class BruteForce:
         counts = np.array([[len(rows) for rows in best]])
         return Hits(ids, scores[ids].astype(np.float32), counts, tuple(self.groups) if by else None)
 
-    def slots(self, ids: np.ndarray, grain: None = None) -> Columns:
+    def slots(self, ids: np.ndarray, space: None = None) -> Columns:
         return Columns(
             {"slot": ids, "dataset": self.dataset[ids], "label": self.label[ids], "sample": self.sample[ids]}
         )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import dualform
 from dualform.errors import AlreadyExists, BadInput, NotFound
-from dualform.store.memory import Memory
+from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.text.aesop import run_aesop
@@ -49,7 +49,7 @@ def oracle(stored: Run, texts: Path) -> tuple[Corpus, Tokens, Any, Any]:
     """The corpus and its training tokens, stored keys float64[T, d] in slot order and their positions int64[T]."""
     corpus = load_corpus("aesop", texts)
     tokens = Vocabulary(corpus.train, "character").encode(corpus.train)
-    memory = Memory.open(stored[0])
+    memory = Snapshot.open(stored[0])
     count = memory.count("token")
     keys = memory.keys("lstm").of_slots(np.arange(count)).astype(np.float64)
     return corpus, tokens, keys, memory.column("token", "position")

@@ -1,0 +1,1 @@
+"""What a score is, and what multiplies keys with queries."""

@@ -1,0 +1,100 @@
+"""What multiplies keys with queries. Any of them may be wrong in the last bits: the reported scores are canonical.
+
+Shapes: b keys, n queries, d dimensions.
+
+    int8          CPU, the default where the compiled loops are there and the processor multiplies bytes fast
+    numpy         CPU, the default elsewhere
+    torch         CPU
+    faiss         CPU
+    torch-cuda    the default where torch sees a GPU
+    faiss-gpu     GPU
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform import kernels
+from dualform.errors import MissingPackage, NotFound
+from dualform.query.score.backends.faiss import check_faiss
+from dualform.query.search.codes import CodesCache
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+NAMES = {
+    "int8": ("dualform.query.score.backends.int8", "Int8Backend"),
+    "numpy": ("dualform.query.score.backends.numpy", "NumpyBackend"),
+    "torch": ("dualform.query.score.backends.torch", "TorchBackend"),
+    "faiss": ("dualform.query.score.backends.faiss", "FaissBackend"),
+    "torch-cuda": ("dualform.query.score.backends.torch", "TorchCudaBackend"),
+    "faiss-gpu": ("dualform.query.score.backends.faiss", "FaissGpuBackend"),
+}
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class Backend(Protocol):
+    """Scores float32[n, b], each within the bound of float32 sums in any order (see bound.py)."""
+
+    name: str
+
+    @property
+    def rounding(self) -> float:
+        """Relative rounding of the factors before they are multiplied; 0.0 where float32 is taken as it is."""
+        ...
+
+    def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Every inner product of float32[b, d] and float32[n, d], as float32[n, b]."""
+        ...
+
+
+@runtime_checkable
+class FindsTop(Protocol):
+    """A backend that can leave out what it sees to be low."""
+
+    def top(
+        self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Scores float32[n, k], best first, and rows int64[n, k]: every other row scores at most the last one."""
+        ...
+
+
+@runtime_checkable
+class HoldsCodes(Protocol):
+    """A backend that looks for the best rows in eight bits before it scores any."""
+
+    codes: CodesCache
+
+
+def score_float64(keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[n, b]: for what float32 cannot hold. Its unit roundoff is bound.FLOAT64."""
+    return queries.astype(np.float64) @ keys.astype(np.float64).T
+
+
+def choose(name: str | None = None) -> Backend:
+    """The backend of a name, or the one that fits this machine.
+
+    Raises NotFound for a name that there is not, MissingPackage where its package or its GPU is missing.
+    """
+    check_faiss()
+    if name is None:
+        return _automatic()
+    if name not in NAMES:
+        raise NotFound(f"no backend {name!r}.", hint=f"Backends: {', '.join(NAMES)}.", field="backend")
+    module, kind = NAMES[name]
+    backend: Backend = getattr(import_module(module), kind)()
+    return backend
+
+
+def _automatic() -> Backend:
+    # Asking torch takes seconds; without a driver the answer is known.
+    if _DRIVER.exists():
+        try:
+            return choose("torch-cuda")
+        except MissingPackage:
+            pass
+    return choose("int8" if kernels.fast() else "numpy")

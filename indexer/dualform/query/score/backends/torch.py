@@ -1,0 +1,98 @@
+"""Scores by torch, on the CPU or on a GPU. On a GPU: written to its documentation, not measured."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import MissingPackage
+from dualform.query.score.backends.device_copies import DeviceCopies
+
+_ROUNDINGS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-8}
+"""torch.get_float32_matmul_precision: float32, TF32 or pairs of bfloat16, bfloat16."""
+
+
+class TorchBackend:
+    name = "torch"
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self._torch = _torch()
+
+    @property
+    def rounding(self) -> float:
+        """As torch is set at this moment: a training in the same process may have asked for less precision."""
+        return _ROUNDINGS.get(self._torch.get_float32_matmul_precision(), 2.0**-8)
+
+    def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        with self._torch.inference_mode():
+            scores: NDArray[np.float32] = self._product(keys, queries).cpu().numpy()
+        return scores
+
+    def _product(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> Any:
+        return self._upload(queries) @ self._keys(keys).T
+
+    def _keys(self, keys: NDArray[np.float32]) -> Any:
+        return self._upload(keys)
+
+    def _upload(self, rows: NDArray[np.float32]) -> Any:
+        with warnings.catch_warnings():
+            # Keys are read-only arrays; torch warns that it cannot know that nobody writes to them.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+            return self._torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
+
+
+class TorchDeviceBackend(TorchBackend):
+    """Keys stay on the device while its memory has room for them; what does not fit is copied for each question.
+
+    `room()` is how many bytes of the device are free.
+    """
+
+    def __init__(self, device: str, room: Callable[[], int]) -> None:
+        super().__init__()
+        self.device = device
+        self._held = DeviceCopies(self._upload, room)
+
+    def _keys(self, keys: NDArray[np.float32]) -> Any:
+        return self._held.get(keys)
+
+    def top(
+        self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """As FindsTop: only the best scores leave the device."""
+        with self._torch.inference_mode():
+            scores, rows = self._product(keys, queries).topk(k, dim=1)
+            return scores.cpu().numpy(), rows.cpu().numpy()
+
+
+class TorchCudaBackend(TorchDeviceBackend):
+    name = "torch-cuda"
+
+    def __init__(self) -> None:
+        cuda = _torch().cuda
+        if not cuda.is_available():
+            raise MissingPackage(
+                "torch sees no GPU.",
+                hint='Use backend="int8" or "numpy", or install a CUDA build of torch.',
+                field="backend",
+            )
+        super().__init__("cuda", lambda: int(cuda.mem_get_info()[0]))
+
+    @property
+    def rounding(self) -> float:
+        tf32 = _ROUNDINGS["high"] if self._torch.backends.cuda.matmul.allow_tf32 else 0.0
+        return max(super().rounding, tf32)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage(
+            "torch is not installed.", hint="pip install 'dualform[record]' brings it.", field="backend"
+        ) from None
+    return torch

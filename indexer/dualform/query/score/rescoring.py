@@ -1,0 +1,114 @@
+"""Canonical scores of many keys and queries, by the compiled loops where they are there, with canonical.py's bits.
+
+Shapes: m pairs, n queries, r rows, d dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform import kernels
+from dualform.kernels.workers import share
+from dualform.query.score.canonical import canonical_scores
+from dualform.store.rows import Keys
+
+HELD_BYTES = 1 << 30
+"""Of segments that are held at once, whatever the cache keeps of them."""
+_TAKEN = 8192
+"""Rows that are scored together, or copied together where there are no compiled loops."""
+_SMALL = 1 << 18
+"""Products that are not worth sharing out."""
+_TASK = 512
+"""Pairs that a worker scores at a time."""
+
+
+def score_pairs(
+    keys: Keys, rows: NDArray[np.int64], query: NDArray[np.int64], queries: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """float64[m]: the canonical score of each of the rows int64[m] with queries[query], of float32[n, d]."""
+    scores = np.empty(len(rows))
+    if kernels.library() is None:
+        for start in range(0, len(rows), _TAKEN):
+            part = slice(start, start + _TAKEN)
+            scores[part] = canonical_scores(keys.take(rows[part]), queries[query[part]])
+        return scores
+    queries = np.ascontiguousarray(queries)
+    number = np.searchsorted([segment.first_row for segment in keys.segments], rows, side="right") - 1
+    for run in _runs(keys, np.flatnonzero(np.bincount(number)).tolist()):
+        own = np.flatnonzero((number >= run[0]) & (number <= run[-1]))
+        scores[own] = _score_run(keys, run, rows[own], number[own], query[own], queries)
+    return scores
+
+
+def _runs(keys: Keys, wanted: list[int]) -> Iterator[list[int]]:
+    """Numbers of segments, in order, that together take at most HELD_BYTES; a larger one goes alone."""
+    run, size = list[int](), 0
+    for index in wanted:
+        own = 4 * keys.width * keys.segments[index].rows
+        if run and size + own > HELD_BYTES:
+            yield run
+            run, size = [], 0
+        run.append(index)
+        size += own
+    if run:
+        yield run
+
+
+def _score_run(
+    keys: Keys,
+    run: list[int],
+    rows: NDArray[np.int64],
+    number: NDArray[np.int64],
+    query: NDArray[np.int64],
+    queries: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """As score_pairs, of rows in the segments of a run; `number` is int64[m]: the segment of each."""
+    held = {index: keys.matrix(keys.segments[index]) for index in run}
+    firsts, bases = np.zeros(run[-1] + 1, dtype=np.int64), np.zeros(run[-1] + 1, dtype=np.uint64)
+    for index in run:
+        firsts[index], bases[index] = keys.segments[index].first_row, held[index].ctypes.data
+    addresses = bases[number] + (4 * keys.width * (rows - firsts[number])).astype(np.uint64)
+    scores = np.empty(len(rows))
+
+    def work(_: int, start: int) -> None:
+        part = slice(start, start + _TASK)
+        scores[part] = kernels.canonical(addresses[part], query[part], queries)
+
+    share(range(0, len(rows), _TASK), work, None if len(rows) > _TASK else 1)
+    del held  # what the addresses point into
+    return scores
+
+
+def score_rows(rows: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[n, r]: the canonical score of every row of float64[r, d] with every query of float32[n, d]."""
+    if kernels.library() is None:
+        return np.stack([canonical_scores(rows, query.astype(np.float64)) for query in queries])
+    queries = np.ascontiguousarray(queries)
+    if rows.size * len(queries) <= _SMALL:
+        return kernels.canonical_rows(rows, queries)
+    scores = np.empty((len(queries), len(rows)))
+    size = max(1, _SMALL // max(1, rows.shape[1]))
+
+    def work(_: int, start: int) -> None:
+        scores[:, start : start + size] = kernels.canonical_rows(rows[start : start + size], queries)
+
+    share(range(0, len(rows), size), work)
+    return scores
+
+
+def score_every(
+    keys: Keys, rows: NDArray[np.int64], queries: NDArray[np.float32], check: Callable[[], None]
+) -> NDArray[np.float64]:
+    """float64[n, m]: the canonical score of every one of some rows int64[m] with every query of float32[n, d]."""
+    scores = np.empty((len(queries), len(rows)))
+    query = np.arange(len(queries))
+    for start in range(0, len(rows), _TAKEN):
+        check()
+        own = rows[start : start + _TAKEN]
+        # A row's queries one after the other, while the cache holds the row.
+        found = score_pairs(keys, np.repeat(own, len(queries)), np.tile(query, len(own)), queries)
+        scores[:, start : start + _TAKEN] = found.reshape(len(own), len(queries)).T
+    return scores

@@ -1,0 +1,1 @@
+"""The best slots of a query: screened, scanned, ranked."""

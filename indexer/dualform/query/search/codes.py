@@ -1,0 +1,178 @@
+"""Keys and queries in eight bits, with what the eight bits leave out.
+
+Shapes: R rows of a segment, n queries, d dimensions; G groups of kernels.ROWS rows, W words of four dimensions.
+
+    x = scale * code + low + r      code from 0 to 255, one scale and one low for each key
+    q = scale * code + r            code from -127 to 127, one scale for each query; r may be coded again
+
+so that x . q = scale_x scale_q (code_x . code_q) + low sum(q) up to |r_x| |q| + |x - low - r_x| |r_q|, by Cauchy and
+Schwarz. The product of the codes is a sum of integers, exact in any order. The norms of what is left out are stored
+with the codes, rounded up, and with the rounding of the float32 formula itself; kernels/codes.c does the arithmetic.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform import kernels
+from dualform.kernels import arguments
+from dualform.kernels.workers import share
+
+_SLACK = 2.0**-20
+"""Relative: far above the rounding of the few float32 operations that it stands for."""
+WIDEST = (2**31 - 1) // (255 * 127)
+"""Dimensions whose products of codes, all of them the greatest, still add up within 32 bits."""
+_SMALLEST, _LARGEST = 1e-12, 1e12
+"""Queries whose greatest number lies outside are not coded: a product of two scales could leave float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """A segment's keys."""
+
+    codes: NDArray[np.uint8]
+    """uint8[G, W, ROWS, 4]."""
+    numbers: NDArray[np.float32]
+    """float32[4, G * ROWS]: scale, low, and upper bounds of |r| and of |scale * code|."""
+    rows: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.numbers.nbytes
+
+    @staticmethod
+    def bytes_of(rows: int, width: int) -> int:
+        """`nbytes` of the codes that keys float32[rows, width] get."""
+        return -(-rows // kernels.ROWS) * kernels.ROWS * (4 * -(-width // 4) + 16)
+
+    def as_argument(self, first: int, group: NDArray[np.int32] | None) -> arguments.KeyCodes:
+        """For the loops. `first` is the segment's first row in the layer, `group` int32[all rows of the layer]."""
+        return arguments.KeyCodes(
+            self.codes,
+            *self.numbers,
+            None if group is None else group[first : first + self.rows],
+            self.rows,
+            self.codes.shape[1],
+            first,
+        )
+
+
+def quantise(keys: NDArray[np.float32], *, plain: bool = False) -> Codes:
+    """The codes of float32[R, d]. A key that is not finite, or out of range, gets a residual that never excludes it.
+
+    `plain` leaves the fast instructions aside.
+    """
+    rows, width = keys.shape
+    groups, words = -(-rows // kernels.ROWS), -(-width // 4)
+    made = Codes(
+        np.zeros((groups, words, kernels.ROWS, 4), np.uint8),
+        np.zeros((4, groups * kernels.ROWS), np.float32),
+        rows,
+    )
+    if width == 0:
+        return made
+    argument, step = made.as_argument(0, None), 4096
+
+    def work(_: int, start: int) -> None:
+        kernels.compiled().dualform_quantise(
+            ctypes.byref(argument),
+            arguments.address(keys, np.float32),
+            width,
+            start,
+            min(start + step, rows),
+            plain,
+        )
+
+    share(range(0, rows, step), work)
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class QueryCodes:
+    """Queries."""
+
+    codes: NDArray[np.int8]
+    """int8[tiles, W, tile, 4]: `columns` columns for each query, one after the other."""
+    columns: int
+    numbers: NDArray[np.float32]
+    """float32[6, n]: scale, scale of the second codes, sum, and upper bounds of |q|, of |r| and of the rounding of the
+    sum."""
+
+    def as_argument(self, absolute: bool) -> arguments.QueryCodes:
+        return arguments.QueryCodes(self.codes, *self.numbers, self.numbers.shape[1], self.columns, absolute)
+
+
+def can_quantise(queries: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """bool[n]: which of float32[n, d] are within range."""
+    greatest = np.abs(queries).max(axis=1, initial=0.0)
+    return np.asarray((greatest >= _SMALLEST) & (greatest <= _LARGEST))
+
+
+def quantise_queries(queries: NDArray[np.float32], columns: int = 1) -> QueryCodes:
+    """The codes of float32[n, d], which are within range: once or, in two columns, twice."""
+    count, width = queries.shape
+    wide = queries.astype(np.float64)
+    scale = (np.abs(wide).max(axis=1) / 127).astype(np.float32).astype(np.float64)
+    scales = (scale, (scale / 254).astype(np.float32).astype(np.float64))
+    left, codes = wide, []
+    for step in scales[:columns]:
+        codes.append(np.clip(np.rint(left / step[:, None]), -127, 127))
+        left = left - codes[-1] * step[:, None]
+    coded, sums = wide - left, wide.sum(axis=1)
+    slack = _SLACK * (np.abs(sums) + np.abs(wide).sum(axis=1) * 2.0**-20)
+    bounds = (_norm(wide), _norm(left) + _SLACK * (_norm(coded) + _norm(wide)), slack)
+    numbers = np.array([*scales, sums, *((1 + _SLACK) * bound for bound in bounds)], np.float32)
+    return QueryCodes(_in_tiles(np.stack(codes, axis=1).reshape(count * columns, width)), columns, numbers)
+
+
+def _in_tiles(codes: NDArray[np.float64]) -> NDArray[np.int8]:
+    tile, words = kernels.tile(), -(-codes.shape[1] // 4)
+    padded = np.zeros((-(-len(codes) // tile) * tile, words * 4), np.int8)
+    padded[: len(codes), : codes.shape[1]] = codes
+    return np.ascontiguousarray(padded.reshape(-1, tile, words, 4).transpose(0, 2, 1, 3))
+
+
+def _norm(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    lengths: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+    return lengths
+
+
+class CodesCache:
+    """Codes of segments, which never change; the least recently used dropped beyond a number of bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._held: OrderedDict[Path, Codes] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+
+    def get(self, path: Path, read: Callable[[], NDArray[np.float32]]) -> Codes:
+        """The codes of a segment, made from its matrix where they are not held."""
+        if (held := self._look(path)) is not None:
+            return held
+        with self._making:  # makers share all cores: one at a time is as fast, and never makes the same twice
+            if (held := self._look(path)) is not None:
+                return held
+            made = quantise(read())
+        with self._lock:
+            if made.nbytes <= self.most_bytes:
+                self._held[path] = made
+                self._bytes += made.nbytes
+                while self._bytes > self.most_bytes:
+                    self._bytes -= self._held.popitem(last=False)[1].nbytes
+        return made
+
+    def _look(self, path: Path) -> Codes | None:
+        with self._lock:
+            if path in self._held:
+                self._held.move_to_end(path)
+            return self._held.get(path)

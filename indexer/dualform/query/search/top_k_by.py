@@ -1,0 +1,110 @@
+"""The k best slots of each query in each group, exact as in top_k.
+
+Shapes: n queries, m slots that the mask leaves, G groups, c candidates.
+
+One query goes at a time over the scores of all its slots. A group's floor is the k-th best lower bound among its slots;
+what can reach it is scored again canonically.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query.groups import Groups
+from dualform.query.score.key_rows import KeyRows
+from dualform.query.search.scan import Scorer, blocks, scorer
+from dualform.query.search.top_k import Ranked, rescore
+from dualform.query.view import Check, View
+
+_MATRIX_BYTES = 128 << 20
+_LOOPED = 512
+"""Up to so many groups are partitioned one by one; beyond it, sorting all slots is faster."""
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The slots that stay, group after group."""
+
+    order: NDArray[np.int64]
+    """int64[m]: positions in Groups.slots, by group, then ascending."""
+    starts: NDArray[np.int64]
+    """int64[G + 1]."""
+    rows: NDArray[np.int64]
+    """int64[m]: the stored row of each position's key."""
+
+
+def best_of_groups(
+    view: View,
+    rows: KeyRows,
+    groups: Groups,
+    queries: NDArray[np.float32],
+    k: int,
+    absolute: bool,
+    check: Check,
+) -> list[Ranked]:
+    """For each query, the k best slots of group 0, then of group 1, and so on; a smaller group gives all it has."""
+    members = Members(
+        np.argsort(groups.numbers, kind="stable"),
+        np.concatenate([[0], np.cumsum(groups.counts)]),
+        rows.rows_of(groups.slots),
+    )
+    size = max(1, _MATRIX_BYTES // (8 * max(1, rows.keys.rows)))
+    found = []
+    for start in range(0, len(queries), size):
+        batch = scorer(rows, queries[start : start + size], view.backend, absolute)
+        scores = _all_scores(batch, rows, check)
+        for i, query in enumerate(batch.queries):
+            check()
+            errors = batch.bound.of(rows.norms[members.rows], float(batch.norms[i]))
+            near = _candidates(scores[i][members.rows], errors, groups, members, k)
+            found.append(_ranked(rows, groups, members, near, query, k, absolute))
+    return found
+
+
+def _all_scores(batch: Scorer, rows: KeyRows, check: Check) -> NDArray[np.float64]:
+    """float64[n, R]: the scan's scores of every row that stays."""
+    scores = np.zeros((len(batch.queries), rows.keys.rows))
+    for block in blocks(rows):
+        check()
+        scores[:, block.rows] = batch.scores(block)
+    return scores
+
+
+def _candidates(
+    scores: NDArray[np.float64], errors: NDArray[np.float64], groups: Groups, members: Members, k: int
+) -> NDArray[np.int64]:
+    """int64[c]: positions of the slots that can be among the k best of their group."""
+    floors = np.full(len(groups.counts), -np.inf)
+    low = scores - errors
+    large = np.flatnonzero(groups.counts > k)
+    if len(large) <= _LOOPED:
+        ordered = low[members.order]
+        for g in large:
+            own = ordered[members.starts[g] : members.starts[g + 1]]
+            floors[g] = np.partition(own, len(own) - k)[len(own) - k]
+    else:
+        best_first = np.lexsort((-low, groups.numbers))
+        floors[large] = low[best_first[members.starts[large] + k - 1]]
+    return np.flatnonzero(scores + errors >= floors[groups.numbers])
+
+
+def _ranked(
+    rows: KeyRows,
+    groups: Groups,
+    members: Members,
+    near: NDArray[np.int64],
+    query: NDArray[np.float32],
+    k: int,
+    absolute: bool,
+) -> Ranked:
+    distinct, index = np.unique(members.rows[near], return_inverse=True)
+    scores = rescore(rows, distinct, query, absolute)[index]
+    slots, numbers = groups.slots[near], groups.numbers[near]
+    order = np.lexsort((slots, -scores, numbers))
+    begins = np.searchsorted(numbers[order], np.arange(len(groups.counts)))
+    place = np.arange(len(order)) - begins[numbers[order]]
+    kept = order[place < k]
+    return slots[kept], scores[kept]

@@ -1,0 +1,1 @@
+"""Free SQL over a snapshot's tables, in a process of its own."""

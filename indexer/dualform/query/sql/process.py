@@ -1,0 +1,144 @@
+"""Free SQL over a snapshot's tables, in a process of its own with limits (sql_worker.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from typing import IO
+
+import pyarrow as pa
+
+from dualform.answers import Columns
+from dualform.errors import BadInput, DualformError, TimedOut
+from dualform.query.sql.worker import ERROR, HEADER, READY, STATEMENT, TABLE, write
+from dualform.query.view import Check, View
+from dualform.store.snapshot import as_numpy
+from dualform.store.tables import TABLES
+
+MOST_ROWS = 1_000_000
+SECONDS = 60.0
+_HIDDEN = {"key_rows"}
+"""Large, and of no use without the files."""
+_POLL_SECONDS = 0.1
+
+
+class Sql:
+    """Runs statements one after the other in a child that starts with the first one and is used again."""
+
+    def __init__(self, view: View, seconds: float = SECONDS, most_rows: int = MOST_ROWS) -> None:
+        self._view, self._seconds, self._most_rows = view, seconds, most_rows
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        """Whether the child has answered since it started."""
+        self._lock = threading.Lock()
+
+    def run(self, statement: str, check: Check) -> Columns:
+        """The rows of one SELECT.
+
+        Raises BadInput with DuckDB's message, or where it is no single SELECT or has too many rows; TimedOut.
+        """
+        if not isinstance(statement, str) or not statement.strip():
+            raise BadInput("the statement is blank.", hint="Write a SELECT over slots or steps.", field="statement")
+        while not self._lock.acquire(timeout=_POLL_SECONDS):
+            check()
+        try:
+            return self._ask(statement, time.monotonic() + self._seconds, check)
+        except BadInput:
+            raise  # the child answered, and can answer again
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def _ask(self, statement: str, deadline: float, check: Check) -> Columns:
+        asked = {"sql": statement, "rows": self._most_rows, "seconds": self._seconds}
+        started = self._ready
+        try:
+            child = self._child or self._start()
+            write(_pipe(child.stdin), STATEMENT, json.dumps(asked).encode())
+            kind, content = self._receive(child, deadline, check)
+            if kind == READY:
+                started = self._ready = True
+                kind, content = self._receive(child, deadline, check)
+        except (BrokenPipeError, EOFError):
+            self._stop()
+            if not started:
+                raise DualformError(
+                    "the process that runs SQL did not start.",
+                    hint="See what python -m dualform.query.sql.worker says.",
+                ) from None
+            raise BadInput(
+                "the statement needed more memory or time than it is given.",
+                hint="Aggregate, or add a WHERE.",
+                field="statement",
+            ) from None
+        if kind == ERROR:
+            raise BadInput(content.decode().strip(), field="statement")
+        table = pa.ipc.open_stream(content).read_all()
+        return Columns({name: as_numpy(table[name]) for name in table.column_names})
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "dualform.query.sql.worker"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._child = child
+        for name, table in _tables(self._view).items():
+            sink = pa.BufferOutputStream()
+            named = table.replace_schema_metadata({"name": name})
+            with pa.ipc.new_stream(sink, named.schema) as stream:
+                stream.write_table(named)
+            write(_pipe(child.stdin), TABLE, bytes(sink.getvalue()))
+        return child
+
+    def _receive(self, child: subprocess.Popen[bytes], deadline: float, check: Check) -> tuple[bytes, bytes]:
+        """The child's next message. Raises TimedOut, EOFError where the child has ended, and what `check` raises."""
+        kind, length = HEADER.unpack(self._read(child, HEADER.size, deadline, check))
+        return kind, self._read(child, length, deadline, check)
+
+    def _read(self, child: subprocess.Popen[bytes], size: int, deadline: float, check: Check) -> bytes:
+        pipe, parts = _pipe(child.stdout).fileno(), []
+        while size:
+            while not select.select([pipe], [], [], _POLL_SECONDS)[0]:
+                check()
+                if time.monotonic() > deadline:
+                    raise TimedOut(
+                        f"the statement took longer than {self._seconds:g} seconds.",
+                        hint="Aggregate, or add a WHERE.",
+                        field="statement",
+                    )
+            part = os.read(pipe, min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _stop(self) -> None:
+        child, self._child, self._ready = self._child, None, False
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe:
+                    pipe.close()
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def _tables(view: View) -> dict[str, pa.Table]:
+    """Every table of the snapshot under its own name."""
+    memory = view.snapshot
+    names = [*memory.manifest.spaces.values(), *(name for name in TABLES if name not in _HIDDEN)]
+    return {name: memory.table(name) for name in names}

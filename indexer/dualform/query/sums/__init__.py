@@ -1,0 +1,1 @@
+"""The attention that goes to each group of slots."""

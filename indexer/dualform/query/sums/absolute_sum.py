@@ -1,0 +1,218 @@
+"""Sums of absolute scores that need every score: a scan over stored rows, each counted as often as a group has it.
+
+Shapes: n queries, g groups, d dimensions, p pairs of a stored row and a group, b pairs of a block, r runs of a block.
+
+    sum_t |x_t . q|  =  sum_t |(x_t - c) . q  +  c . q|        c: the group's mean key
+
+c . q is known from the signed sum in float64, so float32 products are taken of what is left. Of plain keys they are not
+good enough: what keys have in common, as the background of an image, makes all their rounding errors alike, and sums
+over real keys come out wrong by more than 1e-6. The deviations add up to nothing, so what their float32 scores add up
+to is error and nothing else: measured for each query and group. Where that, and what independent errors of the same
+size could add, may pass 1e-6 of the sum, the query is answered from float64 products, as are small groups and few
+queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.kernels.workers import cores, share
+from dualform.query.groups import Groups
+from dualform.query.score.bound import FLOAT32, norms, overflows
+from dualform.query.score.key_rows import KeyRows
+from dualform.query.sums.runs import begins
+from dualform.query.view import Check, View
+from dualform.store.rows import Keys
+
+TOLERANCE = 8e-7
+"""Of the sum: what float32 may be off by, as estimated. The promise is 1e-6; what the estimate itself may miss, and the
+roundings of the float64 sums, have the rest."""
+MANY_ROWS = 1024
+"""Rows of a group whose float32 errors may be taken to average out."""
+MANY_QUERIES = 16
+"""From so many on, products cost more than reading and converting the keys."""
+_DEVIATIONS = 6
+"""Standard deviations of a sum of independent rounding errors that are allowed for."""
+_TINY = 1e-30
+"""Below this, float32 products may have lost digits to underflow."""
+_ROWS, _BATCH = 2048, 1024
+"""Pairs and queries whose scores are held at once, within the processor's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """How often each stored row stands in each group."""
+
+    rows: NDArray[np.int64]
+    """int64[p], ascending."""
+    numbers: NDArray[np.int64]
+    """int64[p]: the group."""
+    times: NDArray[np.float64]
+    """float64[p]: slots of that row in that group."""
+
+    @property
+    def nbytes(self) -> int:
+        return 24 * len(self.rows)
+
+    def of(self, groups: NDArray[np.int64], count: int) -> Pairs:
+        """Those of some of `count` groups, which are numbered anew in the order given."""
+        anew = np.full(count, -1)
+        anew[groups] = np.arange(len(groups))
+        numbers = anew[self.numbers]
+        kept = numbers >= 0
+        return Pairs(self.rows[kept], numbers[kept], self.times[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class AbsoluteScan:
+    """Sums over the groups of one mask of a layer."""
+
+    view: View
+    layer: str
+    rows: KeyRows
+    groups: Groups
+    check: Check
+
+    def sums(
+        self,
+        wanted: NDArray[np.int64],
+        key_sums: NDArray[np.float64],
+        signed: NDArray[np.float64],
+        queries: NDArray[np.float32],
+    ) -> NDArray[np.float64]:
+        """float64[n, g] of the wanted groups, whose float64[g, d] key sums and float64[n, g] signed sums are known."""
+        rows, groups, check = self.rows, self.groups, self.check
+        key = ("pairs", self.layer, rows.identity, groups.by)
+        pairs = self.view.cache.get(key, lambda: _pairs(rows, groups)).of(wanted, len(groups.counts))
+        sizes, counts = np.bincount(pairs.numbers, minlength=len(wanted)), groups.counts[wanted].astype(np.float64)
+        lengths = norms(queries)
+        large = np.flatnonzero(sizes >= MANY_ROWS)
+        # Twice, for a deviation can be longer than any key.
+        if len(queries) < MANY_QUERIES or overflows(2 * rows.largest, float(lengths.max())):
+            large = large[:0]
+        found = np.empty((len(queries), len(wanted)))
+        doubtful = np.ones(found.shape, dtype=bool)
+        if len(large):
+            own = pairs.of(large, len(wanted))
+            means = key_sums[large] / counts[large, None]
+            sums, errors = _float32(rows.keys, own, means, signed[:, large] / counts[large], queries, lengths, check)
+            found[:, large] = sums
+            doubtful[:, large] = ~(errors <= TOLERANCE * sums) | (sums < _TINY)
+        asked, left = np.flatnonzero(doubtful.any(axis=1)), np.flatnonzero(doubtful.any(axis=0))
+        if len(asked):
+            cells = np.ix_(asked, left)
+            exact = _float64(rows.keys, pairs.of(left, len(wanted)), len(left), queries[asked], check)
+            found[cells] = np.where(doubtful[cells], exact, found[cells])
+        return found
+
+
+def _pairs(rows: KeyRows, groups: Groups) -> Pairs:
+    own = rows.rows_of(groups.slots)
+    if rows.keys.row_of_slot is None:
+        return Pairs(own, groups.numbers, np.ones(len(own)))
+    count = len(groups.counts)
+    codes, times = np.unique(own * count + groups.numbers, return_counts=True)
+    return Pairs(codes // count, codes % count, times.astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class PairBlock:
+    """Some pairs in runs of one group and one number of times."""
+
+    keys: NDArray[np.float32]
+    """float32[b, d]."""
+    numbers: NDArray[np.int64]
+    """int64[b], ascending."""
+    times: NDArray[np.float64]
+    """float64[b], ascending within a group."""
+    runs: NDArray[np.int64]
+    """int64[r]: where each run begins."""
+
+    def add(self, scores: NDArray[np.float32] | NDArray[np.float64], sums: NDArray[np.float64]) -> None:
+        """Add [n, b] scores to float64[n, g] sums, in float64, each as many times as its pair says."""
+        own = np.add.reduceat(scores, self.runs, axis=1, dtype=np.float64)
+        own *= self.times[self.runs]
+        groups = begins(self.numbers[self.runs])
+        sums[:, self.numbers[self.runs[groups]]] += np.add.reduceat(own, groups, axis=1)
+
+
+def _blocks(keys: Keys, pairs: Pairs, check: Check) -> Iterator[PairBlock]:
+    for start in range(0, keys.rows, _ROWS):
+        low, high = np.searchsorted(pairs.rows, [start, start + _ROWS])
+        if low == high:
+            continue
+        block = keys.block(start, min(start + _ROWS, keys.rows))
+        for first in range(low, high, _ROWS):  # a row may stand in many groups
+            check()
+            part = slice(first, min(first + _ROWS, high))
+            order = np.lexsort((pairs.times[part], pairs.numbers[part]))
+            numbers, times = pairs.numbers[part][order], pairs.times[part][order]
+            changes = (numbers[1:] != numbers[:-1]) | (times[1:] != times[:-1])
+            runs = np.flatnonzero(np.r_[True, changes])
+            yield PairBlock(block[pairs.rows[part][order] - start], numbers, times, runs)
+
+
+def _float64(keys: Keys, pairs: Pairs, count: int, queries: NDArray[np.float32], check: Check) -> NDArray[np.float64]:
+    """float64[n, g] from float64 products."""
+    sums, wide = np.zeros((len(queries), count)), queries.astype(np.float64)
+    for block in _blocks(keys, pairs, check):
+        own = block.keys.astype(np.float64)
+        for start in range(0, len(wide), _BATCH):
+            check()
+            scores = wide[start : start + _BATCH] @ own.T
+            block.add(np.abs(scores, out=scores), sums[start : start + _BATCH])
+    return sums
+
+
+def _float32(
+    keys: Keys,
+    pairs: Pairs,
+    means: NDArray[np.float64],
+    base: NDArray[np.float64],
+    queries: NDArray[np.float32],
+    lengths: NDArray[np.float64],
+    check: Check,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """float64[n, g] from float32 products of deviations from float64[g, d] means, and how far off they may be.
+
+    `base` is float64[n, g]: the means' scores.
+    """
+    sums, drift, squares = np.zeros(base.shape), np.zeros(base.shape), np.zeros(len(means))
+    narrow = base.astype(np.float32)
+    for block in _blocks(keys, pairs, check):
+        own = (block.keys - means[block.numbers]).astype(np.float32)
+        squares += np.bincount(block.numbers, np.square(block.times * norms(own)), len(means))
+        for first in range(0, len(queries), _BATCH):
+            check()
+            batch = slice(first, first + _BATCH)
+            _add(block, queries[batch] @ own.T, narrow[batch], drift[batch], sums[batch])
+    independent = _DEVIATIONS * FLOAT32 * lengths[:, None] * np.sqrt(squares)
+    # Three roundings of a size that the scores themselves bound: of the mean's score, the deviation, and their sum.
+    return sums, np.abs(drift) + independent + 3 * FLOAT32 * sums
+
+
+def _add(
+    block: PairBlock,
+    scores: NDArray[np.float32],
+    base: NDArray[np.float32],
+    drift: NDArray[np.float64],
+    sums: NDArray[np.float64],
+) -> None:
+    """Add the deviations' scores to `drift`, and the absolute values of the whole scores to `sums`."""
+    starts = begins(block.numbers).tolist()
+    spans = list(zip(starts, [*starts[1:], scores.shape[1]], block.numbers[starts].tolist(), strict=True))
+    size = -(-len(scores) // cores())
+
+    def add(_: int, first: int) -> None:
+        part = slice(first, first + size)
+        own = scores[part]
+        block.add(own, drift[part])
+        for begin, end, group in spans:
+            own[:, begin:end] += base[part, group, None]
+        block.add(np.abs(own, out=own), sums[part])
+
+    share(range(0, len(scores), size), add)

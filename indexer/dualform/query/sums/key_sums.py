@@ -1,0 +1,82 @@
+"""The sum of the keys of each group: what a signed sum needs of the memory, whatever the number of slots.
+
+Shapes: T slots, G groups, d dimensions, b slots of a block.
+
+Keys are added in float64, in slot order within fixed blocks and then block by block, so that the sums have the same
+bits however they are asked for. The signs of the keys are learned in the same pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query.groups import Groups
+from dualform.query.sums.runs import added_in_order, begins
+from dualform.query.view import Check
+from dualform.store.rows import Keys
+
+BLOCK = 4096
+"""Slots that are added together before they join the sum: fixed, for it decides the last bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeySums:
+    sums: NDArray[np.float64]
+    """float64[G, d]."""
+    one_sign: NDArray[np.bool_]
+    """bool[G]: no two numbers of the group's keys have opposite signs; zero, and -0.0, goes with either."""
+    finite: bool
+    """Whether every key of these groups is: no sum of finite float32 leaves float64."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.sums.nbytes + self.one_sign.nbytes
+
+
+class KeySummer:
+    """Adds keys up, over one stretch of slots after another."""
+
+    def __init__(self, groups: int, width: int) -> None:
+        self._sums = np.zeros((groups, width))
+        self._least, self._most = np.zeros((2, groups), dtype=np.float32)
+
+    def add(self, keys: Keys, slots: NDArray[np.int64], numbers: NDArray[np.int64], check: Check) -> None:
+        """Add the keys of some slots, ascending, to the groups of those numbers, int64[m] each.
+
+        Slots count from the first of `keys`, which must be the first of a block of the whole.
+        """
+        sums, least, most = self._sums, self._least, self._most
+        for start in range(0, keys.slots, BLOCK):
+            low, high = np.searchsorted(slots, [start, start + BLOCK])
+            if low == high:
+                continue
+            check()
+            order = np.argsort(numbers[low:high], kind="stable")
+            ordered = numbers[low:high][order]
+            runs = begins(ordered)
+            own = ordered[runs]
+            rows = _rows(keys, slots[low:high][order], start)
+            least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
+            most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))
+            sums[own] += added_in_order(rows.astype(np.float64), runs)
+
+    def sums(self) -> KeySums:
+        """Of everything added so far."""
+        one_sign = (self._least >= 0) | (self._most <= 0)
+        return KeySums(self._sums, one_sign, bool(np.isfinite(self._sums).all()))
+
+
+def key_sums(keys: Keys, groups: Groups, check: Check) -> KeySums:
+    summer = KeySummer(len(groups.counts), keys.width)
+    summer.add(keys, groups.slots, groups.numbers, check)
+    return summer.sums()
+
+
+def _rows(keys: Keys, slots: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    """The keys of some slots of one block, in the order given."""
+    if keys.row_of_slot is not None:
+        return keys.of_slots(slots)
+    return keys.block(start, min(start + BLOCK, keys.slots))[slots - start]

@@ -1,0 +1,63 @@
+"""How much the slots that a mask removes cancel each other.
+
+    sum_t ||a_t delta_t|| ||x_t||  /  || sum_t a_t delta_t x_t^T ||_F        over the removed slots
+
+1 where they all push one way; tens or hundreds, as is usual for SGD, mean that removing them moves the weights by a
+small difference of large terms: the result is not what training without them would give.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dualform.query.score.bound import norms
+from dualform.query.view import Check, View
+from dualform.query.weights.exactness import require_exact
+from dualform.query.weights.rebuilt import check_step
+from dualform.query.weights.slot_sum import Speaking, block_size, blocks, slot_sum, speaking
+from dualform.query.where.mask import Selection
+from dualform.store.layer import Layer
+
+
+def cancellation(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
+    """The figure for the slots that `selection` leaves out; NaN where those move nothing.
+
+    Raises Inexact where the record does not explain the layer.
+    """
+    check_step(view, at_step)
+    require_exact(view, layer, at_step)
+    key = ("cancellation", layer.name, selection.identity, at_step)
+    return view.cache.get(key, lambda: _Figure(_measure(view, layer, selection, at_step, check))).value
+
+
+def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
+    # No SQL reads like this, so no mask has this identity: NOT (...) would leave out what is NULL.
+    removed = Selection(f"all but: {selection.identity}", ~selection.stays)
+    length = float(np.linalg.norm(slot_sum(view, layer, removed, at_step, check).weight))
+    terms = _terms(view, layer, speaking(view, layer, removed, at_step), check)
+    if length:
+        return terms / length
+    return math.inf if terms else math.nan
+
+
+def _terms(view: View, layer: Layer, slots: Speaking, check: Check) -> float:
+    """sum_t ||delta_t|| ||a_t x_t||, where a weight's columns of x_t have a coefficient of their own."""
+    keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
+    rows = slots.slots if keys.row_of_slot is None else keys.row_of_slot[slots.slots]
+    own = np.zeros(len(rows))
+    for weight, coefficient in zip(layer.weights, slots.weights, strict=True):
+        own = np.hypot(own, view.key_norms(layer.name, check, weight.start, weight.stop)[rows] * coefficient)
+    terms = 0.0
+    for start, stop, part in blocks(slots.slots, keys.slots, block_size(values.width)):
+        check()
+        terms += float(own[part] @ norms(values.block(start, stop))[slots.slots[part] - start])
+    return terms
+
+
+class _Figure:
+    nbytes = 8
+
+    def __init__(self, value: float) -> None:
+        self.value = value

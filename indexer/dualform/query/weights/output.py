@@ -1,0 +1,46 @@
+"""What a layer answers when only some slots speak, or as of an earlier step.
+
+Shapes: n queries, d_in, d_out.
+
+    y = W q + b        with the weights of rebuilt.py
+
+The weights do not depend on the query, so a question gives the same answer alone or in a batch: the float32 that is
+returned is the rounding of the canonical float64 sum. A matrix product finds it wherever its error bound leaves no
+doubt about the rounding; the few other numbers are added canonically.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query.score.bound import FLOAT64, norms
+from dualform.query.score.canonical import as_float32, canonical_scores
+from dualform.query.view import Check
+from dualform.query.weights.rebuilt import Rebuilt
+
+_BATCH = 1024
+"""Queries that are answered at once."""
+
+
+def outputs(weights: Rebuilt, queries: NDArray[np.float32], check: Check) -> NDArray[np.float32]:
+    """float32[n, d_out]."""
+    found = np.empty((len(queries), len(weights.weight)), dtype=np.float32)
+    lengths = np.sqrt(np.einsum("oi,oi->o", weights.weight, weights.weight))
+    for start in range(0, len(queries), _BATCH):
+        check()
+        found[start : start + _BATCH] = _batch(weights, lengths, queries[start : start + _BATCH])
+    return found
+
+
+def _batch(weights: Rebuilt, lengths: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+    bias = np.zeros(len(weights.weight)) if weights.bias is None else weights.bias
+    summed = queries.astype(np.float64) @ weights.weight.T + bias
+    # Twice, for the canonical sum has an error of its own, and twice again for the norms'.
+    unit = 4 * (queries.shape[1] + 3) * FLOAT64
+    error = unit * (norms(queries)[:, None] * lengths + np.abs(bias))
+    rounded = as_float32(summed)
+    query, output = np.nonzero(as_float32(summed - error) != as_float32(summed + error))
+    exact = canonical_scores(weights.weight[output], queries[query]) + bias[output]
+    rounded[query, output] = as_float32(exact)
+    return rounded

@@ -1,0 +1,157 @@
+"""What the slots that speak brought to a layer's weights: sum_t a_t delta_t x_t^T, in float64.
+
+Shapes: T slots, m that speak, b of a block, R stored rows of which r speak, d_in, d_out.
+
+Float64 throughout: float32 products over short blocks would cost less, but their last bits follow the number of
+threads, and with them the float32 that an output is rounded to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.kernels.workers import cores, share
+from dualform.query.sums.runs import added_in_order, begins
+from dualform.query.view import Check, View
+from dualform.query.where.mask import Selection
+from dualform.store.layer import Layer
+from dualform.store.rows import Keys, Rows
+
+BUDGET = 256 << 20
+"""Bytes of values that are added up by stored row at once; more are made column range by column range."""
+_COLUMNS = 128
+"""Of values that are added up together, however many cores there are, for it decides the last bits."""
+_PIECE = 512
+"""Slots whose values are added to those of their rows at once, within the processor's cache."""
+_BLOCK_BYTES = 16 << 20
+"""Of keys or values in float64: products are as fast as on larger ones, and the cache holds them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Speaking:
+    """The selected slots, without those whose gradient the optimizer had not used by a step."""
+
+    slots: NDArray[np.int64]
+    """int64[m], ascending."""
+    weights: NDArray[np.float64]
+    """float64[weights, m]: coefficient of each slot, by weight of the layer."""
+    biases: NDArray[np.float64]
+    """float64[biases, m]: by bias."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlotSum:
+    weight: NDArray[np.float64]
+    """float64[d_out, d_in]."""
+    biases: NDArray[np.float64]
+    """float64[biases, d_out]."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + self.biases.nbytes
+
+
+def speaking(view: View, layer: Layer, selection: Selection, at_step: int | None) -> Speaking:
+    steps = view.slot_steps(layer.space)[selection.slots]
+    per_step = np.array([view.coefficients(layer, p.name, at_step).per_step for p in layer.parameters])
+    speaks = (per_step != 0).any(axis=0)[steps]
+    own = per_step[:, steps[speaks]]
+    return Speaking(selection.slots[speaks], own[: len(layer.weights)], own[len(layer.weights) :])
+
+
+def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> SlotSum:
+    """The selected slots' own part of the weights, kept in the cache by mask."""
+    key = ("slot sum", layer.name, selection.identity, at_step)
+    return view.cache.get(key, lambda: _summed(view, layer, speaking(view, layer, selection, at_step), check))
+
+
+def _summed(view: View, layer: Layer, slots: Speaking, check: Check) -> SlotSum:
+    keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
+    found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros((len(layer.biases), layer.d_out)))
+    columns = [slice(weight.start, weight.stop) for weight in layer.weights]
+    if keys.row_of_slot is not None:
+        rows, numbers = np.unique(keys.row_of_slot[slots.slots], return_inverse=True)
+        if 2 * len(rows) <= len(numbers):
+            _by_row(found, columns, keys, values, slots, rows, numbers, check)
+            return found
+    _by_slot(found, columns, keys, values, slots, check)
+    return found
+
+
+def _by_slot(found: SlotSum, columns: Sequence[slice], keys: Keys, values: Rows, slots: Speaking, check: Check) -> None:
+    """One product a block of slots and weight."""
+    size = block_size(max(keys.width, values.width))
+    wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
+    scaled, product, biases = np.empty_like(wide_values), np.empty_like(found.weight), found.biases
+    for start, stop, part in blocks(slots.slots, keys.slots, size):
+        check()
+        chosen = _within(slots.slots[part], start, stop)
+        own, other = wide_values[: part.stop - part.start], wide_keys[: part.stop - part.start]
+        np.copyto(own, values.block(start, stop)[chosen])
+        np.copyto(other, keys.slot_block(start, stop)[chosen])
+        biases += slots.biases[:, part] @ own
+        for coefficient, within in zip(slots.weights, columns, strict=True):
+            times = np.multiply(own, coefficient[part, None], out=scaled[: len(own)])
+            found.weight[:, within] += np.matmul(times.T, other[:, within], out=product[:, within])
+
+
+def _by_row(
+    found: SlotSum,
+    columns: Sequence[slice],
+    keys: Keys,
+    values: Rows,
+    slots: Speaking,
+    rows: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    check: Check,
+) -> None:
+    """Values of slots that share a key are added up first, in slot order: one product a block of stored rows.
+
+    Ranges of the values are added up side by side, for this waits for memory.
+    """
+    each = 8 * max(1, len(rows)) * len(columns)
+    size = max(1, min(_COLUMNS, BUDGET // each))
+    workers = max(1, min(cores(), BUDGET // (each * size)))
+
+    def add(_: int, first: int) -> None:
+        last = min(first + size, values.width)
+        own = np.zeros((len(columns), len(rows), last - first))
+        for start, stop, part in blocks(slots.slots, keys.slots, _PIECE):
+            check()
+            order = np.argsort(numbers[part], kind="stable")
+            chosen, sorted_numbers = slots.slots[part][order] - start, numbers[part][order]
+            wide = values.block(start, stop)[chosen, first:last].astype(np.float64)
+            found.biases[:, first:last] += slots.biases[:, part][:, order] @ wide
+            runs = begins(sorted_numbers)
+            for total, coefficient in zip(own, slots.weights, strict=True):
+                total[sorted_numbers[runs]] += added_in_order(wide * coefficient[part][order, None], runs)
+        for start, stop, part in blocks(rows, keys.rows, block_size(keys.width)):
+            check()
+            other = keys.block(start, stop)[_within(rows[part], start, stop)].astype(np.float64)
+            for total, within in zip(own, columns, strict=True):
+                found.weight[first:last, within] += total[part].T @ other[:, within]
+
+    share(range(0, values.width, size), add, workers)
+
+
+def block_size(width: int) -> int:
+    """Fixed for a layer, for it decides the last bits."""
+    return int(np.clip(_BLOCK_BYTES // (8 * max(1, width)), 256, 8192))
+
+
+def blocks(ids: NDArray[np.int64], count: int, size: int) -> Iterator[tuple[int, int, slice]]:
+    """Ranges of `size` of `count` rows that hold some of the ascending ids, each with where those lie in `ids`."""
+    cuts = np.searchsorted(ids, np.arange(0, count + size, size)).tolist()
+    for number, (low, high) in enumerate(pairwise(cuts)):
+        if low < high:
+            yield number * size, min((number + 1) * size, count), slice(low, high)
+
+
+def _within(ids: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64] | slice:
+    """The ids counted from `start`; a slice, which copies nothing, where they are all of the range."""
+    return slice(None) if len(ids) == stop - start else ids - start

@@ -1,0 +1,1 @@
+"""Which slots a `where` leaves: from its text to a set of slots."""

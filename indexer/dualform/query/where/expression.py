@@ -1,0 +1,108 @@
+"""From the text of a mask to an SQL expression that can reach nothing but the slots' columns.
+
+DuckDB's own parser reads the text; what it read is walked, node by node, and written again as SQL of our own: only the
+kinds of node, functions and types named below, column names that exist, and every constant as a bound parameter. What
+is not named here is refused, so a new DuckDB that learns new syntax cannot open a door.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import duckdb
+
+from dualform.errors import BadMask
+from dualform.query.where.expression_writer import DEEPEST, Writer
+
+LONGEST = 1 << 18
+"""Characters: room for a list of some tens of thousands of slots."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A checked expression."""
+
+    sql: str
+    """Of our own writing, with $1, $2, … for constants."""
+    parameters: tuple[Any, ...]
+    datasets: tuple[str, ...] = ()
+    """Texts that the column `dataset` is compared with by name."""
+
+    @property
+    def identity(self) -> str:
+        """The same for texts that differ only in how they are written."""
+        return f"{self.sql} {[(type(value).__name__, value) for value in self.parameters]}"
+
+
+def parse(text: str, columns: Collection[str]) -> Expression:
+    """The expression that `text` writes over `columns`.
+
+    Raises BadMask for a text that is no single allowed expression, NotFound for a column that does not exist.
+    """
+    if not isinstance(text, str):
+        raise BadMask(f"where is {text!r}.", hint="It is an SQL expression as text.", field="where")
+    if not text.strip():
+        raise BadMask("where is blank.", hint="Leave it out to keep every slot.", field="where")
+    if len(text) > LONGEST:
+        raise BadMask(f"where has {len(text)} characters; at most {LONGEST} are read.", field="where")
+    if _deepest_bracket(text) > DEEPEST:  # thousands of them keep DuckDB's parser busy for many seconds
+        raise _too_deep()
+    return _parse(text, tuple(columns))
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str, columns: tuple[str, ...]) -> Expression:
+    try:
+        writer = Writer({name.lower(): name for name in columns})
+        sql = writer.write(_single_item(text))
+    except RecursionError:
+        raise _too_deep() from None
+    return Expression(sql, tuple(writer.parameters), tuple(writer.datasets))
+
+
+def _too_deep() -> BadMask:
+    return BadMask(f"where is nested more than {DEEPEST} deep.", field="where")
+
+
+def _deepest_bracket(text: str) -> int:
+    """How deep brackets are nested, those in quotes counted along."""
+    depth = deepest = 0
+    for letter in text:
+        if letter in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif letter in ")]}":
+            depth -= 1
+    return deepest
+
+
+def _single_item(text: str) -> Any:
+    """The one expression of `SELECT text`, as DuckDB's syntax tree."""
+    with duckdb.connect() as connection:
+        row = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {text}"]).fetchone()
+    tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
+    if tree["error"]:
+        raise BadMask(
+            f"where cannot be read: {tree.get('error_message', 'no reason given')}.",
+            hint="Write an SQL condition over slot columns, for example dataset <> 'fashion-mnist'.",
+            field="where",
+        )
+    if len(tree["statements"]) != 1:
+        raise BadMask(f"where holds {len(tree['statements'])} statements.", hint="It is one condition.", field="where")
+    node = tree["statements"][0]["node"]
+    items = node.get("select_list") or []
+    plain = {"type": "SELECT_NODE", "aggregate_handling": "STANDARD_HANDLING", "modifiers": [], "cte_map": {"map": []}}
+    rest = ("where_clause", "group_expressions", "group_sets", "having", "sample", "qualify")
+    if (
+        any(node.get(name) != value for name, value in plain.items())
+        or any(node.get(name) for name in rest)
+        or (node.get("from_table") or {}).get("type") != "EMPTY"
+    ):
+        raise BadMask("where holds more than a condition.", hint="No FROM, WHERE, LIMIT or the like.", field="where")
+    if len(items) != 1:
+        raise BadMask(f"where holds {len(items)} expressions.", hint="Join conditions with AND or OR.", field="where")
+    return items[0]
