@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import xxhash
 
-from dualform.store.batch import Batch
-from dualform.store.durable import checksum
-from dualform.store.tables import SLOTS, arrow_table, duckdb_type, running_digest
+from dualform.store.batch import Array, Batch, Extent, LayerRows
+from dualform.store.durable import checksum_pieces
+from dualform.store.tables import SAMPLES, arrow_table, duckdb_type, table_digest
 
 
 @dataclass(frozen=True)
@@ -19,21 +18,37 @@ class Digest:
     """XXH3 of 128 bits, in hexadecimal."""
 
     keys: str
-    """Of the float32 keys, in slot order."""
+    """Of the float32 keys, call after call, in slot order."""
     columns: str
-    """Of the slot columns: their names, types and entries, and how many slots there are."""
+    """Of what is said of samples and of the space's slots: names, types and entries, and how the slots lie."""
 
 
 def digests(batch: Batch, layers: Mapping[str, str]) -> dict[str, Digest]:
     """By layer, of those of `layers` (layer -> space) that the batch holds rows of."""
-    wanted = {name: rows.keys for name, rows in batch.layers.items() if name in layers}
-    columns = {space: _of_columns(batch.slots[space]) for space in {layers[name] for name in wanted}}
-    return {
-        name: Digest(checksum(keys.reshape(-1).view(np.uint8).data), columns[layers[name]])
-        for name, keys in wanted.items()
-    }
+    held = {name: rows for name, rows in batch.layers.items() if name in layers and rows}
+    columns = {space: _of_columns(batch, space) for space in {layers[name] for name in held}}
+    return {name: Digest(_of_keys(rows), columns[layers[name]]) for name, rows in held.items()}
 
 
-def _of_columns(columns: Mapping[str, NDArray[Any]]) -> str:
-    types = {name: SLOTS.get(name) or duckdb_type(columns[name]) or "" for name in sorted(columns)}
-    return running_digest(repr(types), arrow_table(columns, types))
+def _of_keys(rows: Sequence[LayerRows]) -> str:
+    return checksum_pieces(np.ascontiguousarray(each.keys).reshape(-1).view(np.uint8).data for each in rows)
+
+
+def _of_columns(batch: Batch, space: str) -> str:
+    digest = xxhash.xxh3_128(_of_arrays(batch.samples).encode())
+    digest.update(repr(sorted((batch.unknown or {}).items())).encode())
+    for extent in batch.extents:
+        if extent.space == space:
+            digest.update(_of_extent(extent).encode())
+    return str(digest.hexdigest())
+
+
+def _of_extent(extent: Extent) -> str:
+    lists = {"row": extent.row, "position": extent.position}
+    said = _of_arrays({name: column for name, column in lists.items() if column is not None})
+    return f"{extent.call}:{extent.rows}:{extent.length}:{said}:{_of_arrays(extent.columns)}"
+
+
+def _of_arrays(columns: Mapping[str, Array]) -> str:
+    types = {name: SAMPLES.get(name) or duckdb_type(columns[name]) or "" for name in sorted(columns)}
+    return table_digest(repr(types), arrow_table(columns, types))

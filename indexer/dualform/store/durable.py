@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +33,11 @@ def write_whole(path: Path, content: bytes) -> None:
 def checksum(content: bytes | bytearray | memoryview) -> str:
     """XXH3, 128 bits, in hexadecimal: the checksum of every file of a memory."""
     return xxhash.xxh3_128_hexdigest(content)
+
+
+def block_checksum(content: bytes | bytearray | memoryview | mmap.mmap) -> bytes:
+    """XXH3, 128 bits, as 16 bytes: the checksum of a segment's block and of a journal's frame."""
+    return xxhash.xxh3_128_digest(content)
 
 
 def checksum_pieces(pieces: Iterable[bytes | memoryview]) -> str:

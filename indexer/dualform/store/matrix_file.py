@@ -12,7 +12,7 @@ import io
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import Damaged
 from dualform.store.direct_file import BLOCK_BYTES, Blocks, write_durably
-from dualform.store.durable import checksum, checksum_pieces
+from dualform.store.durable import block_checksum, checksum
 
 Header: TypeAlias = Callable[[int, int], bytes]
 """(rows, width) -> the header's bytes, of a length that does not depend on the number of rows."""
@@ -51,6 +51,8 @@ class MatrixWriter:
         self._pool = blocks
         self._blocks: list[mmap.mmap] = [blocks.take()]
         self._size = len(header(0, width))
+        self._checksums: list[bytes] = []
+        self._seen = self._size
 
     def append(self, rows: NDArray[np.float32]) -> None:
         """Add float32[n, width] rows."""
@@ -59,26 +61,36 @@ class MatrixWriter:
         while done < len(content):
             place = self._size % BLOCK_BYTES
             if self._size // BLOCK_BYTES == len(self._blocks):
+                # The block before is full, and still in the processor's cache. The first waits for the header.
+                self._checksums.append(b"" if len(self._blocks) == 1 else block_checksum(self._blocks[-1]))
                 self._blocks.append(self._pool.take())
             part = content[done : done + BLOCK_BYTES - place]
             np.frombuffer(self._blocks[-1], dtype=np.uint8)[place : place + len(part)] = part
             done, self._size = done + len(part), self._size + len(part)
         self.rows += len(rows)
 
-    def finish(self) -> tuple[int, str]:
-        """Make the file durable under its own name; returns its size in bytes and its checksum."""
+    def unseen(self) -> list[memoryview]:
+        """The bytes of the rows added since the last call; they are overwritten once the file is finished."""
+        start, self._seen = self._seen, self._size
+        parts = []
+        for index in range(start // BLOCK_BYTES, -(-self._size // BLOCK_BYTES)):
+            before = index * BLOCK_BYTES
+            parts.append(memoryview(self._blocks[index])[max(start - before, 0) : self._size - before])
+        return parts
+
+    def finish(self) -> tuple[int, bytes]:
+        """Make the file durable under its own name; returns its size and the checksums of its blocks, joined."""
         header = self._header(self.rows, self.width)
         self._blocks[0][: len(header)] = header
-        digest = checksum_pieces(self._pieces())
+        last = self._size - (len(self._blocks) - 1) * BLOCK_BYTES
+        self._checksums.append(block_checksum(memoryview(self._blocks[-1])[:last]))
+        if len(self._blocks) > 1:
+            self._checksums[0] = block_checksum(self._blocks[0])
         write_durably(self._temporary, self._blocks, self._size)
         os.replace(self._temporary, self.path)
         self._pool.give_back(self._blocks)
         self._blocks = []
-        return self._size, digest
-
-    def _pieces(self) -> Iterator[memoryview]:
-        for index, block in enumerate(self._blocks):
-            yield memoryview(block)[: self._size - index * BLOCK_BYTES]
+        return self._size, b"".join(self._checksums)
 
     def discard(self) -> None:
         """Remove the file, finished or not: for one that no commit names."""

@@ -7,16 +7,24 @@ a commit lasts some hundredths of a second, and so does the copy that a reader t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
-from dualform.errors import Damaged, Locked
+from dualform.errors import Locked
 from dualform.store.manifest import TableMark
-from dualform.store.tables import COMMITS, ColumnTypes, as_typed, create_statement, quoted, rows_table, running_digest
+from dualform.store.tables import (
+    COMMITS,
+    ColumnTypes,
+    arrow_type,
+    create_statement,
+    quoted,
+    rows_table,
+    running_digest,
+)
 
 FILE = "slots.duckdb"
 _WAIT_SECONDS = 60.0
@@ -24,7 +32,11 @@ _LOCK_WORDS = ("Could not set lock", "Conflicting lock", "different configuratio
 
 
 @contextmanager
-def _opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+def opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection to slots.duckdb, waited for while another process holds the file, and closed at the end.
+
+    Raises Locked where it is held for too long.
+    """
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         try:
@@ -45,20 +57,58 @@ def _opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnectio
         connection.close()
 
 
-def create(path: Path, tables: Mapping[str, ColumnTypes]) -> dict[str, TableMark]:
-    """Make the file with empty tables; returns their marks."""
-    with _opened(path, read_only=False) as connection:
-        for name, types in {**tables, "commits": COMMITS}.items():
-            connection.execute(create_statement(name, types))
+def create(path: Path, tables: Mapping[str, ColumnTypes], views: Sequence[str]) -> dict[str, TableMark]:
+    """Make the file with empty tables, and views by their statements; returns the tables' marks."""
+    with opened(path, read_only=False) as connection:
+        connection.execute(create_statement("commits", COMMITS))
+        marks = _add(connection, 0, tables, {})
+        for statement in views:
+            connection.execute(statement)
         connection.execute("CHECKPOINT")
-    return {name: TableMark(0, "") for name in tables}
+    return marks
 
 
-def add_columns(path: Path, table: str, types: ColumnTypes) -> None:
-    with _opened(path, read_only=False) as connection:
-        for name, kind in types.items():
-            connection.execute(f"ALTER TABLE {quoted(table)} ADD COLUMN {quoted(name)} {kind}")
+def evolve(
+    path: Path, commit: int, tables: Mapping[str, ColumnTypes], views: Sequence[str], marks: Mapping[str, TableMark]
+) -> dict[str, TableMark]:
+    """Make the tables and columns that are not there yet, and the views anew; returns the marks after it.
+
+    A column that comes late is NULL in the rows before it. Nothing changes for a reader who does not know of it.
+    """
+    with opened(path, read_only=False) as connection:
+        connection.execute("BEGIN")
+        after = _add(connection, commit, tables, marks)
+        for statement in views:
+            connection.execute(statement)
+        connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
+    return after
+
+
+def _add(
+    connection: duckdb.DuckDBPyConnection,
+    commit: int,
+    tables: Mapping[str, ColumnTypes],
+    marks: Mapping[str, TableMark],
+) -> dict[str, TableMark]:
+    after = {}
+    for table, types in tables.items():
+        if table not in marks:
+            connection.execute(create_statement(table, types))
+            after[table] = TableMark(0, dict.fromkeys(types, ""))
+            continue
+        mark, digests = marks[table], dict(marks[table].digests)
+        for name in [name for name in types if name not in digests]:
+            connection.execute(f"ALTER TABLE {quoted(table)} ADD COLUMN {quoted(name)} {types[name]}")
+            digests[name] = _digest_of_nulls(mark.rows, types[name])
+            if mark.rows:
+                _insert(connection, "commits", rows_table([(commit, table, name, mark.rows, digests[name])], COMMITS))
+        after[table] = TableMark(mark.rows, digests)
+    return after
+
+
+def _digest_of_nulls(rows: int, kind: str) -> str:
+    return running_digest("", pa.nulls(rows, type=arrow_type(kind))) if rows else ""
 
 
 def append(
@@ -69,72 +119,31 @@ def append(
     Rows beyond `marks` are what a commit that was cut off left behind; there are none in a file that its one writer
     has held since it was created.
     """
-    after = {
-        name: TableMark(mark.rows + added[name].num_rows, running_digest(mark.digest, added[name]))
-        if name in added and added[name].num_rows
-        else mark
-        for name, mark in marks.items()
-    }
-    changed = [name for name in marks if after[name] != marks[name]]
-    log = rows_table([(commit, name, after[name].rows, after[name].digest) for name in changed], COMMITS)
-    with _opened(path, read_only=False) as connection:
+    changed = [name for name in marks if name in added and added[name].num_rows]
+    after = dict(marks) | {name: _mark(marks[name], added[name]) for name in changed}
+    log = [
+        (commit, name, column, after[name].rows, digest)
+        for name in changed
+        for column, digest in after[name].digests.items()
+    ]
+    with opened(path, read_only=False) as connection:
         connection.execute("BEGIN")
         for name in changed:
             _insert(connection, name, added[name])
-        _insert(connection, "commits", log)
+        _insert(connection, "commits", rows_table(log, COMMITS))
         connection.execute("COMMIT")
         # Leaves no write-ahead log behind: one cut in half would open without an error and with fewer rows.
         connection.execute("CHECKPOINT")
     return after
 
 
+def _mark(before: TableMark, added: pa.Table) -> TableMark:
+    digests = {name: running_digest(before.digests[name], added[name]) for name in added.column_names}
+    return TableMark(before.rows + added.num_rows, digests)
+
+
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    names = ", ".join(quoted(name) for name in rows.column_names)
     connection.register("added", rows)
-    connection.execute(f"INSERT INTO {quoted(table)} SELECT * FROM added")
+    connection.execute(f"INSERT INTO {quoted(table)} ({names}) SELECT {names} FROM added")
     connection.unregister("added")
-
-
-def read(path: Path, tables: Mapping[str, ColumnTypes], marks: Mapping[str, TableMark]) -> dict[str, pa.Table]:
-    """Every table as of its mark, verified row by row against the running digests.
-
-    Raises Damaged, naming the file, where a row that was committed is missing or altered.
-    """
-    if not path.is_file():
-        raise Damaged(f"{path} is missing.")
-    try:
-        with _opened(path, read_only=True) as connection:
-            loaded = {
-                name: as_typed(_first_rows(connection, name, types, marks[name].rows), types)
-                for name, types in tables.items()
-            }
-            log = connection.execute('SELECT "table", "rows" FROM commits ORDER BY "commit", rowid').fetchall()
-    except Locked:
-        raise
-    except Exception as error:
-        # DuckDB answers a damaged file with errors of many kinds, and Arrow with others.
-        raise Damaged(f"{path} was altered or cut short: {str(error).splitlines()[0]}") from None
-    bounds: dict[str, list[int]] = {name: [] for name in tables}
-    for name, rows in log:
-        if name in bounds:
-            bounds[name].append(rows)
-    for name, rows in loaded.items():
-        _verify(path, name, rows, bounds[name], marks[name])
-    return loaded
-
-
-def _first_rows(connection: duckdb.DuckDBPyConnection, table: str, types: ColumnTypes, rows: int) -> pa.Table:
-    names = ", ".join(quoted(name) for name in types)
-    # DuckDB keeps insertion order where nothing asks for another; the running digest would notice if it did not.
-    return connection.sql(f"SELECT {names} FROM {quoted(table)} LIMIT {rows}").to_arrow_table()
-
-
-def _verify(path: Path, table: str, rows: pa.Table, bounds: list[int], mark: TableMark) -> None:
-    if rows.num_rows != mark.rows:
-        raise Damaged(f"{path} has {rows.num_rows} rows in {table} where {mark.rows} were committed.")
-    digest, start = "", 0
-    for stop in bounds:
-        if start < stop <= mark.rows:
-            digest = running_digest(digest, rows.slice(start, stop - start))
-            start = stop
-    if digest != mark.digest:
-        raise Damaged(f"{path} was altered: its table {table} is not what was committed.")

@@ -1,11 +1,13 @@
-"""Writes a memory: rows gather in memory, and a commit writes segment files and makes them part of it.
+"""Writes a memory: rows gather in memory, go to a journal every few seconds, and become segments with a commit.
 
 Commit order: segment files under temporary names, checksummed, fsynced, renamed, folder fsynced; then the DuckDB
-transaction that names them; then memory.json by atomic rename. A cut at any moment leaves the last commit whole.
+transaction that names them; then memory.json by atomic rename; then the journal of the rows before it goes. A cut at
+any moment leaves the last commit and the frames since whole.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,21 +19,21 @@ from numpy.typing import NDArray
 from dualform.errors import AlreadyExists
 from dualform.store import shard
 from dualform.store.batch import Batch
-from dualform.store.digests import digests
 from dualform.store.direct_file import Blocks
 from dualform.store.durable import sync_folder
+from dualform.store.gathered import Gathered
+from dualform.store.increment import summed
+from dualform.store.journal import JournalWriter
 from dualform.store.layer import Layer
-from dualform.store.layer_writer import LayerWriter
-from dualform.store.manifest import FileMark, Manifest, Shard
+from dualform.store.manifest import FileMark, Manifest, Shard, first_columns
 from dualform.store.probes import write_probe
-from dualform.store.slot_columns import SlotColumns
-from dualform.store.step_rows import step_rows
-from dualform.store.tables import SLOTS, TABLES, arrow_table, rows_table
+from dualform.store.views import view_name, view_statement
 from dualform.store.weights import write_weights
 
 SEGMENT_BYTES = 256 << 20
-"""A commit comes after this much was appended: what waits in memory, and what a power cut can take from a training
-that never flushes."""
+"""A commit comes after this much was appended: what waits in memory."""
+JOURNAL_SECONDS = 5.0
+"""How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts."""
 
 
 def check_new_folder(path: Path) -> None:
@@ -52,90 +54,83 @@ class Writer:
         layers: Sequence[Layer],
         skipped: Mapping[str, str],
         optimizer: str,
-        linear: bool,
+        rule: str,
         reason: str,
         initial: Mapping[str, NDArray[Any]],
         momentum: Mapping[str, NDArray[Any]],
         label_names: Mapping[str, Sequence[str]],
         segment_bytes: int = SEGMENT_BYTES,
+        journal_seconds: float | None = None,
     ) -> None:
+        """Creates the memory. `journal_seconds`: JOURNAL_SECONDS where None."""
         self.path = Path(path)
         check_new_folder(self.path)
         self._segment_bytes = segment_bytes
-        spaces = list(dict.fromkeys(layer.space for layer in layers)) or ["sample"]
-        # The first space's slots are the table `slots`, which is all that most memories have.
-        names = {space: "slots" if not i else f"slots_{space}" for i, space in enumerate(spaces)}
+        self._journal_seconds = JOURNAL_SECONDS if journal_seconds is None else journal_seconds
         self._shard = Shard()
-        folder = self.path / self._shard.folder
-        self._slots = {space: SlotColumns(space) for space in spaces}
-        blocks = Blocks()
-        self._layers = {layer.name: LayerWriter(layer, folder, blocks) for layer in layers}
-        for writer in self._layers.values():
-            writer.folder.mkdir(parents=True)
-        self._digested = {layer.name: layer.space for layer in layers if not layer.keys}
-        self._database = folder / shard.FILE
-        self._shard.tables = shard.create(self._database, {**TABLES, **dict.fromkeys(names.values(), SLOTS)})
+        self._folder = self.path / self._shard.folder
+        self._folder.joinpath("layers").mkdir(parents=True)
+        self._gathered = Gathered(self._folder, Blocks(), layers, label_names)
+        spaces = list(self._gathered.spaces) or ["sample"]
         self.manifest = Manifest(
             layers=list(layers),
             skipped=dict(skipped),
             optimizer=optimizer,
-            linear=linear,
+            rule=rule,
             reason=reason,
-            spaces=names,
-            columns={space: dict(SLOTS) for space in spaces},
+            spaces=spaces,
+            columns=first_columns(spaces),
             shards=[self._shard],
         )
-        self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
-        self._rows["labels"] = [
-            (dataset, label, name) for dataset, names in label_names.items() for label, name in enumerate(names)
-        ]
-        self._bytes = 0
+        self._database = self._folder / shard.FILE
+        self._shard.tables = shard.create(self._database, self.manifest.tables(), self._views())
+        self._journaled: list[dict[str, pa.Table]] = []
+        self._journal = JournalWriter(self._folder, 0)
+        self._durable_at = time.monotonic()
         self._set_weights("initial", initial)
         if momentum:
             self._set_weights("momentum", momentum)
-        for created in (folder / "layers", folder, self.path, self.path.parent):
+        for created in (self._folder / "layers", self._folder, self.path, self.path.parent):
             sync_folder(created)
         self.manifest.write(self.path)
 
     def append(self, batch: Batch) -> None:
         """Take one step's slots and logs. Raises BadInput for a user column that is new or changed its type."""
-        for space, columns in batch.slots.items():
-            self._slots[space].append(batch.step, columns)
-            self._bytes += sum(column.nbytes for column in columns.values())
-        for name, rows in batch.layers.items():
-            self._bytes += self._layers[name].append(rows)
-        for name, digest in digests(batch, self._digested).items():
-            self._rows["digests"].append((batch.step, name, digest.keys, digest.columns))
-        for log in batch.logs:
-            for table, new in step_rows(log).items():
-                self._rows[table].extend(new)
-        self._rows["defects"].extend((d.step, d.layer, d.reason) for d in batch.defects)
-        if self._bytes >= self._segment_bytes:
+        self._gathered.append(batch)
+        if batch.joined or self._gathered.changed:
+            self._evolve(batch.joined)
+        if self._gathered.bytes >= self._segment_bytes:
             self.commit()
+        else:
+            self.tick()
+
+    def tick(self) -> float:
+        """Make the rows of the last seconds durable where it is time; returns the seconds until it will be."""
+        left = self._durable_at + self._journal_seconds - time.monotonic()
+        if left > 0:
+            return left
+        increment = self._gathered.take()
+        if increment.tables:
+            self._journal.append(increment)
+            self._journaled.append(increment.tables)
+        self._durable_at = time.monotonic()
+        return self._journal_seconds
 
     def commit(self) -> None:
-        """Make everything appended so far durable and part of the memory."""
-        if not self._bytes and not any(self._rows.values()) and not any(s.pending for s in self._slots.values()):
-            return
-        number = self._shard.commits
-        for writer in self._layers.values():
-            self._rows["segments"].extend(writer.finish(number))
-        added = {name: rows_table(rows, TABLES[name]) for name, rows in self._rows.items() if rows}
-        key_rows = [writer.take_key_rows() for writer in self._layers.values() if writer.layer.repeats]
-        if key_rows:
-            added["key_rows"] = pa.concat_tables(key_rows)
-        for space, slots in self._slots.items():
-            table = self.manifest.spaces[space]
-            if new := slots.new_columns():
-                shard.add_columns(self._database, table, new)
-                self.manifest.columns[space] |= new
-            if slots.pending:
-                added[table] = arrow_table(slots.take(), self.manifest.columns[space])
-        self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
-        self._shard.commits += 1
-        self.manifest.write(self.path)
-        self._rows = {name: [] for name in TABLES}
-        self._bytes = 0
+        """Make everything appended so far durable and part of the segments and tables."""
+        self._journaled.append(self._gathered.take_tables())
+        added = summed(self._journaled, self.manifest.tables())
+        if added:
+            number = self._shard.commits
+            if segments := self._gathered.finish(number):
+                added["segments"] = segments
+            self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
+            self._shard.commits += 1
+            self.manifest.write(self.path)
+            self._journal.remove()
+            self._journal = JournalWriter(self._folder, self._shard.commits)
+        self._journaled = []
+        self._durable_at = time.monotonic()
 
     def set_final(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Store the weights as the training left them, under the names of the model's state dict."""
@@ -156,6 +151,11 @@ class Writer:
         self.manifest.probes[name] = probe
         self.manifest.write(self.path)
 
+    def add_skipped(self, skipped: Mapping[str, str]) -> None:
+        """Say of further layers that they were not recorded, and why."""
+        self.manifest.skipped |= skipped
+        self.manifest.write(self.path)
+
     def close(self, finished: bool = True) -> None:
         """Commit, and say whether the training came to its end."""
         self.commit()
@@ -163,9 +163,24 @@ class Writer:
         self.manifest.write(self.path)
 
     def abandon(self) -> None:
-        """Let go without a further commit: the memory stays as of the last one."""
-        for writer in self._layers.values():
-            writer.discard()
+        """Let go without a further commit: the memory stays as of what is durable."""
+        self._gathered.discard()
+        self._journal.close()
+
+    def _evolve(self, joined: Sequence[Layer]) -> None:
+        """Make room for layers, spaces, columns and settings that the training had not shown before."""
+        self.manifest.layers += joined
+        self.manifest.spaces += [space for space in self._gathered.spaces if space not in self.manifest.spaces]
+        self.manifest.columns |= self._gathered.columns()
+        self._shard.tables = shard.evolve(
+            self._database, self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
+        )
+        self._gathered.changed = False
+        self.manifest.write(self.path)
+
+    def _views(self) -> list[str]:
+        columns, spaces = self.manifest.columns, self.manifest.spaces
+        return [view_statement(view_name(s, spaces), s, columns["samples"], columns[s]) for s in spaces]
 
     def _set_weights(self, name: str, weights: Mapping[str, NDArray[Any]]) -> None:
         file, size, digest = write_weights(self.path, name, weights)

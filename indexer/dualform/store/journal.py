@@ -1,0 +1,238 @@
+"""The journal of a shard: what came since its last commit, frame after frame, each made durable with one fsync.
+
+    journal-NNNNNN    the rows since commit N; made with the first frame, never cut short, removed after the next commit
+    frame             header, 96 bytes; contents as JSON; the rows of tables as Arrow streams; float32 rows of matrices
+
+Each frame's checksum covers that of the frame before, so that a frame vouches for all before it. A cut in the middle
+of a write leaves the last frame torn, which is then no part of the memory. Anything wrong before the last frame was
+altered: it is an error, never a shorter answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from dualform.errors import Damaged
+from dualform.store.durable import block_checksum, sync_folder
+from dualform.store.increment import Increment, completed
+from dualform.store.tables import ColumnTypes
+
+_MAGIC = b"dualform"
+_FIELDS = struct.Struct("<8s16sQQQ16s16s")
+"""magic, file id, commit, sequence number, bytes of the payload, checksum of the frame before, this frame's."""
+_HEADER_BYTES = _FIELDS.size + 16
+_LENGTH = struct.Struct("<Q")
+_AT_ONCE = 512
+"""Pieces a system call; Linux takes at most 1024."""
+
+
+def journal_path(shard_folder: Path, commit: int) -> Path:
+    """Where the rows since a commit stand."""
+    return shard_folder / f"journal-{commit:06d}"
+
+
+class JournalWriter:
+    """Writes the frames since one commit."""
+
+    def __init__(self, shard_folder: Path, commit: int) -> None:
+        self.path = journal_path(shard_folder, commit)
+        self._commit = commit
+        self._id = os.urandom(16)
+        self._handle: int | None = None
+        self._sequence = 0
+        self._before = bytes(16)
+
+    def append(self, increment: Increment) -> None:
+        """Add a frame; it is on disk on return. Raises OSError, for example where the disk is full."""
+        payload = _payload(increment)
+        digest = _chained(self._before, payload)
+        size = sum(len(piece) for piece in payload)
+        fields = (_MAGIC, self._id, self._commit, self._sequence, size, self._before, digest)
+        header = _FIELDS.pack(*fields)
+        first = self._handle is None
+        handle = self._opened()
+        _write(handle, [memoryview(header + block_checksum(header)), *payload])
+        os.fsync(handle)
+        if first:
+            sync_folder(self.path.parent)
+        self._before, self._sequence = digest, self._sequence + 1
+
+    def _opened(self) -> int:
+        if self._handle is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._handle = os.open(self.path, flags, 0o666)
+        return self._handle
+
+    def close(self) -> None:
+        """Let go of the file, which stays."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def remove(self) -> None:
+        """For a journal whose rows were committed."""
+        if self._handle is not None:
+            self.close()
+            self.path.unlink()
+
+
+def _chained(before: bytes, pieces: Sequence[memoryview]) -> bytes:
+    """The checksum of a frame, over that of the frame before and its own payload."""
+    digest = xxhash.xxh3_128(before)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def _payload(increment: Increment) -> list[memoryview]:
+    streams = [_arrow_stream(rows) for rows in increment.tables.values()]
+    contents = {
+        "tables": [[name, len(stream)] for name, stream in zip(increment.tables, streams, strict=True)],
+        "matrices": [[m.layer, m.kind, m.first_row, m.rows, m.width] for m in increment.matrices],
+    }
+    text = json.dumps(contents, ensure_ascii=False).encode()
+    rows = [piece for matrix in increment.matrices for piece in matrix.pieces]
+    return [memoryview(_LENGTH.pack(len(text)) + text), *streams, *rows]
+
+
+def _arrow_stream(rows: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return memoryview(sink.getvalue())
+
+
+def _write(handle: int, pieces: Sequence[memoryview]) -> None:
+    left = [piece.cast("B") for piece in pieces if len(piece)]
+    while left:
+        written = os.writev(handle, left[:_AT_ONCE])
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]
+
+
+@dataclass
+class Frames:
+    """What a journal holds beyond its commit."""
+
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    """New rows by table, each with all of the table's columns; a table without new rows is absent."""
+    matrices: dict[tuple[str, str], tuple[int, NDArray[np.float32]]] = field(default_factory=dict)
+    """By (layer, "keys" or "values"): the number of the first new row, and the rows, float32[rows, width]."""
+    count: int = 0
+    """Frames."""
+    torn: bool = False
+    """Whether a last frame was cut off while it was written."""
+
+
+def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnTypes]) -> Frames | None:
+    """What stands in the journal of a commit; None where there is no journal.
+
+    A training that goes on removes the journal after its next commit, and starts another: whoever reads takes the
+    manifest, the journal, and the manifest again, and starts over where it moved. `tables` are the manifest's.
+
+    Raises Damaged, naming the file, where a frame before the last is not what was written.
+    """
+    path = journal_path(shard_folder, commit)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
+    payloads, torn = _sound(path, content, commit)
+    parts: dict[str, list[pa.Table]] = {}
+    rows: dict[tuple[str, str], list[tuple[int, NDArray[np.float32]]]] = {}
+    try:
+        for payload in payloads:
+            _read_payload(payload, parts, rows)
+        joined = {
+            name: pa.concat_tables([completed(part, types) for part in parts[name]])
+            for name, types in tables.items()
+            if name in parts
+        }
+        return Frames(joined, {key: _stacked(each) for key, each in rows.items()}, len(payloads), torn)
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise Damaged(f"{path} was altered: {str(error).splitlines()[0]}") from None
+
+
+def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], bool]:
+    """The payloads up to the first frame that is not whole, and whether there is one."""
+    payloads: list[memoryview] = []
+    view, place, before, file_id = memoryview(content), 0, bytes(16), b""
+    while place < len(content):
+        header = _header(view[place : place + _HEADER_BYTES])
+        start = place + _HEADER_BYTES
+        whole = (
+            header is not None
+            and (file_id or header[1], commit, len(payloads), before) == (header[1], header[2], header[3], header[5])
+            and start + header[4] <= len(content)
+            and _chained(before, [view[start : start + header[4]]]) == header[6]
+        )
+        if header is None or not whole:
+            if _later_header(content, place + 1):
+                raise Damaged(f"{path} was altered: frame {len(payloads)} is not what was written.")
+            return payloads, True
+        payloads.append(view[start : start + header[4]])
+        file_id, before, place = header[1], header[6], start + header[4]
+    return payloads, False
+
+
+def _header(content: memoryview) -> tuple[Any, ...] | None:
+    """The fields of a frame's header; None where it is none."""
+    fields = content[: _FIELDS.size]
+    if len(content) < _HEADER_BYTES or block_checksum(fields) != bytes(content[_FIELDS.size :]):
+        return None
+    header = _FIELDS.unpack(fields)
+    return header if header[0] == _MAGIC else None
+
+
+def _later_header(content: bytes, start: int) -> bool:
+    """Whether a frame begins anywhere behind: it was written after the one before was durable."""
+    view = memoryview(content)
+    while (place := content.find(_MAGIC, start)) >= 0:
+        if _header(view[place : place + _HEADER_BYTES]):
+            return True
+        start = place + 1
+    return False
+
+
+def _read_payload(
+    payload: memoryview,
+    tables: dict[str, list[pa.Table]],
+    matrices: dict[tuple[str, str], list[tuple[int, NDArray[np.float32]]]],
+) -> None:
+    (length,) = _LENGTH.unpack(payload[: _LENGTH.size])
+    place = _LENGTH.size + length
+    contents = json.loads(bytes(payload[_LENGTH.size : place]))
+    for name, size in contents["tables"]:
+        tables.setdefault(name, []).append(pa.ipc.open_stream(payload[place : place + size]).read_all())
+        place += size
+    for layer, kind, first_row, rows, width in contents["matrices"]:
+        size = rows * width * 4
+        matrix = np.frombuffer(payload[place : place + size], dtype="<f4").reshape(rows, width)
+        matrices.setdefault((layer, kind), []).append((first_row, matrix))
+        place += size
+    if place != len(payload):
+        raise ValueError(f"a frame has {len(payload)} bytes where its contents are {place}.")
+
+
+def _stacked(parts: Sequence[tuple[int, NDArray[np.float32]]]) -> tuple[int, NDArray[np.float32]]:
+    row = first = parts[0][0]
+    for start, matrix in parts:
+        if start != row:
+            raise ValueError(f"rows jump from {row} to {start}.")
+        row += len(matrix)
+    return first, np.concatenate([matrix for _, matrix in parts])
