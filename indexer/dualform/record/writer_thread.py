@@ -23,6 +23,8 @@ class WriterThread:
         self._jobs: deque[tuple[Job | None, int, bool, Future[None]]] = deque()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
+        self.when_idle: Callable[[], float] | None = None
+        """Called while no job waits; returns the seconds after which it wants to be called again."""
         # A daemon: a training that dies without leaving the recorder must not hang its interpreter. What was
         # committed is whole wherever the thread stops.
         self._thread = threading.Thread(target=self._work, name="dualform-writer", daemon=True)
@@ -72,10 +74,7 @@ class WriterThread:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                while not self._jobs:
-                    self._changed.wait()
-                job, size, fatal, done = self._jobs.popleft()
+            job, size, fatal, done = self._next()
             if job is None:
                 return
             error = self._error
@@ -94,3 +93,25 @@ class WriterThread:
             else:
                 done.set_exception(error)
             del job
+
+    def _next(self) -> tuple[Job | None, int, bool, Future[None]]:
+        """The next job; until there is one, `when_idle` runs as often as it asks to."""
+        while True:
+            seconds = self._idle()
+            with self._changed:
+                if not self._jobs:
+                    self._changed.wait(seconds)
+                if self._jobs:
+                    return self._jobs.popleft()
+
+    def _idle(self) -> float | None:
+        """Run `when_idle` where no job waits; returns how long to wait for one, None for however long it takes."""
+        if self._jobs or self.when_idle is None or self._error is not None:
+            return None
+        try:
+            return self.when_idle()
+        except BaseException as raised:  # as where a job fails
+            with self._changed:
+                self._error = raised
+                self._changed.notify_all()
+            return None

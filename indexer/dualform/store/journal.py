@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +30,26 @@ from dualform.store.tables import ColumnTypes
 
 _MAGIC = b"dualform"
 _FIELDS = struct.Struct("<8s16sQQQ16s16s")
-"""magic, file id, commit, sequence number, bytes of the payload, checksum of the frame before, this frame's."""
 _HEADER_BYTES = _FIELDS.size + 16
 _LENGTH = struct.Struct("<Q")
 _AT_ONCE = 512
 """Pieces a system call; Linux takes at most 1024."""
+
+
+class FrameHeader(NamedTuple):
+    """What a frame's header says, in the order of its bytes."""
+
+    magic: bytes
+    file_id: bytes
+    """Drawn at random for each journal."""
+    commit: int
+    sequence: int
+    size: int
+    """Bytes of the payload."""
+    before: bytes
+    """Checksum of the frame before."""
+    checksum: bytes
+    """Of this frame's payload, over `before`."""
 
 
 def journal_path(shard_folder: Path, commit: int) -> Path:
@@ -58,7 +73,7 @@ class JournalWriter:
         payload = _payload(increment)
         digest = _chained(self._before, payload)
         size = sum(len(piece) for piece in payload)
-        fields = (_MAGIC, self._id, self._commit, self._sequence, size, self._before, digest)
+        fields = FrameHeader(_MAGIC, self._id, self._commit, self._sequence, size, self._before, digest)
         header = _FIELDS.pack(*fields)
         first = self._handle is None
         handle = self._opened()
@@ -171,36 +186,40 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
 def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], bool]:
     """The payloads up to the first frame that is not whole, and whether there is one."""
     payloads: list[memoryview] = []
-    view, place, before, file_id = memoryview(content), 0, bytes(16), b""
+    view, place, before, file_id = memoryview(content), 0, bytes(16), None
     while place < len(content):
-        header = _header(view[place : place + _HEADER_BYTES])
-        start = place + _HEADER_BYTES
-        whole = (
-            header is not None
-            and (file_id or header[1], commit, len(payloads), before) == (header[1], header[2], header[3], header[5])
-            and start + header[4] <= len(content)
-            and _chained(before, [view[start : start + header[4]]]) == header[6]
-        )
-        if header is None or not whole:
-            if _later_header(content, place + 1):
-                raise Damaged(f"{path} was altered: frame {len(payloads)} is not what was written.")
-            return payloads, True
-        payloads.append(view[start : start + header[4]])
-        file_id, before, place = header[1], header[6], start + header[4]
-    return payloads, False
+        header, start = _header(view[place : place + _HEADER_BYTES]), place + _HEADER_BYTES
+        if header is None:
+            break
+        payload = view[start : start + header.size]
+        follows = (file_id or header.file_id, commit, len(payloads), before)
+        if follows != (header.file_id, header.commit, header.sequence, header.before):
+            raise _altered(path, len(payloads))
+        if len(payload) < header.size or _chained(before, [payload]) != header.checksum:
+            break
+        payloads.append(payload)
+        file_id, before, place = header.file_id, header.checksum, start + header.size
+    # Whatever comes behind a frame was written after that frame was durable.
+    if _later_header(content, place + 1):
+        raise _altered(path, len(payloads))
+    return payloads, place < len(content)
 
 
-def _header(content: memoryview) -> tuple[Any, ...] | None:
-    """The fields of a frame's header; None where it is none."""
+def _altered(path: Path, frame: int) -> Damaged:
+    return Damaged(f"{path} was altered: frame {frame} is not what was written.")
+
+
+def _header(content: memoryview) -> FrameHeader | None:
+    """What a frame's header says; None where it is none."""
     fields = content[: _FIELDS.size]
     if len(content) < _HEADER_BYTES or block_checksum(fields) != bytes(content[_FIELDS.size :]):
         return None
-    header = _FIELDS.unpack(fields)
-    return header if header[0] == _MAGIC else None
+    header = FrameHeader(*_FIELDS.unpack(fields))
+    return header if header.magic == _MAGIC else None
 
 
 def _later_header(content: bytes, start: int) -> bool:
-    """Whether a frame begins anywhere behind: it was written after the one before was durable."""
+    """Whether a frame begins anywhere behind."""
     view = memoryview(content)
     while (place := content.find(_MAGIC, start)) >= 0:
         if _header(view[place : place + _HEADER_BYTES]):

@@ -89,7 +89,6 @@ def _single(value: Any, kind: str) -> NDArray[Any]:
     """One entry of a column; NULL where the value is None."""
     if kind == "VARCHAR":
         return np.array([value], dtype=object)
-    column = np.ma.MaskedArray(np.zeros(1), mask=[value is None])
-    if value is not None:
-        column = np.array([value])
-    return stored(column, kind)
+    if value is None:
+        return stored(np.ma.MaskedArray(np.zeros(1), mask=[True]), kind)
+    return stored(np.array([value]), kind)

@@ -151,11 +151,6 @@ class Writer:
         self.manifest.probes[name] = probe
         self.manifest.write(self.path)
 
-    def add_skipped(self, skipped: Mapping[str, str]) -> None:
-        """Say of further layers that they were not recorded, and why."""
-        self.manifest.skipped |= skipped
-        self.manifest.write(self.path)
-
     def close(self, finished: bool = True) -> None:
         """Commit, and say whether the training came to its end."""
         self.commit()
@@ -170,6 +165,8 @@ class Writer:
     def _evolve(self, joined: Sequence[Layer]) -> None:
         """Make room for layers, spaces, columns and settings that the training had not shown before."""
         self.manifest.layers += joined
+        for layer in joined:
+            self.manifest.skipped.pop(layer.name, None)
         self.manifest.spaces += [space for space in self._gathered.spaces if space not in self.manifest.spaces]
         self.manifest.columns |= self._gathered.columns()
         self._shard.tables = shard.evolve(
