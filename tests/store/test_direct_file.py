@@ -8,15 +8,15 @@ import os
 import faiss
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings, strategies as st
 
 from dualform.store import direct_file
 from dualform.store.batch import LayerRows
 from dualform.store.direct_file import BLOCK_BYTES, Blocks
-from dualform.store.durable import checksum_file
 from dualform.store.layer import Layer, affine
 from dualform.store.layer_writer import LayerWriter
-from dualform.store.matrix_file import MatrixWriter, flat_index_header, npy_header, read_matrix
+from dualform.store.matrix_file import MatrixWriter, flat_index_header, npy_header
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +24,15 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("files")
 
 
+def of_blocks(content: bytes) -> bytes:
+    pieces = [content[start : start + BLOCK_BYTES] for start in range(0, len(content), BLOCK_BYTES)]
+    return b"".join(xxhash.xxh3_128_digest(piece) for piece in pieces)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     batches=st.lists(st.integers(0, 400), max_size=5),
-    width=st.sampled_from([1, 7, 784, 1024]),
+    width=st.sampled_from([1, 7, 784, 1024, 4096]),
     seed=st.integers(0, 99),
 )
 def test_what_was_appended_is_read_back(folder, batches, width, seed):
@@ -36,12 +41,15 @@ def test_what_was_appended_is_read_back(folder, batches, width, seed):
         rows = [rng.normal(size=(n, width)).astype(np.float32) for n in batches]
         whole = np.concatenate([np.empty((0, width), np.float32), *rows])
         for path, header in ((folder / "keys.faiss", flat_index_header), (folder / "values.npy", npy_header)):
-            writer = MatrixWriter(path, width, header, blocks)
+            writer, unseen = MatrixWriter(path, width, header, blocks), b""
             for part in rows:
                 writer.append(part)
-            size, digest = writer.finish()
-            assert (path.stat().st_size, checksum_file(path)) == (size, digest)
-            assert read_matrix(path, len(whole), width, header, digest).tobytes() == whole.tobytes()
+                unseen += b"".join(writer.unseen())
+            assert unseen == whole.tobytes()
+            size, checksums = writer.finish()
+            content = path.read_bytes()
+            assert (len(content), checksums) == (size, of_blocks(content))
+            assert content == header(len(whole), width) + whole.tobytes()
         assert np.load(folder / "values.npy").tobytes() == whole.tobytes()
         index = faiss.read_index(str(folder / "keys.faiss"))
         assert index.reconstruct_n(0, index.ntotal).tobytes() == whole.tobytes()
@@ -94,10 +102,10 @@ def test_a_file_system_that_takes_nothing_raises(tmp_path, monkeypatch):
 
 
 def test_a_segment_that_failed_half_way_leaves_no_file_behind(tmp_path, monkeypatch):
-    layer = Layer("fc", 3, 2, affine(3, "fc.weight", None), "sample", repeats=False, values=True)
+    layer = Layer("fc", "sample", 3, 2, affine(3, "fc.weight", None))
     writer = LayerWriter(layer, tmp_path, Blocks())
     writer.folder.mkdir(parents=True)
-    writer.append(LayerRows(np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)))
+    writer.append(LayerRows(0, np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)), 0, 4)
     renamed = os.replace
 
     def full(source, target):

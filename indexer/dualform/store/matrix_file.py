@@ -1,4 +1,4 @@
-"""The two kinds of matrix file in a memory, gathered row by row, written and read whole.
+"""The two kinds of matrix file in a memory, gathered row by row and written whole.
 
 A key segment is a FAISS `IndexFlatIP` file, so that `faiss.read_index` alone opens it; a value segment is a `.npy`
 file, so that `numpy.load` alone opens it. Both are a header that states the number of rows, then float32 rows. Writing
@@ -19,9 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import Damaged
 from dualform.store.direct_file import BLOCK_BYTES, Blocks, write_durably
-from dualform.store.durable import block_checksum, checksum
+from dualform.store.durable import block_checksum
 
 Header: TypeAlias = Callable[[int, int], bytes]
 """(rows, width) -> the header's bytes, of a length that does not depend on the number of rows."""
@@ -96,33 +95,3 @@ class MatrixWriter:
         """Remove the file, finished or not: for one that no commit names."""
         self._temporary.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
-
-
-def read_matrix(path: Path, rows: int, width: int, header: Header, expected: str) -> NDArray[np.float32]:
-    """float32[rows, width] of a matrix file, aligned for BLAS, its checksum and header verified.
-
-    Raises Damaged, naming the file, where anything differs from what was committed.
-    """
-    start = header(rows, width)
-    size = len(start) + rows * width * 4
-    buffer = np.empty(size + 64, dtype=np.uint8)
-    # The header's length is no multiple of four: place it so that the numbers behind it fall on a cache line.
-    offset = -(buffer.ctypes.data + len(start)) % 64
-    content = buffer[offset : offset + size]
-    try:
-        with open(path, "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size != size:
-                raise Damaged(f"{path} has {os.fstat(file.fileno()).st_size} bytes where {size} were committed.")
-            filled = 0
-            while filled < size:
-                got = file.readinto(content.data[filled:])
-                if not got:
-                    raise Damaged(f"{path} ended after {filled} of {size} bytes.")
-                filled += got
-    except OSError as error:
-        if isinstance(error, Damaged):
-            raise
-        raise Damaged(f"{path} cannot be read: {error.strerror or error}.") from None
-    if checksum(content.data) != expected or bytes(content[: len(start)]) != start:
-        raise Damaged(f"{path} was altered: its checksum is not the one that was committed.")
-    return content[len(start) :].view("<f4").reshape(rows, width)

@@ -46,5 +46,3 @@ def view_statement(view: str, space: str, samples: ColumnTypes, token_columns: C
         lists="".join(f", unnest({quoted(name)}) AS {alias}" for name, alias in token.items()),
         extents=quoted(extents_table(space)),
     )
-
-
