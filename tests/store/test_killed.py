@@ -1,4 +1,4 @@
-"""A recording that is killed loses nothing that flush() acknowledged, and leaves nothing half-written."""
+"""A recording that is killed loses nothing that is durable, and leaves nothing half-written."""
 
 from __future__ import annotations
 
@@ -12,67 +12,94 @@ import numpy as np
 import pytest
 
 from dualform.errors import NotAMemory
+from dualform.store.batch import Batch
 from dualform.store.check import check_memory
 from dualform.store.snapshot import Snapshot
+from tests.store.small_memory import LAYERS, Expected, batches_of, expected
 
 STEPS, BATCH, FLUSH_EVERY = 60, 16, 3
+NEVER = 10_000.0
 
 
-def train(path: Path, acknowledged: Path) -> None:
-    """The same training every time, bit for bit; each acknowledged number of slots goes to a file of its own."""
-    import torch
-    from torch import nn
+def record(path: Path, acknowledged: Path, *, flush_every: int, journal_seconds: float, pause: float) -> None:
+    """Put the same batches every time; what is durable, or was put, is acknowledged with the moment."""
+    from dualform.record.sinks import Header, StoreSink
+    from dualform.store import writer
 
-    import dualform
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    inputs = torch.randn(60, 12)
+    writer.JOURNAL_SECONDS = journal_seconds
     log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with dualform.Recorder(model, optimizer, path) as recorder:
-        for step in range(STEPS):
-            sample = torch.randint(0, 60, (BATCH,))
-            with recorder.step(dataset="made-up", label=sample % 4, sample=sample):
-                loss = nn.functional.cross_entropy(model(inputs[sample]), sample % 4)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            if step % FLUSH_EVERY == FLUSH_EVERY - 1:
-                recorder.flush()
-                os.write(log, f"{(step + 1) * BATCH}\n".encode())
+    sink = StoreSink(Header(path, LAYERS, {}, "SGD", "sgd", "", {}, {}, {"first": ["zero", "one"]}))
+    for step, one in enumerate(batches()):
+        sink.put(one)
+        if flush_every and step % flush_every == flush_every - 1:
+            sink.flush()
+        if not flush_every or step % flush_every == flush_every - 1:
+            os.write(log, f"{step + 1} {time.monotonic()}\n".encode())
+        time.sleep(pause)
+    while not flush_every:  # the training goes on, with nothing new to record
+        time.sleep(1)
+    sink.close({}, finished=True, skipped={})
 
 
-def acknowledgements(log: Path) -> list[int]:
-    return [int(line) for line in log.read_text().split()] if log.exists() else []
+def batches() -> list[Batch]:
+    return batches_of([BATCH] * STEPS)
+
+
+def acknowledgements(log: Path) -> list[tuple[int, float]]:
+    """(steps, moment) of whole lines."""
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
+    return [(int(line.split()[0]), float(line.split()[1])) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Expected:
+    return expected(batches(), LAYERS)
 
 
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dualform.record.recorder"])
+    context.set_forkserver_preload(["dualform.record.sinks", "tests.store.small_memory"])
     return context
 
 
 @pytest.fixture(scope="module")
-def whole(processes, tmp_path_factory):
-    """The memory of the training that nobody killed, and its seconds between two acknowledgements."""
+def interval(processes, tmp_path_factory) -> float:
+    """The seconds between two acknowledgements of a recording that nobody kills."""
     folder = tmp_path_factory.mktemp("whole")
-    for attempt in ("warm-up", "memory"):
-        process = processes.Process(target=train, args=(folder / attempt, folder / f"{attempt}.log"))
-        started = time.monotonic()
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-    return Snapshot.open(folder / "memory"), (time.monotonic() - started) * FLUSH_EVERY / STEPS
+    options = {"flush_every": FLUSH_EVERY, "journal_seconds": NEVER, "pause": 0.0}
+    process = processes.Process(target=record, args=(folder / "memory", folder / "log"), kwargs=options)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    moments = [moment for _, moment in acknowledgements(folder / "log")]
+    return (moments[-1] - moments[0]) / (len(moments) - 1)
+
+
+def check(path: Path, whole: Expected, least: int) -> int:
+    """Hold a memory against the recording that was not killed; returns its steps."""
+    memory = Snapshot.open(path)
+    slots = memory.count("sample")
+    assert least * BATCH <= slots <= STEPS * BATCH
+    assert slots % BATCH == 0, "a step is half there"
+    assert memory.recording
+    assert not [problem for problem in check_memory(path) if "cut off" not in problem]
+    for layer in LAYERS:
+        keys, values = memory.keys(layer.name), memory.values(layer.name)
+        assert keys.entry_block(0, slots).tobytes() == whole.keys[layer.name][:slots].tobytes()
+        assert values.block(0, slots).tobytes() == whole.values[layer.name][:slots].tobytes()
+    for column in ("slot", "step", "row", "label", "sample", "dataset", "weight"):
+        assert memory.column("sample", column).tolist() == whole.columns[column][:slots]
+    assert memory.table("steps")["step"].to_pylist() == list(range(slots // BATCH))
+    return slots // BATCH
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_killed_recording_holds_every_acknowledged_slot(whole, processes, tmp_path, seed):
-    complete, interval = whole
+def test_a_killed_recording_holds_every_acknowledged_slot(whole, interval, processes, tmp_path, seed):
     rng = np.random.default_rng(seed)
-    process = processes.Process(target=train, args=(tmp_path / "memory", tmp_path / "log"))
+    # Half of the recordings write frames as well, as often as they can.
+    options = {"flush_every": FLUSH_EVERY, "journal_seconds": 0.0 if seed % 2 else NEVER, "pause": 0.0}
+    process = processes.Process(target=record, args=(tmp_path / "memory", tmp_path / "log"), kwargs=options)
     process.start()
     assert process.pid is not None
     wanted = rng.integers(0, STEPS // FLUSH_EVERY - 2)
@@ -83,19 +110,47 @@ def test_a_killed_recording_holds_every_acknowledged_slot(whole, processes, tmp_
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
-    acknowledged = max(acknowledgements(tmp_path / "log"), default=0)
-    try:
-        memory = Snapshot.open(tmp_path / "memory")
-    except NotAMemory:
-        assert not acknowledged, "slots were acknowledged, and there is no memory"
+    acknowledged = max((steps for steps, _ in acknowledgements(tmp_path / "log")), default=0)
+    if not (tmp_path / "memory" / "memory.json").exists():
+        assert not acknowledged, "steps were acknowledged, and there is no memory"
+        with pytest.raises(NotAMemory):
+            Snapshot.open(tmp_path / "memory")
         return
-    slots = memory.count("sample")
-    assert acknowledged <= slots <= STEPS * BATCH
-    assert slots % BATCH == 0, "a step is half there"
-    assert check_memory(tmp_path / "memory") == []
-    for layer in complete.layers:
-        expected, found = complete.keys(layer), memory.keys(layer)
-        assert found.slot_block(0, slots).tobytes() == expected.slot_block(0, slots).tobytes()
-        assert memory.values(layer).block(0, slots).tobytes() == complete.values(layer).block(0, slots).tobytes()
-    for column in ("slot", "step", "row", "label", "sample"):
-        assert memory.column("sample", column).tolist() == complete.column("sample", column)[:slots].tolist()
+    check(tmp_path / "memory", whole, acknowledged)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_recording_that_never_flushes_loses_its_last_seconds(whole, processes, tmp_path, seed):
+    journal_seconds, slack = 0.2, 1.0
+    options = {"flush_every": 0, "journal_seconds": journal_seconds, "pause": 0.02}
+    process = processes.Process(target=record, args=(tmp_path / "memory", tmp_path / "log"), kwargs=options)
+    process.start()
+    assert process.pid is not None
+    time.sleep(1.6 + 0.1 * seed)
+    killed = time.monotonic()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    put = acknowledgements(tmp_path / "log")
+    assert check(tmp_path / "memory", whole, 1) < STEPS
+    check(tmp_path / "memory", whole, max((n for n, at in put if at < killed - journal_seconds - slack), default=0))
+
+
+def test_a_recording_that_pauses_loses_nothing(whole, processes, tmp_path):
+    options = {"flush_every": 0, "journal_seconds": 0.3, "pause": 0.0}
+    process = processes.Process(target=record, args=(tmp_path / "memory", tmp_path / "log"), kwargs=options)
+    process.start()
+    assert process.pid is not None
+    while len(acknowledgements(tmp_path / "log")) < STEPS:
+        time.sleep(0.01)
+    journal = tmp_path / "memory" / "shard-00000" / "journal-000000"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and steps_of(tmp_path / "memory") < STEPS:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert journal.stat().st_size > 0
+    assert check(tmp_path / "memory", whole, STEPS) == STEPS
+
+
+def steps_of(path: Path) -> int:
+    return Snapshot.open(path).steps
