@@ -217,7 +217,7 @@ def test_whatever_is_no_plain_condition_is_refused(engine, where):
     [
         (
             "labels = 1",
-            "no slot column 'labels'. Columns: slot, step, row, position, dataset, label, sample, share, note",
+            "no slot column 'labels'. Columns: slot, step, row, position, call, dataset, label, sample, share, note",
         ),
         ("rowid = 1", "no slot column 'rowid'."),
         ("current_user = 'x'", "no slot column 'current_user'."),

@@ -246,7 +246,7 @@ def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, m
     for count in (1, 2, 3, 64):
         monkeypatch.setattr(slot_sum, "cores", lambda count=count: count)
         view = arrays.engine(made)._view
-        layer, selection = view.layer("fc"), view.selection("sample", None)
+        layer, selection = view.layer("fc"), view.selection(view.layer("fc"), None)
         found.add(slot_sum.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
     assert len(found) == 1
 

@@ -18,9 +18,9 @@ from dualform.query.score.canonical import canonical_scores
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.search import codes
 from dualform.query.search.codes import WIDEST, Codes, CodesCache, can_quantise, quantise, quantise_queries
-from dualform.query.search.screen import Wanted, screen
-from dualform.store.matrix_file import flat_index_header
-from dualform.store.rows import Keys, Segment
+from dualform.query.search.screen import Request, screen
+from dualform.store.held_rows import HeldRows
+from dualform.store.rows import Keys
 from tests.query import arrays
 
 SLOW = settings(max_examples=60, deadline=None)
@@ -41,18 +41,7 @@ def questions(draw):
     group = draw(hnp.arrays(np.int32, rows, elements=st.integers(-1, groups - 1)))
     k, absolute = draw(st.integers(1, 8)), draw(st.booleans())
     whole = groups == 1 and draw(st.booleans())
-    return keys, queries, Wanted(k, groups, None if whole else group, absolute)
-
-
-def stored(keys: np.ndarray, segment_rows: int) -> Keys:
-    """Keys in segments that memory holds."""
-    cache = arrays.Held()
-    segments = []
-    for start in range(0, len(keys), segment_rows):
-        part = np.ascontiguousarray(keys[start : start + segment_rows])
-        cache.matrices[Path(str(start))] = part
-        segments.append(Segment(Path(str(start)), start, len(part), part.nbytes, ""))
-    return Keys(segments, keys.shape[1], flat_index_header, cache, len(keys), None)
+    return keys, queries, Request(k, groups, None if whole else group, absolute)
 
 
 def canonical(keys: np.ndarray, query: np.ndarray, absolute: bool) -> np.ndarray:
@@ -64,35 +53,35 @@ def canonical(keys: np.ndarray, query: np.ndarray, absolute: bool) -> np.ndarray
 @SLOW
 @given(question=questions(), segment_rows=st.sampled_from([16, 33, 100]))
 def test_every_one_of_the_k_best_is_a_candidate(plain, question, segment_rows):
-    keys, queries, wanted = question
-    rows = stored(keys, segment_rows)
-    found = screen(rows, CodesCache(1 << 20), queries, wanted, lambda: None, plain=plain)
+    keys, queries, request = question
+    rows = arrays.keys_of(keys, segment_rows)
+    found = screen(rows, CodesCache(1 << 20), queries, request, lambda: None, plain=plain)
     assert np.all(np.diff(found.query) >= 0)
-    group = np.zeros(len(keys), np.int32) if wanted.group is None else wanted.group
+    group = np.zeros(len(keys), np.int32) if request.group is None else request.group
     for i, query in enumerate(queries):
         assert not found.crowded[i]
         own = found.rows[found.query == i]
         assert len(set(own.tolist())) == len(own)
         assert np.all(group[own] >= 0)
-        scores = canonical(keys, query, wanted.absolute)
-        for g in range(wanted.groups):
+        scores = canonical(keys, query, request.absolute)
+        for g in range(request.groups):
             members = np.flatnonzero(group == g)
-            best = members[np.lexsort((members, -scores[members]))][: wanted.k]
+            best = members[np.lexsort((members, -scores[members]))][: request.k]
             assert set(best.tolist()) <= set(own.tolist())
 
 
 def test_rows_that_cannot_be_among_the_best_are_left_out(rng):
     keys = np.maximum(rng.normal(size=(20_000, 100)), 0).astype(np.float32)
     queries = np.maximum(rng.normal(size=(14, 100)), 0).astype(np.float32)
-    found = screen(stored(keys, 3000), CodesCache(1 << 30), queries, Wanted(10, 1, None, False), lambda: None)
+    found = screen(arrays.keys_of(keys, 3000), CodesCache(1 << 30), queries, Request(10, 1, None, False), lambda: None)
     assert len(found.rows) < 14 * 400
 
 
 def test_the_plain_loop_leaves_out_as_much_as_the_fast_one(rng):
     keys, queries = rng.normal(size=(5000, 64)).astype(np.float32), rng.normal(size=(30, 64)).astype(np.float32)
-    wanted = Wanted(5, 1, None, True)
+    request = Request(5, 1, None, True)
     fast, plain = (
-        screen(stored(keys, 1000), CodesCache(1 << 30), queries, wanted, lambda: None, plain=plain)
+        screen(arrays.keys_of(keys, 1000), CodesCache(1 << 30), queries, request, lambda: None, plain=plain)
         for plain in (False, True)
     )
     assert abs(len(fast.rows) - len(plain.rows)) <= 0.02 * len(plain.rows)
@@ -101,7 +90,7 @@ def test_the_plain_loop_leaves_out_as_much_as_the_fast_one(rng):
 def test_more_candidates_than_are_worth_it_are_said_to_be_crowded():
     keys = np.ones((30_000, 8), np.float32)
     queries = np.array([[1.0] * 8, [0.5] * 8], np.float32)
-    found = screen(stored(keys, 10_000), CodesCache(1 << 30), queries, Wanted(3, 1, None, False), lambda: None)
+    found = screen(arrays.keys_of(keys, 10_000), CodesCache(1 << 30), queries, Request(3, 1, None, False), lambda: None)
     assert found.crowded.all()
     assert not len(found.rows)
 
@@ -126,7 +115,7 @@ def test_sums_of_the_greatest_codes_do_not_overflow():
     keys, query = np.zeros((600, WIDEST), np.float32), np.ones((1, WIDEST), np.float32)
     keys[:, 1:] = 1.0
     keys[17] = 1.0
-    found = screen(stored(keys, 600), CodesCache(1 << 30), query, Wanted(1, 1, None, False), lambda: None)
+    found = screen(arrays.keys_of(keys, 600), CodesCache(1 << 30), query, Request(1, 1, None, False), lambda: None)
     assert 17 in found.rows.tolist()
 
 
@@ -193,35 +182,37 @@ def test_compiled_scores_are_the_canonical_ones_bit_for_bit(width, seed):
     keys = (rng.normal(size=(50, width)) * 10.0 ** rng.integers(-20, 15, size=(50, width))).astype(np.float32)
     queries = rng.normal(size=(3, width)).astype(np.float32)
     rows, query = rng.integers(0, 50, 600), rng.integers(0, 3, 600)
-    found = score_pairs(stored(keys, 7), rows, query, queries)
+    found = score_pairs(arrays.keys_of(keys, 7), rows, query, queries)
     assert found.tobytes() == canonical_scores(keys[rows], queries[query]).tobytes()
 
 
 def test_without_compiled_loops_scores_are_the_same(monkeypatch, rng):
     keys, queries = rng.normal(size=(50, 30)).astype(np.float32), rng.normal(size=(2, 30)).astype(np.float32)
     rows, query = rng.integers(0, 50, 40), rng.integers(0, 2, 40)
-    compiled = score_pairs(stored(keys, 7), rows, query, queries)
+    compiled = score_pairs(arrays.keys_of(keys, 7), rows, query, queries)
     monkeypatch.setattr(kernels, "library", lambda: None)
-    assert compiled.tobytes() == score_pairs(stored(keys, 7), rows, query, queries).tobytes()
+    assert compiled.tobytes() == score_pairs(arrays.keys_of(keys, 7), rows, query, queries).tobytes()
 
 
 def test_rescoring_holds_no_more_segments_than_it_may(monkeypatch, rng):
     keys = rng.normal(size=(60, 30)).astype(np.float32)
     queries, (rows, query) = rng.normal(size=(3, 30)).astype(np.float32), rng.integers(0, [[60], [3]], (2, 900))
-    source, made = stored(keys, 10), list[weakref.ref[np.ndarray]]()
+    made = list[weakref.ref[np.ndarray]]()
     most = 0
 
-    def read(segment: Segment) -> np.ndarray:
-        """A copy that nothing else holds, as of a segment that the cache has no room for."""
-        nonlocal most
-        matrix = keys[segment.first_row : segment.first_row + segment.rows].copy()
-        made.append(weakref.ref(matrix))
-        most = max(most, sum(one().nbytes for one in made if one() is not None))
-        return matrix
+    class Uncached(HeldRows):
+        """Rows of which nothing else holds a copy, as of a segment that the cache has no room for."""
 
-    monkeypatch.setattr(source, "matrix", read)
+        def holding(self, rows: np.ndarray) -> np.ndarray:
+            nonlocal most
+            matrix = self.content.copy()
+            made.append(weakref.ref(matrix))
+            most = max(most, sum(one().nbytes for one in made if one() is not None))
+            return matrix
+
+    sources = [Uncached(start, start, keys[start : start + 10]) for start in range(0, 60, 10)]
     monkeypatch.setattr(rescoring, "HELD_BYTES", 2 * 10 * 30 * 4)
-    found = score_pairs(source, rows, query, queries)
+    found = score_pairs(Keys(sources, 30, 60, None), rows, query, queries)
     assert found.tobytes() == canonical_scores(keys[rows], queries[query]).tobytes()
     assert most == 2 * 10 * 30 * 4
     assert len(made) == 6, "each is read once"
@@ -239,7 +230,7 @@ def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
     monkeypatch.setattr(codes, "quantise", lambda matrix: made.append(matrix) or quantise(matrix))
     # Codes of keys of one number take more room than the keys: padding to four numbers, and four numbers a row.
     cache = CodesCache(Codes.bytes_of(16, 1))
-    screen(stored(keys, 16), cache, queries, Wanted(2, 1, None, False), lambda: None)
+    screen(arrays.keys_of(keys, 16), cache, queries, Request(2, 1, None, False), lambda: None)
     assert len(made) == 6
 
 

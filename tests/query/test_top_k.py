@@ -237,7 +237,7 @@ def test_queries_can_be_keys_of_slots_and_rows_of_probes(rng):
         (EmptyMask, "where leaves none of 30 slots: label = 9", {"where": "label = 9"}),
         (
             NotFound,
-            "no slot column 'nope'. Columns: slot, step, row, position, dataset, label, sample.",
+            "no slot column 'nope'. Columns: slot, step, row, position, call, dataset, label, sample.",
             {"by": "nope"},
         ),
     ],

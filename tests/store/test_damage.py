@@ -23,7 +23,7 @@ def everything(path: Path) -> list[bytes]:
     found = [repr((memory.commits, memory.steps, memory.layers, memory.skipped, memory.probes)).encode()]
     for layer in memory.layers:
         keys = memory.keys(layer)
-        found += [keys.slot_block(0, keys.slots).tobytes(), memory.values(layer).block(0, keys.slots).tobytes()]
+        found += [keys.entry_block(0, keys.entries).tobytes(), memory.values(layer).block(0, keys.entries).tobytes()]
     found += [repr(memory.column("sample", name).tolist()).encode() for name in memory.columns("sample")]
     found += [repr(memory.table(name).to_pylist()).encode() for name in ("steps", "factors", "defects", "labels")]
     for weights in (memory.initial(), memory.final() or {}):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import duckdb
-import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import AlreadyExists, BadInput, NotAMemory, NotFound
 from dualform.store.check import check_memory
-from dualform.store.layer import Layer, Parameter
 from dualform.store.rows import SegmentCache
 from dualform.store.snapshot import Snapshot
 from tests.store.small_memory import batch, open_writer, write
@@ -38,31 +35,11 @@ def test_reads_back_every_bit_whatever_the_batches_and_commits(sizes, seed, comm
         assert memory.steps == len(sizes)
         for layer in memory.layers:
             keys = memory.keys(layer)
-            assert bits(keys.slot_block(0, keys.slots)) == bits(expected.keys[layer])
+            assert bits(keys.entry_block(0, keys.entries)) == bits(expected.keys[layer])
             assert bits(memory.values(layer).block(0, sum(sizes))) == bits(expected.values[layer])
         for name, column in expected.columns.items():
             assert memory.column("sample", name).tolist() == column
         assert check_memory(path) == []
-
-
-def test_plain_faiss_numpy_and_duckdb_read_the_folder(tmp_path):
-    expected = write(tmp_path / "memory", [4, 3, 5, 2])
-    shard = tmp_path / "memory" / "shard-00000"
-    with duckdb.connect(shard / "slots.duckdb", read_only=True) as tables:
-        for name, column in expected.columns.items():
-            found = tables.execute(f'SELECT "{name}" FROM slots ORDER BY slot').fetchall()
-            assert [value for (value,) in found] == column
-        key_rows = tables.execute("SELECT key_row FROM key_rows WHERE layer = 'layer-0' ORDER BY slot").fetchnumpy()
-        assert tables.execute("SELECT count(*), max(clip), max(lr) FROM steps").fetchone() == (4, 0.5, 0.1)
-        assert tables.execute("SELECT name FROM labels WHERE label = 1").fetchall() == [("one",)]
-    for layer, rows in (("layer-0", key_rows["key_row"]), ("layer-1", slice(None))):
-        segments = sorted((shard / "layers" / layer).glob("keys-*.faiss"))
-        indexes = [faiss.read_index(str(segment)) for segment in segments]
-        assert {type(index) for index in indexes} == {faiss.IndexFlatIP}
-        keys = np.concatenate([index.reconstruct_n(0, index.ntotal) for index in indexes])
-        assert bits(keys[rows]) == bits(expected.keys[layer])
-        files = sorted((shard / "layers" / layer).glob("values-*.npy"))
-        assert bits(np.concatenate([np.load(file) for file in files])) == bits(expected.values[layer])
 
 
 def test_repeated_keys_are_stored_once_bit_for_bit(tmp_path):
@@ -71,8 +48,8 @@ def test_repeated_keys_are_stored_once_bit_for_bit(tmp_path):
     distinct = {row.tobytes() for row in expected.keys["layer-0"]}
     # The inputs hold a row of 0.0 and one of -0.0: equal as numbers, different as bits.
     assert keys.rows == len(distinct) == 12
-    assert keys.row_of_slot is not None
-    assert Snapshot.open(tmp_path / "memory").keys("layer-1").row_of_slot is None
+    assert keys.row_of_entry is not None
+    assert Snapshot.open(tmp_path / "memory").keys("layer-1").row_of_entry is None
 
 
 def test_blocks_and_rows_do_not_depend_on_segments_or_cache(tmp_path):
@@ -128,9 +105,17 @@ def test_refuses_what_is_no_memory(tmp_path):
         Snapshot.open(tmp_path)
     write(tmp_path / "memory", [2])
     manifest = tmp_path / "memory" / "memory.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(NotAMemory, match=r"format 2, newer than the 1 .* Upgrade dualform"):
+    written = manifest.read_text()
+    manifest.write_text(written.replace('"format": 2', '"format": 3'))
+    with pytest.raises(NotAMemory, match=r"format 3, newer than the 2 .* Upgrade dualform"):
         Snapshot.open(tmp_path / "memory")
+    manifest.write_text(written.replace('"format": 2', '"format": 1'))
+    with pytest.raises(NotAMemory) as caught:
+        Snapshot.open(tmp_path / "memory")
+    assert str(caught.value) == (
+        f"{tmp_path / 'memory'} is a memory of format 1, written by dualform 0.1, which this version does not read. "
+        "Open it with dualform 0.1, or record the training again."
+    )
 
 
 def test_a_column_keeps_its_name_and_type(tmp_path):
@@ -139,7 +124,7 @@ def test_a_column_keeps_its_name_and_type(tmp_path):
     writer = open_writer(tmp_path / "memory")
     writer.append(batch(rng, 0, 2, inputs))
     other = batch(rng, 1, 2, inputs)
-    other.slots["sample"]["weight"] = np.array([1, 2])
+    other.samples["weight"] = np.array([1, 2])
     with pytest.raises(BadInput, match="column 'weight' was DOUBLE at the first step and is BIGINT now"):
         writer.append(other)
     writer.abandon()
@@ -155,12 +140,3 @@ def test_names_what_does_not_exist(tmp_path):
         memory.keys("norm")
     with pytest.raises(NotFound, match=r"no probe 'x'\. Probes: test"):
         memory.probe("x")
-
-
-def test_a_manifest_that_names_one_weight_and_one_bias_is_read():
-    named = {"name": "fc", "d_in": 6, "d_out": 5, "weight": "fc.weight", "bias": "fc.bias"}
-    rest = {"space": "sample", "repeats": True, "values": True}
-    layer = Layer.from_json(named | rest)
-    assert layer == Layer("fc", 6, 5, (Parameter("fc.weight", 0, 6), Parameter("fc.bias", 6, 7)), **rest)
-    assert Layer.from_json(named | rest | {"bias": None}).biases == ()
-    assert Layer.from_json(layer.to_json()) == layer

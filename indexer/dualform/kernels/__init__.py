@@ -7,6 +7,7 @@ float32 products.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
-from dualform.kernels.arguments import Found, KeyCodes, QueryCodes, address
+from dualform.kernels.arguments import Heap, KeyCodes, QueryCodes, address
 
 ROWS = 16
 """Rows of a group, as in kernels.h."""
@@ -40,8 +41,8 @@ def library() -> ctypes.CDLL | None:
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_int32]
-    found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Found), c_int64, c_int64, c_int32]
-    found.dualform_settle.argtypes = [POINTER(POINTER(Found)), c_int64, c_int64, c_void_p]
+    found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Heap), c_int64, c_int64, c_int32]
+    found.dualform_settle.argtypes = [POINTER(POINTER(Heap)), c_int64, c_int64, c_void_p]
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
@@ -72,6 +73,26 @@ def fast() -> bool:
 def tile() -> int:
     """Queries that lie together."""
     return int(compiled().dualform_tile())
+
+
+def quantise(codes: KeyCodes, keys: NDArray[np.float32], start: int, stop: int, plain: bool) -> None:
+    """Fill in the codes of some rows of contiguous float32[R, d]. `plain` leaves the fast instructions aside."""
+    compiled().dualform_quantise(ctypes.byref(codes), address(keys, np.float32), keys.shape[1], start, stop, plain)
+
+
+def screen(codes: KeyCodes, queries: QueryCodes, heap: Heap, begin: int, end: int, plain: bool) -> None:
+    """Hold what groups `begin` to `end` of the codes have among the best rows. `plain` as for `quantise`."""
+    compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(heap), begin, end, plain)
+
+
+def settle(heaps: Sequence[Heap], queries: int, group: NDArray[np.int32] | None) -> None:
+    """Leave in every worker's heap only the rows that the floors over all of them leave.
+
+    `group` is int32[all rows of the layer]. Raises MemoryError.
+    """
+    workers = (POINTER(Heap) * len(heaps))(*(ctypes.pointer(heap) for heap in heaps))
+    if compiled().dualform_settle(workers, len(heaps), queries, None if group is None else address(group, np.int32)):
+        raise MemoryError("no memory to compare what the workers found")
 
 
 def canonical(keys: NDArray[np.uint64], query: NDArray[np.int64], queries: NDArray[np.float32]) -> NDArray[np.float64]:

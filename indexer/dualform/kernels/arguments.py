@@ -75,8 +75,8 @@ class QueryCodes(_Arrays):
     }
 
 
-class Found(_Arrays):
-    """found_t of kernels.h."""
+class Heap(_Arrays):
+    """What one worker holds of a screen: found_t of kernels.h."""
 
     _fields_ = (
         ("k", c_int64),

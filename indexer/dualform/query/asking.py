@@ -28,23 +28,24 @@ class Asking:
         self._view, self._check = view, check
         self._layer = view.layer(question.layer)
         self._queries = resolve.vectors(view, self._layer, question.queries)
-        self._selection: Selection = view.selection(self._layer.space, question.where)
+        self._selection: Selection = view.selection(self._layer, question.where)
 
     def top_k(self, question: TopK) -> Hits:
         view, absolute, check = self._view, question.score == "abs", self._check
-        groups = view.groups(self._layer.space, self._selection, question.by) if question.by else None
+        groups = view.groups(self._layer, self._selection, question.by) if question.by else None
         rows = key_rows(view, self._layer.name, self._selection, check)
         ranked = Ranking(view, self._layer.name, rows, groups, question.k, absolute, check).of(self._queries)
         there = np.array([self._selection.count]) if groups is None else groups.counts
         counts = np.tile(np.minimum(there, question.k), (len(ranked), 1))
-        ids = np.concatenate([slots for slots, _ in ranked]).astype(np.int64)
+        entries = np.concatenate([entries for entries, _ in ranked]).astype(np.int64)
+        ids = view.slots_of(self._layer, entries)
         scores = as_float32(np.concatenate([scores for _, scores in ranked]))
         return Hits(ids, scores, counts, None if groups is None else groups.keys, question.by, self._scan())
 
     def group_sum(self, question: GroupSum) -> GroupSums:
         view, selection, check, layer = self._view, self._selection, self._check, self._layer.name
         check()  # what is kept is answered at once, but not to someone who has gone
-        groups = view.groups(self._layer.space, selection, question.by)
+        groups = view.groups(self._layer, selection, question.by)
         add = group_sum.signed_sums if question.score == "signed" else group_sum.absolute_sums
         sums = add(view, layer, groups, selection, self._queries, check)
         return GroupSums(groups.keys, sums, groups.counts, question.by, self._scan())
@@ -56,7 +57,7 @@ class Asking:
     def _scan(self) -> Scan:
         return Scan(
             snapshot=self._view.snapshot.commits,
-            slots_scanned=self._view.count(self._layer.space),
+            slots_scanned=len(self._selection.stays),
             slots_matching=self._selection.count,
             backend=self._view.backend.name,
             seconds=time.perf_counter() - self._began,

@@ -151,8 +151,7 @@ class Engine:
         view, check = self._view, _check(None)
         asked = view.snapshot.layers.values() if layer is None else [view.layer(layer)]
         return {
-            one.name: cancellation.cancellation(view, one, view.select(one.space, where), at_step, check)
-            for one in asked
+            one.name: cancellation.cancellation(view, one, view.select(one, where), at_step, check) for one in asked
         }
 
     def slots(self, ids: Sequence[int] | NDArray[np.int64], space: str | None = None) -> Columns:

@@ -1,67 +1,97 @@
-"""Slots by the values of their columns.
+"""Entries of a layer by the values of their slots' columns.
 
-Shapes: m slots that the mask leaves, G groups.
+Shapes: m entries that the mask leaves, H entries of the layer, T slots of its space, G groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
 from dualform.errors import NotFound
 from dualform.query.where.mask import Selection
+from dualform.store.samples import as_numpy
 
 
-class SlotColumns(Protocol):
-    """The part of a memory that a grouping needs."""
+class SlotSpace(Protocol):
+    """The part of a space that a grouping needs."""
 
-    def columns(self, space: str) -> dict[str, str]: ...
+    @property
+    def columns(self) -> Mapping[str, str]: ...
 
-    def column(self, space: str, name: str) -> NDArray[Any]: ...
+    @property
+    def sample_columns(self) -> frozenset[str]: ...
+
+    def said_of_samples(self, names: Iterable[str]) -> pa.Table: ...
+
+    def spread(self, per_datapoint: NDArray[Any]) -> NDArray[Any]: ...
+
+    def column(self, name: str) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The slots that stay, each with its group."""
+    """The entries that stay, each with its group."""
 
     by: tuple[str, ...]
     keys: tuple[GroupKey, ...]
-    """One tuple of `by` values per group, in value order, NULLs (None) last. Groups that no slot has are left out."""
-    slots: NDArray[np.int64]
+    """One tuple of `by` values per group, in value order, NULLs (None) last. Groups that no entry has are left out."""
+    entries: NDArray[np.int64]
     """int64[m], ascending."""
     numbers: NDArray[np.int64]
-    """int64[m]: the group of each of `slots`."""
+    """int64[m]: the group of each of `entries`."""
     counts: NDArray[np.int64]
     """int64[G]."""
 
     @property
     def nbytes(self) -> int:
-        return self.slots.nbytes + self.numbers.nbytes + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
+        return self.entries.nbytes + self.numbers.nbytes + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
 
 
-def group(memory: SlotColumns, space: str, selection: Selection, by: tuple[str, ...]) -> Groups:
-    """The groups of the selected slots by columns; with no column, all are one group.
+def group(space: SlotSpace, slots: NDArray[np.int64] | None, selection: Selection, by: tuple[str, ...]) -> Groups:
+    """The groups of the selected entries by columns; with no column, all are one group.
 
-    Raises NotFound for a column that the space's slots do not have.
+    `slots` is int64[H]: the slot of each entry, None where entries are slots. Raises NotFound for a column that the
+    space's slots do not have.
     """
-    known = memory.columns(space)
     for name in by:
-        if name not in known:
-            raise NotFound(f"no slot column {name!r}.", hint=f"Columns: {', '.join(known)}.", field="by")
-    slots = selection.slots
-    numbers = np.zeros(len(slots), dtype=np.int64)
+        if name not in space.columns:
+            listed = ", ".join(space.columns)
+            raise NotFound(f"no slot column {name!r}.", hint=f"Columns: {listed}.", field="by")
+    entries = selection.entries
+    chosen = entries if slots is None else slots[entries]
+    numbers = np.zeros(len(entries), dtype=np.int64)
     keys: list[GroupKey] = [()]
     for name in by:
-        codes, values = _codes(memory.column(space, name)[slots])
+        codes, values = _codes_of_slots(space, name, chosen)
         # Dense again after every column, so that the product of the cardinalities cannot overflow.
-        present, numbers = np.unique(numbers * len(values) + codes, return_inverse=True)
+        present, numbers = _dense(numbers * len(values) + codes, len(keys) * len(values))
         keys = [(*keys[code // len(values)], values[code % len(values)]) for code in present.tolist()]
     counts = np.bincount(numbers, minlength=len(keys)).astype(np.int64)
-    return Groups(by, tuple(keys), slots, numbers.astype(np.int64), counts)
+    return Groups(by, tuple(keys), entries, numbers.astype(np.int64), counts)
+
+
+def _codes_of_slots(space: SlotSpace, name: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Any]]:
+    """As `_codes`, of some slots. What is the same for all slots of a datapoint is ranked once a datapoint."""
+    if name in space.sample_columns:
+        codes, values = _codes(as_numpy(space.said_of_samples([name])[name]))
+        return np.asarray(space.spread(codes)[slots]), values
+    return _codes(space.column(name)[slots])
+
+
+def _dense(codes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The codes that occur, ascending, and for each code its place among those. `most`: one past the greatest."""
+    if most > 4 * len(codes) + 1024:
+        present, places = np.unique(codes, return_inverse=True)
+        return present, places
+    there = np.bincount(codes, minlength=most) > 0
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
 
 
 def _codes(column: NDArray[Any]) -> tuple[NDArray[np.int64], list[Any]]:

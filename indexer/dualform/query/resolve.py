@@ -32,7 +32,7 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
             found = rows if numbers is None else rows[_within(numbers, len(rows), f"row of probe {probe!r}")]
         case SlotKeys(slots):
             ids = _within(slots, view.count(layer.space), "slot")
-            found = view.snapshot.keys(layer.name).of_slots(ids)
+            found = view.snapshot.keys(layer.name).of_entries(view.entries_of(layer, ids))
     return Vectors(found).rows  # refuses none at all, and what is not finite
 
 
@@ -55,13 +55,10 @@ def slot_columns(view: View, ids: Sequence[int] | NDArray[np.int64], space: str 
 
     Raises NotFound for an id or a space that does not exist.
     """
-    spaces = view.spaces
-    if space is not None and space not in spaces:
-        raise NotFound(f"no space {space!r}.", hint=f"Spaces: {', '.join(spaces)}.", field="space")
-    space = space or default_space(view)
+    space = view.snapshot.space(space or default_space(view)).name
     rows = _within(as_ids(ids), view.count(space), "slot", "ids")
-    table = view.snapshot.table(view.snapshot.manifest.spaces[space])
-    return Columns({name: as_numpy(table[name].take(rows)) for name in view.columns(space)})
+    table = view.snapshot.space(space).at(rows, list(view.columns(space)))
+    return Columns({name: as_numpy(table[name]) for name in table.column_names})
 
 
 def default_space(view: View) -> str:

@@ -10,8 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from dualform.errors import NotFound
 from dualform.query import groups
 from dualform.query.cache import Cache
 from dualform.query.groups import Groups
@@ -23,6 +25,7 @@ from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
+from dualform.store.space import Space
 
 Check: TypeAlias = Callable[[], None]
 """Called between blocks of work; raises Cancelled where nobody waits for the answer any more."""
@@ -53,7 +56,7 @@ class View:
         """In the order of the layers that use them."""
         return list(dict.fromkeys(layer.space for layer in self.snapshot.layers.values()))
 
-    def tables(self, space: str) -> duckdb.DuckDBPyConnection:
+    def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
         return self.snapshot.tables(space)
 
     def count(self, space: str) -> int:
@@ -65,38 +68,65 @@ class View:
     def column(self, space: str, name: str) -> NDArray[Any]:
         return self.snapshot.column(space, name)
 
+    def slots_of(self, layer: Layer, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: the slot, in the layer's space, of each of n entries of the layer."""
+        return self.snapshot.entries(layer.name).slots_of(entries)
+
+    def entries_of(self, layer: Layer, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: the layer's entry of each of n slots of its space. Raises NotFound for one that it lacks."""
+        entries = self.snapshot.entries(layer.name).of(slots)
+        if (entries < 0).any():
+            raise NotFound(
+                f"layer {layer.name!r} has nothing at slot {int(slots[entries < 0][0])}: it was not called there.",
+                hint=f"Ask for slots of space {layer.space!r} that it has.",
+                field="queries",
+            )
+        return entries
+
     def datasets(self) -> dict[str, int]:
         """Slots by dataset over all spaces; slots without one are left out."""
         return self.cache.get("datasets", self._count_datasets).counts
 
     def _count_datasets(self) -> _Datasets:
         counts: dict[str, int] = {}
-        for space in self.spaces:
-            rows = self.tables(space).execute(
-                "SELECT dataset, count(*) FROM slots WHERE dataset IS NOT NULL GROUP BY dataset ORDER BY dataset"
-            )
-            for name, slots in rows.fetchall():
-                counts[name] = counts.get(name, 0) + slots
+        for name in self.spaces:
+            for dataset, slots in _slots_by_dataset(self.snapshot.space(name)).items():
+                counts[dataset] = counts.get(dataset, 0) + slots
         return _Datasets(dict(sorted(counts.items())))
 
-    def select(self, space: str, where: str | None) -> Selection:
-        """The slots that a mask leaves, which may be none.
+    def select(self, layer: Layer, where: str | None) -> Selection:
+        """The entries of a layer that a mask leaves, which may be none.
 
-        Raises BadMask or NotFound as `mask.check` and `mask.select` say.
+        Raises BadMask or NotFound as `mask.check`, `mask.require_said` and `mask.select` say.
         """
+        entries, space = self.snapshot.entries(layer.name), self.snapshot.space(layer.space)
+        # Layers that have every slot of their space share what was made for one of them.
+        whose = ("space", layer.space) if entries.all else ("layer", layer.name)
+        within = "" if entries.all else f"entries of {layer.name!r}: "
         if where is None:
-            return self.cache.get(("selection", space, ""), lambda: mask.every_slot(self, space))
-        expression = mask.check(self, space, where, list(self.datasets()))
-        key = ("selection", space, expression.identity)
-        return self.cache.get(key, lambda: mask.select(self, space, expression))
+            every = lambda: Selection(within, np.ones(entries.count, dtype=bool))  # noqa: E731  for the cache
+            return self.cache.get(("selection", *whose, ""), every)
+        expression = mask.check(space, where, self.datasets)
 
-    def selection(self, space: str, where: str | None) -> Selection:
+        def made() -> Selection:
+            others = [self.snapshot.space(name) for name in self.spaces]
+            mask.require_said(space, others, entries.slots, expression)
+            key = ("mask", layer.space, expression.identity)
+            stays = self.cache.get(key, lambda: _Mask(mask.select(space, expression))).slots
+            own = stays if entries.slots is None else stays[entries.slots]
+            return Selection(within + expression.identity, own)
+
+        return self.cache.get(("selection", *whose, expression.identity), made)
+
+    def selection(self, layer: Layer, where: str | None) -> Selection:
         """As `select`; raises EmptyMask where the mask leaves nothing."""
-        return mask.require_slots(self.select(space, where), where, list(self.datasets()))
+        return mask.require_entries(self.select(layer, where), where, self.datasets)
 
-    def groups(self, space: str, selection: Selection, by: tuple[str, ...]) -> Groups:
-        key = ("groups", space, selection.identity, by)
-        return self.cache.get(key, lambda: groups.group(self, space, selection, by))
+    def groups(self, layer: Layer, selection: Selection, by: tuple[str, ...]) -> Groups:
+        """The selected entries of a layer by columns of their slots. Raises NotFound for an unknown column."""
+        key = ("groups", layer.space, selection.identity, by)
+        space, slots = self.snapshot.space(layer.space), self.snapshot.entries(layer.name).slots
+        return self.cache.get(key, lambda: groups.group(space, slots, selection, by))
 
     def key_norms(self, layer: str, check: Check, start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
         """float64[rows]: the norm of each stored key of a layer, or of some columns of it."""
@@ -123,9 +153,34 @@ class View:
         held = self.cache.get(("stored", which), lambda: _Arrays(getattr(self.snapshot, which)()))
         return self.stored_weights("initial") if held.arrays is None else held.arrays
 
-    def slot_steps(self, space: str) -> NDArray[np.int64]:
-        """int64[slots]: the recorded step of each slot."""
-        return self.cache.get(("steps", space), lambda: np.asarray(self.column(space, "step"), dtype=np.int64))
+    def slot_steps(self, layer: Layer) -> NDArray[np.int64]:
+        """int64[entries]: the recorded step of each entry of a layer."""
+        entries = self.snapshot.entries(layer.name)
+        whose = ("space", layer.space) if entries.all else ("layer", layer.name)
+
+        def made() -> NDArray[np.int64]:
+            steps = self.snapshot.space(layer.space).extents.every_step()
+            return steps if entries.slots is None else steps[entries.slots]
+
+        return self.cache.get(("steps", *whose), made)
+
+
+def _slots_by_dataset(space: Space) -> dict[str, int]:
+    if "dataset" in space.sample_columns:
+        encoded = space.samples.column("dataset").combine_chunks().dictionary_encode()
+        slots = space.slots_of_datapoints()
+    else:
+        encoded = pa.array(space.column("dataset"), type=pa.string()).dictionary_encode()
+        slots = np.ones(space.count, dtype=np.int64)
+    there = np.asarray(encoded.is_valid())
+    counts = np.bincount(np.asarray(encoded.indices.fill_null(0))[there], slots[there], len(encoded.dictionary))
+    return {name: int(n) for name, n in zip(encoded.dictionary.to_pylist(), counts, strict=True) if n}
+
+
+class _Mask:
+    def __init__(self, slots: NDArray[np.bool_]) -> None:
+        self.slots = slots
+        self.nbytes = slots.nbytes
 
 
 class _Arrays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -31,6 +32,9 @@ class Asked:
     groups: Groups | None
     """None where the question has no `by`."""
 
+    slots_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """From entries of the layer to slots of its space."""
+
     @property
     def absolute(self) -> bool:
         return self.question.score == "abs"
@@ -47,6 +51,6 @@ def ask(view: View, question: Question) -> Asked:
     question = replace(question, queries=as_queries(question.queries), by=as_by(question.by))
     layer = view.layer(question.layer)
     queries = resolve.vectors(view, layer, question.queries)
-    selection = view.selection(layer.space, question.where)
-    groups = view.groups(layer.space, selection, question.by) if question.by else None
-    return Asked(question, layer, queries, selection, groups)
+    selection = view.selection(layer, question.where)
+    groups = view.groups(layer, selection, question.by) if question.by else None
+    return Asked(question, layer, queries, selection, groups, view.snapshot.entries(layer.name).slots_of)

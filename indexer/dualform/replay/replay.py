@@ -63,7 +63,7 @@ class Replay(Recorder):
         asked = [ask(view, question) for question in questions]
         self._running = [RunningBest(one) if isinstance(one.question, TopK) else RunningSums(one) for one in asked]
         self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
-        self._slots = [memory.count(one.layer.space) for one in asked]
+        self._slots = [memory.entries(one.layer.name).count for one in asked]
         layers = {one.layer.name: one.layer for one in asked}
         self._gatherers = {
             name: Gatherer(

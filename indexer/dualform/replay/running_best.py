@@ -15,7 +15,8 @@ from dualform.answers import Hits, Scan
 from dualform.query.groups import Groups
 from dualform.query.score.canonical import as_float32
 from dualform.query.score.key_rows import key_rows
-from dualform.query.search.ranking import Ranking, best_of_cells
+from dualform.query.search.cells import best_of_cells
+from dualform.query.search.ranking import Ranking
 from dualform.questions import TopK
 from dualform.replay.asked import Asked
 from dualform.replay.window import Window, never
@@ -26,11 +27,13 @@ that merging costs a few sorts of the answer, however many windows there are."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
+class _Hits:
+    """Hits that were not answered yet."""
+
     cells: NDArray[np.int64]
     """int64[h]: query * G + group."""
-    slots: NDArray[np.int64]
-    """int64[h]."""
+    entries: NDArray[np.int64]
+    """int64[h]: of the layer."""
     scores: NDArray[np.float64]
     """float64[h]: canonical, not yet rounded."""
 
@@ -42,8 +45,8 @@ class RunningBest:
         assert isinstance(asked.question, TopK)
         self._asked, self._k = asked, asked.question.k
         self._groups = 1 if asked.groups is None else len(asked.groups.counts)
-        self._kept = _Found(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))
-        self._pending: list[_Found] = []
+        self._kept = _Hits(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))
+        self._pending: list[_Hits] = []
         self.seconds = 0.0
 
     def add(self, window: Window) -> None:
@@ -59,18 +62,18 @@ class RunningBest:
         rows = key_rows(window.view, layer, selection, never)
         ranked = Ranking(window.view, layer, rows, groups, k, asked.absolute, never).of(asked.queries)
         of_hit = np.repeat(numbers, np.minimum(counts, k))
-        for query, (slots, scores) in enumerate(ranked):
-            self._pending.append(_Found(query * self._groups + of_hit, slots + window.start, scores))
+        for query, (entries, scores) in enumerate(ranked):
+            self._pending.append(_Hits(query * self._groups + of_hit, entries + window.start, scores))
         if sum(len(found.cells) for found in self._pending) >= max(_PENDING, len(self._kept.cells)):
             self._merge()
 
     def _merge(self) -> None:
         parts = [self._kept, *self._pending]
         cells = np.concatenate([part.cells for part in parts])
-        slots = np.concatenate([part.slots for part in parts])
+        entries = np.concatenate([part.entries for part in parts])
         scores = np.concatenate([part.scores for part in parts])
-        kept = best_of_cells(cells, scores, slots, self._k)
-        self._kept, self._pending = _Found(cells[kept], slots[kept], scores[kept]), []
+        kept = best_of_cells(cells, scores, entries, self._k)
+        self._kept, self._pending = _Hits(cells[kept], entries[kept], scores[kept]), []
 
     def answer(self, scan: Scan) -> Hits:
         self._merge()
@@ -79,11 +82,12 @@ class RunningBest:
         counts = np.tile(np.minimum(there, self._k), (len(asked.queries), 1))
         names = None if groups is None else groups.keys
         scan = replace(scan, slots_matching=asked.selection.count, seconds=self.seconds)
-        return Hits(self._kept.slots, as_float32(self._kept.scores), counts, names, asked.question.by, scan)
+        ids = asked.slots_of(self._kept.entries)
+        return Hits(ids, as_float32(self._kept.scores), counts, names, asked.question.by, scan)
 
 
 def _own_groups(window: Window, groups: Groups) -> tuple[Groups, NDArray[np.int64]]:
-    """The groups that the window has slots of, and the number of each among all groups."""
-    slots, numbers = window.members(groups)
+    """The groups that the window has entries of, and the number of each among all groups."""
+    entries, numbers = window.members(groups)
     present, own, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    return Groups(groups.by, tuple(present.tolist()), slots, own, counts), present
+    return Groups(groups.by, tuple(present.tolist()), entries, own, counts), present

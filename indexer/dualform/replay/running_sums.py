@@ -37,16 +37,16 @@ class RunningSums:
         self.seconds = 0.0
 
     def add(self, window: Window) -> None:
-        slots, numbers = window.members(self._groups)
-        if not len(slots):
+        entries, numbers = window.members(self._groups)
+        if not len(entries):
             return
         if self._keys is not None:
-            self._keys.add(window.keys, slots, numbers, never)
+            self._keys.add(window.keys, entries, numbers, never)
         if self._sums is None:
             return
         for start in range(0, len(self._sums), _BATCH):
             batch = slice(start, start + _BATCH)
-            scores = score_every(window.keys, slots, self._asked.queries[batch], never)
+            scores = score_every(window.keys, entries, self._asked.queries[batch], never)
             for own, score in zip(self._sums[batch], scores, strict=True):
                 # One after the other, as a sum over all slots at once would add them.
                 np.add.at(own, numbers, np.abs(score, out=score) if self._asked.absolute else score)

@@ -36,7 +36,8 @@ class ReplaySink:
         self._first.check(batch)
         for name, rows in batch.layers.items():
             if name in self._gatherers:
-                self._gatherers[name].append(rows.keys)
+                for each in rows:
+                    self._gatherers[name].append(each.keys)
 
     def flush(self) -> None:
         self._thread.do(lambda: None)

@@ -1,15 +1,14 @@
 """Keys of a training that is run again, gathered until they are worth asking, and then let go.
 
-Shapes: d_in of a layer, m slots of a window that a mask leaves.
+Shapes: d_in of a layer, m entries of a window that a mask leaves.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +18,12 @@ from dualform.query.score.backends import Backend
 from dualform.query.sums.key_sums import BLOCK
 from dualform.query.view import View
 from dualform.query.where.mask import Selection
+from dualform.store.held_rows import HeldRows
 from dualform.store.layer import Layer
-from dualform.store.rows import Keys, SegmentCache
+from dualform.store.rows import Keys
+from dualform.store.shard_tables import HeldTables
 from dualform.store.snapshot import Snapshot
-from dualform.store.tables import TABLES, rows_table
+from dualform.store.tables import SAMPLES, SETTINGS, extents_table, rows_table
 
 _CACHE_BYTES = 256 << 20
 """For what the questions about one window share: norms and masks."""
@@ -32,19 +33,9 @@ def never() -> None:
     """The check of a question that nobody gives up."""
 
 
-class _Held(SegmentCache):
-    """The one segment of a window, which no file holds."""
-
-    def __init__(self, matrix: NDArray[np.float32]) -> None:
-        self._matrix = matrix
-
-    def get(self, path: Path, read: Callable[[], NDArray[np.float32]]) -> NDArray[np.float32]:
-        return self._matrix
-
-
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Consecutive slots of one layer, to be asked as a memory of their own, in which they count from 0."""
+    """Consecutive entries of one layer, to be asked as a memory of their own, in which they count from 0."""
 
     view: View
     layer: Layer
@@ -53,16 +44,24 @@ class Window:
 
     @classmethod
     def of(cls, memory: Snapshot, layer: Layer, start: int, keys: NDArray[np.float32], backend: Backend) -> Window:
-        """The window of float32[slots, d_in] keys that begin at slot `start` of a memory that holds none."""
-        name = memory.manifest.spaces[layer.space]
-        segment = (0, layer.name, "keys", "window", 0, len(keys), keys.nbytes, "")
-        tables = {
-            name: memory.table(name).slice(start, len(keys)),
-            "segments": rows_table([segment], TABLES["segments"]),
+        """The window of float32[entries, d_in] keys that begin at entry `start` of a memory that holds none.
+
+        What is said of the slots is settled before a window is asked, so that it has none of their columns.
+        """
+        held = replace(layer, source="rows", repeats=False)
+        columns = {"samples": dict(SAMPLES), "steps": dict(SETTINGS), layer.space: dict[str, str]()}
+        manifest = replace(memory.manifest, layers=[held], spaces=[layer.space], columns=columns)
+        extent = (0, 0, 0, len(keys), len(keys), None, 0, None, None)
+        rows: dict[str, list[tuple[Any, ...]]] = {
+            extents_table(layer.space): [extent],
+            "entries": [(layer.name, 0, len(keys))],
         }
-        manifest = replace(memory.manifest, layers=[replace(layer, keys=True, repeats=False)])
-        held = Snapshot(memory.path, manifest, tables, _Held(keys))
-        return cls(View(held, backend, _CACHE_BYTES), layer, start, start + len(keys))
+        types = manifest.tables()
+        tables = HeldTables({name: rows_table(own, types[name]) for name, own in rows.items()}, types)
+        # A window's memory is written to again once it was asked: what is derived from it is nobody else's.
+        sources = {(layer.name, "keys"): [HeldRows(object(), 0, keys)]}
+        snapshot = Snapshot(memory.path, manifest, tables, sources)
+        return cls(View(snapshot, backend, _CACHE_BYTES), held, start, start + len(keys))
 
     @property
     def keys(self) -> Keys:
@@ -73,9 +72,9 @@ class Window:
         return Selection(whole.identity, whole.stays[self.start : self.stop])
 
     def members(self, groups: Groups) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """int64[m] each: the window's slots among those of some groups, and the number of each one's group."""
-        part = slice(*np.searchsorted(groups.slots, [self.start, self.stop]).tolist())
-        return groups.slots[part] - self.start, groups.numbers[part]
+        """int64[m] each: the window's entries among those of some groups, and the number of each one's group."""
+        part = slice(*np.searchsorted(groups.entries, [self.start, self.stop]).tolist())
+        return groups.entries[part] - self.start, groups.numbers[part]
 
 
 class Running(Protocol):
@@ -85,7 +84,7 @@ class Running(Protocol):
     """Spent on it so far."""
 
     def add(self, window: Window) -> None:
-        """Take the next slots into account."""
+        """Take the next entries into account."""
 
 
 class Gatherer:
@@ -94,15 +93,15 @@ class Gatherer:
     def __init__(
         self, memory: Snapshot, layer: Layer, answers: Sequence[Running], backend: Backend, most_bytes: int
     ) -> None:
-        """`most_bytes`: of keys held at once; one block of slots is held in any case."""
+        """`most_bytes`: of keys held at once; one block of entries is held in any case."""
         self._memory, self._layer, self._answers, self._backend = memory, layer, answers, backend
         blocks = max(1, most_bytes // (4 * max(1, layer.d_in) * BLOCK))
-        size = min(blocks * BLOCK, max(1, memory.count(layer.space)))
+        size = min(blocks * BLOCK, max(1, memory.entries(layer.name).count))
         self._keys = np.empty((size, layer.d_in), dtype=np.float32)
         self._start, self._held = 0, 0
 
     def append(self, keys: NDArray[np.float32]) -> None:
-        """The keys of the next slots, float32[n, d_in]."""
+        """The keys of the next entries, float32[n, d_in]."""
         while len(keys):
             part = keys[: len(self._keys) - self._held]
             self._keys[self._held : self._held + len(part)] = part

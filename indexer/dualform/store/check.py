@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from dualform.errors import Damaged
+from dualform.store.dense_rows import DenseRows
 from dualform.store.durable import checksum_file
+from dualform.store.extents import Extents
+from dualform.store.rows import SegmentCache
 from dualform.store.snapshot import Snapshot
 
 Progress = Callable[[str, int, int], None]
@@ -18,39 +21,75 @@ Progress = Callable[[str, int, int], None]
 def check_memory(path: str | Path, progress: Progress | None = None) -> list[str]:
     """What is wrong with a memory, one sentence each; an empty list where nothing is.
 
-    Raises NotAMemory where the folder is none, or its format is newer.
+    That a recording was cut off is nothing wrong: `Snapshot.cut_off` says so. Raises NotAMemory where the folder is
+    none, or its format is another.
     """
     try:
-        memory = Snapshot.open(path)
+        memory = Snapshot.open(path, SegmentCache(most_bytes=0))
     except Damaged as error:
         return [error.message]
-    marks = {s.path: s.checksum for segments in memory.segments.values() for s in segments}
-    marks |= {memory.path / name: mark.checksum for name, mark in memory.manifest.files.items()}
+    checks = [*_segments(memory), *_files(memory)]
     problems = []
-    for done, (file, expected) in enumerate(marks.items()):
+    for done, (file, verify) in enumerate(checks):
         if progress:
-            progress(str(file.relative_to(memory.path)), done, len(marks))
-        if checksum_file(file) != expected:
-            problems.append(f"{file} was altered: its checksum is not the one that was committed.")
+            progress(str(file.relative_to(memory.path)), done, len(checks))
+        problems += verify()
     if progress:
-        progress("tables", len(marks), len(marks))
-    return problems + _check_counts(memory)
+        progress("tables", len(checks), len(checks))
+    problems += memory.check_tables()
+    return problems or _check_counts(memory)
+
+
+def _segments(memory: Snapshot) -> Iterator[tuple[Path, Callable[[], list[str]]]]:
+    for sources in memory.sources.values():
+        for source in sources:
+            if isinstance(source, DenseRows):
+                yield source.segment.path, lambda source=source: _read(source)  # type: ignore[misc]
+
+
+def _read(source: DenseRows) -> list[str]:
+    try:
+        source.verify()
+    except Damaged as error:
+        return [error.message]
+    return []
+
+
+def _files(memory: Snapshot) -> Iterator[tuple[Path, Callable[[], list[str]]]]:
+    for name, mark in memory.manifest.files.items():
+        file = memory.path / name
+        yield (
+            file,
+            lambda file=file, mark=mark: (  # type: ignore[misc]
+                []
+                if checksum_file(file) == mark.checksum
+                else [f"{file} was altered: its checksum is not the one that was committed."]
+            ),
+        )
 
 
 def _check_counts(memory: Snapshot) -> list[str]:
     problems = []
-    for space in memory.manifest.spaces:
-        slots = memory.column(space, "slot")
-        if not np.array_equal(slots, np.arange(len(slots))):
-            problems.append(f"the slots of space {space!r} are not numbered 0 to {len(slots) - 1} without a gap.")
-    for (layer, kind), segments in memory.segments.items():
+    for space in memory.spaces:
+        if not _in_order(memory.space(space).extents):
+            slots = memory.count(space)
+            problems.append(f"the slots of space {space!r} are not numbered 0 to {slots - 1} without a gap.")
+    for (layer, kind), sources in memory.sources.items():
         next_row = 0
-        for segment in segments:
-            if segment.first_row != next_row:
-                problems.append(f"{segment.path}: {layer!r} {kind} jump from row {next_row} to {segment.first_row}.")
-            next_row = segment.first_row + segment.rows
+        for source in sources:
+            if source.first_row != next_row:
+                problems.append(f"layer {layer!r}: its {kind} jump from row {next_row} to {source.first_row}.")
+            next_row = source.first_row + source.rows
     for layer in [layer.name for layer in memory.layers.values() if layer.keys]:
-        keys = memory.keys(layer)
-        if keys.row_of_slot is not None and len(keys.row_of_slot) and keys.row_of_slot.max() >= keys.rows:
-            problems.append(f"layer {layer!r}: a slot names key row {keys.row_of_slot.max()} of {keys.rows}.")
+        try:
+            keys = memory.keys(layer)
+        except Damaged as error:
+            problems.append(error.message)
+            continue
+        if keys.row_of_entry is not None and len(keys.row_of_entry) and keys.row_of_entry.max() >= keys.rows:
+            problems.append(f"layer {layer!r}: a slot names key row {keys.row_of_entry.max()} of {keys.rows}.")
     return problems
+
+
+def _in_order(extents: Extents) -> bool:
+    return bool(np.array_equal(extents.first_slot, np.cumsum(extents.slots) - extents.slots))

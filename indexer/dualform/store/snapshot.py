@@ -1,12 +1,14 @@
 """A memory as its files say it is: one consistent snapshot, read and let go.
 
-Opening holds memory.json, the DuckDB tables and the segment files against each other. What is missing or altered is an
-error that names the file, never a shorter answer: files are compared by size when a memory is opened, and by checksum
-when their content is first used.
+Opening holds memory.json, the log of commits and the sizes of the segment files against each other, and reads where
+slots lie, but no column. What is missing or altered is an error that names the file, never a shorter answer: columns
+are compared by their running digest and segments by the checksum of each block, when they are first used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,52 +20,61 @@ from numpy.typing import NDArray
 
 from dualform.answers import ProbeInfo
 from dualform.errors import Damaged, NotFound
-from dualform.store import shard
+from dualform.store.entries import Entries
+from dualform.store.key_source import KeySource
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
-from dualform.store.matrix_file import flat_index_header, npy_header
+from dualform.store.opening import open_folder
 from dualform.store.probes import StoredProbe
-from dualform.store.rows import Keys, Rows, Segment, SegmentCache
-from dualform.store.tables import TABLES, quoted, rows_table
+from dualform.store.rows import Keys, Rows, SegmentCache
+from dualform.store.samples import Samples, as_numpy
+from dualform.store.shard_tables import Tables, whole
+from dualform.store.space import Space
+from dualform.store.tables import TABLES, quoted
 from dualform.store.weights import read_weights
+
+__all__ = ["Snapshot", "as_numpy"]
+
+Sources = Mapping[tuple[str, str], Sequence[KeySource]]
+"""Where rows come from, in order, by (layer, "keys" or "values")."""
+_LARGE = {"key_rows", "entries", "segments"}
+"""Tables that no statement of ours is about."""
 
 
 class Snapshot:
     """One snapshot of a memory. Reads; never writes."""
 
-    def __init__(self, path: Path, manifest: Manifest, tables: dict[str, pa.Table], cache: SegmentCache) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.format = manifest.format
+    def __init__(
+        self, path: Path, manifest: Manifest, tables: Tables, sources: Sources, frames: int = 0, torn: bool = False
+    ) -> None:
+        self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
         self.skipped = manifest.skipped
-        self.optimizer, self.linear, self.reason = manifest.optimizer, manifest.linear, manifest.reason
+        self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
+        self.spaces = list(manifest.spaces)
+        self.sources = sources
+        self.frames = frames
+        """Frames of the journal that this snapshot holds beyond the last commit."""
+        self.torn = torn
+        """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
         self._tables = tables
-        self._cache = cache
-        self._folder = path / manifest.shards[0].folder
-        self.segments = self._read_segments()
-        self._databases: dict[str, duckdb.DuckDBPyConnection] = {}
+        self._samples = Samples(tables)
+        self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
+        self._entries: dict[str, Entries] = {}
+        self._database: duckdb.DuckDBPyConnection | None = None
         self._loading = Lock()
 
     @classmethod
     def open(cls, path: str | Path, cache: SegmentCache | None = None) -> Snapshot:
-        """The memory in a folder, as of its last commit.
+        """The memory in a folder, as of its last commit and what its journal holds beyond.
 
         Raises NotAMemory where there is none, Damaged where a file is missing, cut short or altered.
         """
         folder = Path(path)
-        manifest = Manifest.read(folder)
-        if len(manifest.shards) != 1:
-            raise Damaged(f"{folder} has {len(manifest.shards)} shards; this version reads memories of one.")
-        part = manifest.shards[0]
-        kinds = {manifest.spaces[space]: types for space, types in manifest.columns.items()}
-        # A memory of an earlier version lacks the tables that came later.
-        there = {name: types for name, types in {**TABLES, **kinds}.items() if name in part.tables}
-        tables = {name: rows_table([], types) for name, types in TABLES.items() if name not in there}
-        tables |= shard.read(folder / part.folder / shard.FILE, there, part.tables)
-        memory = cls(folder, manifest, tables, cache or SegmentCache())
-        memory._check_files()
-        return memory
+        found = open_folder(folder, cache or SegmentCache())
+        snapshot = cls(folder, found.manifest, found.tables, found.sources, found.frames.count, found.frames.torn)
+        snapshot.check_counts()
+        return snapshot
 
     @property
     def commits(self) -> int:
@@ -72,17 +83,27 @@ class Snapshot:
 
     @property
     def recording(self) -> bool:
+        """False once the recorder has left in good order."""
         return self.manifest.recording
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Recorded steps: 1 + the last step that a slot or a log names."""
         last = [-1]
-        for name in ("steps", *self.manifest.spaces.values()):
-            column = self._tables[name]["step"]
-            if len(column):
-                last.append(column[-1].as_py())
+        for space in self._spaces.values():
+            last.append(int(space.extents.step.max(initial=-1)))
+        logged = self._tables.columns("steps", ["step"])[0]
+        if len(logged):
+            last.append(int(np.asarray(logged).max()))
         return 1 + max(last)
+
+    @property
+    def cut_off(self) -> str:
+        """Where the recording stands if it did not come to its end, one sentence; empty if it did."""
+        if not self.recording:
+            return ""
+        after = f"after step {self.steps - 1}" if self.steps else "before its first step"
+        return f"the recording was cut off {after}, or still runs."
 
     def layer(self, name: str) -> Layer:
         """Raises NotFound, listing the layers that exist."""
@@ -95,48 +116,72 @@ class Snapshot:
             )
         return self.layers[name]
 
+    def space(self, name: str) -> Space:
+        """Raises NotFound, listing the spaces that exist."""
+        if name not in self._spaces:
+            raise NotFound(f"no space {name!r}.", hint=f"Spaces: {', '.join(self.spaces)}.", field="space")
+        return self._spaces[name]
+
     def count(self, space: str) -> int:
         """Slots of a space."""
-        return int(self._tables[self.manifest.spaces[space]].num_rows)
+        return self._spaces[space].count
 
     def columns(self, space: str) -> dict[str, str]:
         """Slot columns and their DuckDB types."""
-        return dict(self.manifest.columns[space])
+        return dict(self._spaces[space].columns)
 
     def column(self, space: str, name: str) -> NDArray[Any]:
         """One slot column in slot order: an array, masked where it has NULLs; texts as objects, NULL as None."""
-        return as_numpy(self._tables[self.manifest.spaces[space]][name])
+        return self._spaces[space].column(name)
+
+    def sample_columns(self, space: str) -> set[str]:
+        """Columns that are the same for all slots of a sample."""
+        return set(self._spaces[space].sample_columns)
+
+    def samples(self, names: Iterable[str]) -> pa.Table:
+        """Some columns of the table `samples`, in the order of the datapoints."""
+        return whole(self._tables, "samples", names)
+
+    def spread(self, space: str, per_datapoint: NDArray[Any]) -> NDArray[Any]:
+        """From one entry a datapoint to one a slot."""
+        return self._spaces[space].spread(per_datapoint)
+
+    def datapoints(self, space: str) -> NDArray[np.bool_] | None:
+        """bool[samples]: which datapoints have a slot of the space; None where all have."""
+        return self._spaces[space].datapoints()
 
     def table(self, name: str) -> pa.Table:
         """A table other than slots, for example steps, factors or defects."""
-        return self._tables[name]
+        return whole(self._tables, name)
 
-    def tables(self, space: str) -> duckdb.DuckDBPyConnection:
-        """A cursor on the snapshot's tables in memory, `slots` being those of this space."""
+    def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
+        """A cursor on the tables of the optimizer's log and the like, in memory; slots are not among them."""
         with self._loading:
-            if space not in self._databases:
-                self._databases[space] = self._load(space)
-            return self._databases[space].cursor()
-
-    def _load(self, space: str) -> duckdb.DuckDBPyConnection:
-        database = duckdb.connect(":memory:")
-        for name, rows in self._tables.items():
-            database.register(f"arrow_{name}", rows)
-            database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM {quoted(f'arrow_{name}')}")
-            database.unregister(f"arrow_{name}")
-        table = self.manifest.spaces[space]
-        if table != "slots":
-            database.execute("ALTER TABLE slots RENAME TO slots_of_the_first_space")
-            database.execute(f"CREATE VIEW slots AS SELECT * FROM {quoted(table)}")
-        return database
+            if self._database is None:
+                self._database = duckdb.connect(":memory:")
+                for name in [name for name in TABLES if name not in _LARGE]:
+                    self._database.register("loaded", self.table(name))
+                    self._database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM loaded")
+                    self._database.unregister("loaded")
+            return self._database.cursor()
 
     def close(self) -> None:
         """Let go of the tables in memory; a later question loads them again."""
         with self._loading:
-            self._databases.clear()
+            self._database = None
+
+    def entries(self, layer: str) -> Entries:
+        """The slots that a layer has."""
+        found = self.layer(layer)
+        if layer not in self._entries:
+            table = whole(self._tables, "entries")
+            own = table.filter(pa.compute.equal(table["layer"], layer))
+            first, slots = (np.asarray(own[name], dtype=np.int64) for name in ("first_slot", "slots"))
+            self._entries[layer] = Entries(first, slots, self.count(found.space))
+        return self._entries[layer]
 
     def keys(self, layer: str) -> Keys:
-        """Raises NotFound where the recorder kept no keys."""
+        """Raises NotFound where the recorder kept no keys, Damaged where there are more or fewer than entries."""
         found = self.layer(layer)
         if not found.keys:
             raise NotFound(
@@ -144,17 +189,38 @@ class Snapshot:
                 hint="Replay its training with the question: dualform.Replay(model, optimizer, path, [question]).",
                 field="layer",
             )
-        slots = self.count(found.space)
-        of_slot = self._key_rows(found) if found.repeats else None
-        segments = self.segments.get((layer, "keys"), [])
-        return Keys(segments, found.d_in, flat_index_header, self._cache, slots, of_slot)
+        entries = self.entries(layer).count
+        of_entry = self._key_rows(found) if found.repeats else None
+        keys = Keys(self.sources.get((layer, "keys"), []), found.d_in, entries, of_entry)
+        self._require(found, "keys", keys.rows if of_entry is None else len(of_entry))
+        return keys
 
     def values(self, layer: str) -> Rows:
-        """Raises NotFound where the recorder kept no values."""
+        """Row e is entry e. Raises as `keys`, where the recorder kept no values."""
         found = self.layer(layer)
         if not found.values:
             raise NotFound(f"layer {layer!r} was recorded without values.", hint="Record with values=True.")
-        return Rows(self.segments.get((layer, "values"), []), found.d_out, npy_header, self._cache)
+        values = Rows(self.sources.get((layer, "values"), []), found.d_out)
+        self._require(found, "values", values.rows)
+        return values
+
+    def check_counts(self) -> None:
+        """Raises Damaged where a layer has not as many rows as entries; of repeated keys, this reads the whole list."""
+        for layer in self.layers.values():
+            if layer.keys and not layer.repeats:
+                self.keys(layer.name)
+            if layer.keys and layer.values:
+                self.values(layer.name)
+
+    def check_tables(self) -> list[str]:
+        """What is wrong with any table, one sentence each: every column is read."""
+        problems = []
+        for table, types in self._tables.types.items():
+            try:
+                self._tables.columns(table, list(types))
+            except Damaged as error:
+                problems.append(error.message)
+        return problems
 
     def initial(self) -> dict[str, NDArray[Any]]:
         return read_weights(self.path, "initial", self.manifest.files) or {}
@@ -179,44 +245,14 @@ class Snapshot:
             raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
         return StoredProbe(self.path, name, self.manifest)
 
+    def _require(self, layer: Layer, kind: str, rows: int) -> None:
+        entries = self.entries(layer.name).count
+        if rows != entries:
+            shard = self.path / self.manifest.shards[0].folder
+            raise Damaged(f"{shard}: layer {layer.name!r} has {rows} {kind} for {entries} slots.")
+
     def _key_rows(self, layer: Layer) -> NDArray[np.int64]:
-        table = self._tables["key_rows"]
-        rows = table.filter(pa.compute.equal(table["layer"], layer.name))["key_row"]
-        return np.ascontiguousarray(rows.to_numpy(), dtype=np.int64)
-
-    def _read_segments(self) -> dict[tuple[str, str], list[Segment]]:
-        found: dict[tuple[str, str], list[Segment]] = {}
-        for row in self._tables["segments"].to_pylist():
-            segment = Segment(self._folder / row["file"], row["first_row"], row["rows"], row["bytes"], row["checksum"])
-            found.setdefault((row["layer"], row["kind"]), []).append(segment)
-        return found
-
-    def _check_files(self) -> None:
-        """Sizes of all files, and that each layer's segments hold as many rows as it has slots."""
-        expected = {s.path: s.bytes for segments in self.segments.values() for s in segments}
-        expected |= {self.path / name: mark.bytes for name, mark in self.manifest.files.items()}
-        for path, size in expected.items():
-            if not path.is_file():
-                raise Damaged(f"{path} is missing.")
-            if path.stat().st_size != size:
-                raise Damaged(f"{path} has {path.stat().st_size} bytes where {size} were committed.")
-        for layer in [layer for layer in self.layers.values() if layer.keys]:
-            keys, slots = self.keys(layer.name), self.count(layer.space)
-            of_slot = keys.row_of_slot
-            held = {"keys": keys.rows if of_slot is None else len(of_slot)}
-            if layer.values:
-                held["values"] = self.values(layer.name).rows
-            for kind, rows in held.items():
-                if rows != slots:
-                    raise Damaged(f"{self._folder}: layer {layer.name!r} has {rows} {kind} for {slots} slots.")
-
-
-def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
-    """An Arrow column as an array, masked where numbers are NULL; texts as objects, NULL as None."""
-    if pa.types.is_string(column.type):
-        return np.asarray(column.to_numpy(), dtype=object)
-    if not column.null_count:
-        return np.asarray(column.to_numpy())
-    mask = column.is_null().to_numpy()
-    zero = False if pa.types.is_boolean(column.type) else 0
-    return np.ma.MaskedArray(column.fill_null(zero).to_numpy(), mask=mask)
+        table = whole(self._tables, "key_rows", ("layer", "key_rows"))
+        lists = table.filter(pa.compute.equal(table["layer"], layer.name))["key_rows"]
+        parts = [np.asarray(chunk.flatten(), dtype=np.int64) for chunk in lists.chunks]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -1,7 +1,7 @@
 """The stored keys of a layer as a mask leaves them.
 
-Shapes: T slots, R stored rows. A layer whose inputs repeat stores each distinct key once: R < T, and all slots of a row
-score exactly alike, so that a scan goes over rows and its answer over slots.
+Shapes: H entries (the slots that the layer has), R stored rows. A layer whose inputs repeat stores each distinct key
+once: R < H, and all entries of a row score exactly alike, so that a scan goes over rows and its answer over entries.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dualform.errors import Inexact
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
+from dualform.store.layer import Layer
 from dualform.store.rows import Keys
 
 
@@ -25,13 +26,13 @@ class KeyRows:
     norms: NDArray[np.float64]
     """float64[R]."""
     stays: NDArray[np.bool_]
-    """bool[R]: rows of which the mask leaves a slot."""
+    """bool[R]: rows of which the mask leaves an entry."""
     largest: float
     """The largest norm among them."""
-    segment_starts: tuple[int, ...]
-    """The first row of each file of keys."""
+    source_starts: tuple[int, ...]
+    """The first row of each key source."""
     order: NDArray[np.int64]
-    """The slots that stay, by row and then ascending; empty where row and slot are the same."""
+    """The entries that stay, by row and then ascending; empty where row and entry are the same."""
     starts: NDArray[np.int64]
     """int64[R + 1]: where each row begins in `order`; empty likewise."""
 
@@ -39,21 +40,21 @@ class KeyRows:
     def nbytes(self) -> int:
         return self.stays.nbytes + self.order.nbytes + self.starts.nbytes  # the norms are kept once for all masks
 
-    def first_slots(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first staying slot of each of some staying rows: what decides between rows of equal score."""
-        return rows if self.keys.row_of_slot is None else self.order[self.starts[rows]]
+    def first_entries(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first staying entry of each of some staying rows: what decides between rows of equal score."""
+        return rows if self.keys.row_of_entry is None else self.order[self.starts[rows]]
 
-    def slots_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All staying slots of some rows, and for each the index of its row in `rows`."""
-        if self.keys.row_of_slot is None:
+    def entries_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All staying entries of some rows, and for each the index of its row in `rows`."""
+        if self.keys.row_of_entry is None:
             return rows, np.arange(len(rows))
         counts = self.starts[rows + 1] - self.starts[rows]
         index = np.repeat(np.arange(len(rows)), counts)
         within = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
         return self.order[self.starts[rows][index] + within], index
 
-    def rows_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return slots if self.keys.row_of_slot is None else self.keys.row_of_slot[slots]
+    def rows_of(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        return entries if self.keys.row_of_entry is None else self.keys.row_of_entry[entries]
 
 
 def key_rows(view: View, layer: str, selection: Selection, check: Check) -> KeyRows:
@@ -65,29 +66,29 @@ def key_rows(view: View, layer: str, selection: Selection, check: Check) -> KeyR
 
     def lay_out() -> KeyRows:
         keys = view.snapshot.keys(layer)
-        if keys.row_of_slot is None:
+        if keys.row_of_entry is None:
             stays, order, starts = selection.stays, np.empty(0, np.int64), np.empty(0, np.int64)
         else:
-            rows = keys.row_of_slot[selection.slots]
-            order = selection.slots[np.argsort(rows, kind="stable")]
+            rows = keys.row_of_entry[selection.entries]
+            order = selection.entries[np.argsort(rows, kind="stable")]
             counts = np.bincount(rows, minlength=keys.rows)
             starts = np.concatenate([[0], np.cumsum(counts)])
             stays = counts > 0
         largest = float(np.max(norms, where=stays, initial=0.0))
-        files = tuple(segment.first_row for segment in view.snapshot.segments.get((layer, "keys"), []))
-        found = KeyRows(selection.identity, keys, norms, stays, largest, files, order, starts)
+        firsts = tuple(source.first_row for source in keys.sources)
+        found = KeyRows(selection.identity, keys, norms, stays, largest, firsts, order, starts)
         if not np.isfinite(largest):
-            _refuse(found, layer)
+            _refuse(found, view, view.layer(layer))
         return found
 
     return view.cache.get(("rows", layer, selection.identity), lay_out)
 
 
-def _refuse(rows: KeyRows, layer: str) -> None:
+def _refuse(rows: KeyRows, view: View, layer: Layer) -> None:
     bad = np.flatnonzero(rows.stays & ~np.isfinite(rows.norms))
-    slot = int(rows.first_slots(bad).min())
+    slot = int(view.slots_of(layer, rows.first_entries(bad).min(keepdims=True))[0])
     raise Inexact(
-        f"layer {layer!r} has keys that hold NaN or infinity, first at slot {slot}.",
+        f"layer {layer.name!r} has keys that hold NaN or infinity, first at slot {slot}.",
         hint=f"The training diverged there; mask it out: slot < {slot}.",
         field="where",
     )

@@ -16,7 +16,7 @@ from dualform.query.score.canonical import canonical_scores
 from dualform.store.rows import Keys
 
 HELD_BYTES = 1 << 30
-"""Of segments that are held at once, whatever the cache keeps of them."""
+"""Of key sources that are held at once, whatever a cache keeps of them."""
 _TAKEN = 8192
 """Rows that are scored together, or copied together where there are no compiled loops."""
 _SMALL = 1 << 18
@@ -36,18 +36,18 @@ def score_pairs(
             scores[part] = canonical_scores(keys.take(rows[part]), queries[query[part]])
         return scores
     queries = np.ascontiguousarray(queries)
-    number = np.searchsorted([segment.first_row for segment in keys.segments], rows, side="right") - 1
+    number = np.searchsorted([source.first_row for source in keys.sources], rows, side="right") - 1
     for run in _runs(keys, np.flatnonzero(np.bincount(number)).tolist()):
         own = np.flatnonzero((number >= run[0]) & (number <= run[-1]))
         scores[own] = _score_run(keys, run, rows[own], number[own], query[own], queries)
     return scores
 
 
-def _runs(keys: Keys, wanted: list[int]) -> Iterator[list[int]]:
-    """Numbers of segments, in order, that together take at most HELD_BYTES; a larger one goes alone."""
+def _runs(keys: Keys, indexes: list[int]) -> Iterator[list[int]]:
+    """Numbers of key sources, in order, that together take at most HELD_BYTES; a larger one goes alone."""
     run, size = list[int](), 0
-    for index in wanted:
-        own = 4 * keys.width * keys.segments[index].rows
+    for index in indexes:
+        own = 4 * keys.width * keys.sources[index].rows
         if run and size + own > HELD_BYTES:
             yield run
             run, size = [], 0
@@ -65,11 +65,13 @@ def _score_run(
     query: NDArray[np.int64],
     queries: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """As score_pairs, of rows in the segments of a run; `number` is int64[m]: the segment of each."""
-    held = {index: keys.matrix(keys.segments[index]) for index in run}
+    """As score_pairs, of rows in the key sources of a run; `number` is int64[m]: the source of each."""
+    held = {}
     firsts, bases = np.zeros(run[-1] + 1, dtype=np.int64), np.zeros(run[-1] + 1, dtype=np.uint64)
     for index in run:
-        firsts[index], bases[index] = keys.segments[index].first_row, held[index].ctypes.data
+        source = keys.sources[index]
+        held[index] = source.holding(rows[number == index] - source.first_row)
+        firsts[index], bases[index] = source.first_row, held[index].ctypes.data
     addresses = bases[number] + (4 * keys.width * (rows - firsts[number])).astype(np.uint64)
     scores = np.empty(len(rows))
 

@@ -1,6 +1,6 @@
 """Keys and queries in eight bits, with what the eight bits leave out.
 
-Shapes: R rows of a segment, n queries, d dimensions; G groups of kernels.ROWS rows, W words of four dimensions.
+Shapes: R rows of a key source, n queries, d dimensions; G groups of kernels.ROWS rows, W words of four dimensions.
 
     x = scale * code + low + r      code from 0 to 255, one scale and one low for each key
     q = scale * code + r            code from -127 to 127, one scale for each query; r may be coded again
@@ -12,12 +12,10 @@ with the codes, rounded up, and with the rounding of the float32 formula itself;
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +34,7 @@ _SMALLEST, _LARGEST = 1e-12, 1e12
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """A segment's keys."""
+    """The keys of one source."""
 
     codes: NDArray[np.uint8]
     """uint8[G, W, ROWS, 4]."""
@@ -54,7 +52,7 @@ class Codes:
         return -(-rows // kernels.ROWS) * kernels.ROWS * (4 * -(-width // 4) + 16)
 
     def as_argument(self, first: int, group: NDArray[np.int32] | None) -> arguments.KeyCodes:
-        """For the loops. `first` is the segment's first row in the layer, `group` int32[all rows of the layer]."""
+        """For the loops. `first` is the source's first row in the layer, `group` int32[all rows of the layer]."""
         return arguments.KeyCodes(
             self.codes,
             *self.numbers,
@@ -82,14 +80,7 @@ def quantise(keys: NDArray[np.float32], *, plain: bool = False) -> Codes:
     argument, step = made.as_argument(0, None), 4096
 
     def work(_: int, start: int) -> None:
-        kernels.compiled().dualform_quantise(
-            ctypes.byref(argument),
-            arguments.address(keys, np.float32),
-            width,
-            start,
-            min(start + step, rows),
-            plain,
-        )
+        kernels.quantise(argument, keys, start, min(start + step, rows), plain)
 
     share(range(0, rows, step), work)
     return made
@@ -146,33 +137,33 @@ def _norm(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class CodesCache:
-    """Codes of segments, which never change; the least recently used dropped beyond a number of bytes."""
+    """Codes of key sources, which never change; the least recently used dropped beyond a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self._held: OrderedDict[Path, Codes] = OrderedDict()
+        self._held: OrderedDict[Hashable, Codes] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
         self._making = threading.Lock()
 
-    def get(self, path: Path, read: Callable[[], NDArray[np.float32]]) -> Codes:
-        """The codes of a segment, made from its matrix where they are not held."""
-        if (held := self._look(path)) is not None:
+    def get(self, identity: Hashable, read: Callable[[], NDArray[np.float32]]) -> Codes:
+        """The codes of a key source, made from its matrix where they are not held."""
+        if (held := self._look(identity)) is not None:
             return held
         with self._making:  # makers share all cores: one at a time is as fast, and never makes the same twice
-            if (held := self._look(path)) is not None:
+            if (held := self._look(identity)) is not None:
                 return held
             made = quantise(read())
         with self._lock:
             if made.nbytes <= self.most_bytes:
-                self._held[path] = made
+                self._held[identity] = made
                 self._bytes += made.nbytes
                 while self._bytes > self.most_bytes:
                     self._bytes -= self._held.popitem(last=False)[1].nbytes
         return made
 
-    def _look(self, path: Path) -> Codes | None:
+    def _look(self, identity: Hashable) -> Codes | None:
         with self._lock:
-            if path in self._held:
-                self._held.move_to_end(path)
-            return self._held.get(path)
+            if identity in self._held:
+                self._held.move_to_end(identity)
+            return self._held.get(identity)

@@ -74,9 +74,9 @@ def block_rows(width: int) -> int:
 
 
 def _ranges(rows: KeyRows) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that no segment's end cuts, for a block across it would be copied together."""
+    """Ranges of rows that no key source's end cuts, for a block across it would be copied together."""
     size = block_rows(rows.keys.width)
-    for first, last in pairwise([*rows.segment_starts, rows.keys.rows]):
+    for first, last in pairwise([*rows.source_starts, rows.keys.rows]):
         parts = max(1, -(-(last - first) // size))
         yield from pairwise(first + (last - first) * part // parts for part in range(parts + 1))
 

@@ -8,11 +8,8 @@ greatest lower bound of its group is beaten by k others, whatever the exact scor
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
-from ctypes import POINTER
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,26 +19,27 @@ from dualform.kernels import arguments
 from dualform.kernels.workers import cores, share
 from dualform.query.search.codes import Codes, CodesCache, quantise_queries
 from dualform.query.view import Check
-from dualform.store.rows import Keys, Segment
+from dualform.store.key_source import KeySource
+from dualform.store.rows import Keys
 
 _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
 _LEAST_CAPACITY = 4096
 _FEW_QUERIES, _MANY_ROWS = 2, 256
-_FOUND_BYTES = 64 << 20
+_HEAP_BYTES = 64 << 20
 """Of candidates and floors that the workers hold together."""
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
-    """What is asked of a screen."""
+class Request:
+    """Which rows a screen is to look for."""
 
     k: int
     groups: int
     group: NDArray[np.int32] | None
     """int32[R]: the group of each row, -1 for a row that the mask leaves out; None where all rows are one group."""
     absolute: bool
-    segments: Sequence[Segment] | None = None
+    sources: Sequence[KeySource] | None = None
     """Those of which the mask leaves a row; None for all."""
 
     @property
@@ -53,7 +51,7 @@ class Wanted:
     def batch(self) -> int:
         """Queries that share one pass."""
         each = cores() * (16 * self.capacity + 4 * self.groups * (2 * self.k + 3))
-        return int(np.clip(_FOUND_BYTES // each, 1, 256))
+        return int(np.clip(_HEAP_BYTES // each, 1, 256))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,84 +64,74 @@ class Candidates:
     """bool[n]: queries with more candidates than are worth it; theirs are not listed."""
 
 
-class _Found:
+class _WorkerHeap:
     """One worker's candidates."""
 
-    def __init__(self, count: int, wanted: Wanted) -> None:
-        cells = (count, wanted.groups)
-        self.best = np.empty((*cells, 2 * wanted.k), np.float32)
+    def __init__(self, count: int, request: Request) -> None:
+        cells = (count, request.groups)
+        self.best = np.empty((*cells, 2 * request.k), np.float32)
         self.held = np.zeros(cells, np.int64)
         self.floors = np.full(cells, -np.inf, np.float32)
-        self.rows = np.empty((count, wanted.capacity), np.int64)
-        self.high = np.empty((count, wanted.capacity), np.float32)
+        self.rows = np.empty((count, request.capacity), np.int64)
+        self.high = np.empty((count, request.capacity), np.float32)
         self.counts = np.zeros(count, np.int64)
         self.crowded = np.zeros(count, np.uint8)
         arrays = (self.best, self.held, self.floors, self.rows, self.high, self.counts, self.crowded)
-        self.argument = arguments.Found(wanted.k, wanted.groups, wanted.capacity, *arrays)
+        self.argument = arguments.Heap(request.k, request.groups, request.capacity, *arrays)
 
 
 def screen(
-    keys: Keys, codes: CodesCache, queries: NDArray[np.float32], wanted: Wanted, check: Check, *, plain: bool = False
+    keys: Keys, codes: CodesCache, queries: NDArray[np.float32], request: Request, check: Check, *, plain: bool = False
 ) -> Candidates:
-    """The candidates of float32[n, d], n at most `wanted.batch`. `plain` leaves the fast instructions aside."""
+    """The candidates of float32[n, d], n at most `request.batch`. `plain` leaves the fast instructions aside."""
     # Of a few queries asked for many rows, second codes cost less than the candidates that they spare.
-    columns = 2 if len(queries) <= _FEW_QUERIES and wanted.k * wanted.groups >= _MANY_ROWS else 1
+    columns = 2 if len(queries) <= _FEW_QUERIES and request.k * request.groups >= _MANY_ROWS else 1
     coded = quantise_queries(queries, columns)
-    found = [_Found(len(queries), wanted) for _ in range(cores())]
-    query = coded.as_argument(wanted.absolute)
+    heaps = [_WorkerHeap(len(queries), request) for _ in range(cores())]
+    query = coded.as_argument(request.absolute)
 
     def work(worker: int, task: _Task) -> None:
         check()
-        kernels.compiled().dualform_screen(
-            ctypes.byref(task.argument),
-            ctypes.byref(query),
-            ctypes.byref(found[worker].argument),
-            task.begin,
-            task.end,
-            plain,
-        )
+        kernels.screen(task.argument, query, heaps[worker].argument, task.begin, task.end, plain)
 
-    segments = keys.segments if wanted.segments is None else wanted.segments
-    if sum(Codes.bytes_of(segment.rows, keys.width) for segment in segments) <= codes.most_bytes:
+    sources = keys.sources if request.sources is None else request.sources
+    if sum(Codes.bytes_of(source.rows, keys.width) for source in sources) <= codes.most_bytes:
         # They will all be held: made here, each takes all cores. Below, one worker makes them and the others wait.
-        for segment in segments:
+        for source in sources:
             check()
-            codes.get(segment.path, partial(keys.matrix, segment))
-    share(_tasks(keys, codes, segments, wanted.group), work, len(found))
-    return _together(found, wanted)
+            codes.get(source.identity, source.matrix)
+    share(_tasks(codes, sources, request.group), work, len(heaps))
+    return _together(heaps, request)
 
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Some groups of rows of a segment."""
+    """Some groups of rows of a key source."""
 
     argument: arguments.KeyCodes
     begin: int
     end: int
 
 
-def _tasks(
-    keys: Keys, cache: CodesCache, segments: Sequence[Segment], group: NDArray[np.int32] | None
-) -> Iterator[_Task]:
-    for segment in segments:
-        codes = cache.get(segment.path, partial(keys.matrix, segment))
-        argument = codes.as_argument(segment.first_row, group)
+def _tasks(cache: CodesCache, sources: Sequence[KeySource], group: NDArray[np.int32] | None) -> Iterator[_Task]:
+    for source in sources:
+        codes = cache.get(source.identity, source.matrix)
+        argument = codes.as_argument(source.first_row, group)
         groups = len(codes.codes)
         size = max(2, _TASK_BYTES // max(1, codes.codes[0].nbytes) // 2 * 2)
         for begin in range(0, groups, size):
             yield _Task(argument, begin, min(begin + size, groups))
 
 
-def _together(found: list[_Found], wanted: Wanted) -> Candidates:
+def _together(heaps: list[_WorkerHeap], request: Request) -> Candidates:
     """Every worker's candidates that the floors over all of them leave."""
-    workers = (POINTER(arguments.Found) * len(found))(*(ctypes.pointer(one.argument) for one in found))
-    queries = len(found[0].counts)
-    group = None if wanted.group is None else arguments.address(wanted.group, np.int32)
-    if kernels.compiled().dualform_settle(workers, len(found), queries, group):
-        raise MemoryError("no memory to compare what the workers found")
-    crowded = np.any([one.crowded for one in found], axis=0)
-    counts = np.where(crowded, 0, [one.counts for one in found])
-    rows = [one.rows[q, :n] for q, own in enumerate(counts.T.tolist()) for one, n in zip(found, own, strict=True) if n]
+    queries = len(heaps[0].counts)
+    kernels.settle([heap.argument for heap in heaps], queries, request.group)
+    crowded = np.any([heap.crowded for heap in heaps], axis=0)
+    counts = np.where(crowded, 0, [heap.counts for heap in heaps])
+    rows = [
+        heap.rows[q, :n] for q, own in enumerate(counts.T.tolist()) for heap, n in zip(heaps, own, strict=True) if n
+    ]
     return Candidates(
         np.repeat(np.arange(queries), counts.sum(axis=0)),
         np.concatenate(rows) if rows else np.empty(0, np.int64),

@@ -18,7 +18,7 @@ from dualform.query.search.scan import KeyBlock, Scorer, blocks, scorer
 from dualform.query.view import Check, View
 
 Ranked = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Slots and their scores, best first."""
+"""Entries of the layer and their scores, best first."""
 
 BATCH = 128
 """Queries that share one pass over the keys."""
@@ -53,16 +53,16 @@ class Best:
         self._pending, self._low = [], []
         rows = np.concatenate([self._rows, fresh])
         scores = np.concatenate([self._scores, rescore(self._source, fresh, self._query, self._absolute)])
-        order = np.lexsort((self._source.first_slots(rows), -scores))[: self._k]
+        order = np.lexsort((self._source.first_entries(rows), -scores))[: self._k]
         self._rows, self._scores = rows[order], scores[order]
 
     def ranked(self) -> Ranked:
-        """The k best slots. Every slot of a row that is not among the k best rows is beaten by k others."""
+        """The k best entries. Every entry of a row that is not among the k best rows is beaten by k others."""
         self.settle()
-        slots, index = self._source.slots_of(self._rows)
+        entries, index = self._source.entries_of(self._rows)
         scores = self._scores[index]
-        order = np.lexsort((slots, -scores))[: self._k]
-        return slots[order], scores[order]
+        order = np.lexsort((entries, -scores))[: self._k]
+        return entries[order], scores[order]
 
 
 def rescore(
@@ -73,10 +73,10 @@ def rescore(
     return np.abs(scores) if absolute else scores
 
 
-def best_slots(
+def best_entries(
     view: View, rows: KeyRows, queries: NDArray[np.float32], k: int, absolute: bool, check: Check
 ) -> list[Ranked]:
-    """The k best slots of each query, or all where the mask leaves fewer."""
+    """The k best entries of each query, or all where the mask leaves fewer."""
     found = []
     for start in range(0, len(queries), BATCH):
         batch = scorer(rows, queries[start : start + BATCH], view.backend, absolute)

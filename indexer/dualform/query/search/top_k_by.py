@@ -1,6 +1,6 @@
 """The k best slots of each query in each group, exact as in top_k.
 
-Shapes: n queries, m slots that the mask leaves, G groups, c candidates.
+Shapes: n queries, m entries that the mask leaves, G groups, c candidates.
 
 One query goes at a time over the scores of all its slots. A group's floor is the k-th best lower bound among its slots;
 what can reach it is scored again canonically.
@@ -26,10 +26,10 @@ _LOOPED = 512
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The slots that stay, group after group."""
+    """The entries that stay, group after group."""
 
     order: NDArray[np.int64]
-    """int64[m]: positions in Groups.slots, by group, then ascending."""
+    """int64[m]: positions in Groups.entries, by group, then ascending."""
     starts: NDArray[np.int64]
     """int64[G + 1]."""
     rows: NDArray[np.int64]
@@ -49,7 +49,7 @@ def best_of_groups(
     members = Members(
         np.argsort(groups.numbers, kind="stable"),
         np.concatenate([[0], np.cumsum(groups.counts)]),
-        rows.rows_of(groups.slots),
+        rows.rows_of(groups.entries),
     )
     size = max(1, _MATRIX_BYTES // (8 * max(1, rows.keys.rows)))
     found = []
@@ -102,9 +102,9 @@ def _ranked(
 ) -> Ranked:
     distinct, index = np.unique(members.rows[near], return_inverse=True)
     scores = rescore(rows, distinct, query, absolute)[index]
-    slots, numbers = groups.slots[near], groups.numbers[near]
-    order = np.lexsort((slots, -scores, numbers))
+    entries, numbers = groups.entries[near], groups.numbers[near]
+    order = np.lexsort((entries, -scores, numbers))
     begins = np.searchsorted(numbers[order], np.arange(len(groups.counts)))
     place = np.arange(len(order)) - begins[numbers[order]]
     kept = order[place < k]
-    return slots[kept], scores[kept]
+    return entries[kept], scores[kept]

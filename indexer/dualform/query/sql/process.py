@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
-from dualform.query.sql.worker import ERROR, HEADER, READY, STATEMENT, TABLE, write
+from dualform.query.sql.worker import ERROR, HEADER, READY, STATEMENT, TABLE, VIEW, write
 from dualform.query.view import Check, View
-from dualform.store.snapshot import as_numpy
-from dualform.store.tables import TABLES
+from dualform.store.samples import as_numpy
+from dualform.store.views import view_name, view_statement
 
 MOST_ROWS = 1_000_000
 SECONDS = 60.0
@@ -97,6 +97,8 @@ class Sql:
             with pa.ipc.new_stream(sink, named.schema) as stream:
                 stream.write_table(named)
             write(_pipe(child.stdin), TABLE, bytes(sink.getvalue()))
+        for statement in _views(self._view):
+            write(_pipe(child.stdin), VIEW, statement.encode())
         return child
 
     def _receive(self, child: subprocess.Popen[bytes], deadline: float, check: Check) -> tuple[bytes, bytes]:
@@ -138,7 +140,12 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _tables(view: View) -> dict[str, pa.Table]:
-    """Every table of the snapshot under its own name."""
-    memory = view.snapshot
-    names = [*memory.manifest.spaces.values(), *(name for name in TABLES if name not in _HIDDEN)]
-    return {name: memory.table(name) for name in names}
+    """Every table of the snapshot under its own name; slots are views over them, so that none is sent on its own."""
+    return {name: view.snapshot.table(name) for name in view.snapshot.manifest.tables() if name not in _HIDDEN}
+
+
+def _views(view: View) -> list[str]:
+    """What makes the views of the slots of each space."""
+    manifest = view.snapshot.manifest
+    columns, spaces = manifest.columns, manifest.spaces
+    return [view_statement(view_name(s, spaces), s, columns["samples"], columns[s]) for s in spaces]

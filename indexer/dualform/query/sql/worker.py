@@ -1,7 +1,7 @@
 """The process that runs free SQL: it is given tables, holds no file, and can reach none.
 
-It reads from standard input an Arrow stream per table, then statements; it writes an answer per statement. Every
-message is a kind (one byte), a length (eight bytes, little-endian) and so many bytes. Light on
+It reads from standard input an Arrow stream per table and a statement per view, then questions; it writes an answer
+per question. Every message is a kind (one byte), a length (eight bytes, little-endian) and so many bytes. Light on
 purpose: no torch, no faiss.
 """
 
@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 
 HEADER = struct.Struct("<cQ")
-TABLE, STATEMENT, ROWS, ERROR, READY = b"T", b"S", b"R", b"E", b"K"
+TABLE, VIEW, STATEMENT, ROWS, ERROR, READY = b"T", b"V", b"S", b"R", b"E", b"K"
 SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -66,6 +66,9 @@ def main() -> None:
         kind, content = message
         if kind == TABLE:
             _load(connection, content)
+            continue
+        if kind == VIEW:
+            connection.execute(content.decode())
             continue
         if not locked:
             _lock(connection)

@@ -52,7 +52,7 @@ class Pairs:
     numbers: NDArray[np.int64]
     """int64[p]: the group."""
     times: NDArray[np.float64]
-    """float64[p]: slots of that row in that group."""
+    """float64[p]: entries of that row in that group."""
 
     @property
     def nbytes(self) -> int:
@@ -79,25 +79,25 @@ class AbsoluteScan:
 
     def sums(
         self,
-        wanted: NDArray[np.int64],
+        chosen: NDArray[np.int64],
         key_sums: NDArray[np.float64],
         signed: NDArray[np.float64],
         queries: NDArray[np.float32],
     ) -> NDArray[np.float64]:
-        """float64[n, g] of the wanted groups, whose float64[g, d] key sums and float64[n, g] signed sums are known."""
+        """float64[n, g] of the chosen groups, whose float64[g, d] key sums and float64[n, g] signed sums are known."""
         rows, groups, check = self.rows, self.groups, self.check
         key = ("pairs", self.layer, rows.identity, groups.by)
-        pairs = self.view.cache.get(key, lambda: _pairs(rows, groups)).of(wanted, len(groups.counts))
-        sizes, counts = np.bincount(pairs.numbers, minlength=len(wanted)), groups.counts[wanted].astype(np.float64)
+        pairs = self.view.cache.get(key, lambda: _pairs(rows, groups)).of(chosen, len(groups.counts))
+        sizes, counts = np.bincount(pairs.numbers, minlength=len(chosen)), groups.counts[chosen].astype(np.float64)
         lengths = norms(queries)
         large = np.flatnonzero(sizes >= MANY_ROWS)
         # Twice, for a deviation can be longer than any key.
         if len(queries) < MANY_QUERIES or overflows(2 * rows.largest, float(lengths.max())):
             large = large[:0]
-        found = np.empty((len(queries), len(wanted)))
+        found = np.empty((len(queries), len(chosen)))
         doubtful = np.ones(found.shape, dtype=bool)
         if len(large):
-            own = pairs.of(large, len(wanted))
+            own = pairs.of(large, len(chosen))
             means = key_sums[large] / counts[large, None]
             sums, errors = _float32(rows.keys, own, means, signed[:, large] / counts[large], queries, lengths, check)
             found[:, large] = sums
@@ -105,14 +105,14 @@ class AbsoluteScan:
         asked, left = np.flatnonzero(doubtful.any(axis=1)), np.flatnonzero(doubtful.any(axis=0))
         if len(asked):
             cells = np.ix_(asked, left)
-            exact = _float64(rows.keys, pairs.of(left, len(wanted)), len(left), queries[asked], check)
+            exact = _float64(rows.keys, pairs.of(left, len(chosen)), len(left), queries[asked], check)
             found[cells] = np.where(doubtful[cells], exact, found[cells])
         return found
 
 
 def _pairs(rows: KeyRows, groups: Groups) -> Pairs:
-    own = rows.rows_of(groups.slots)
-    if rows.keys.row_of_slot is None:
+    own = rows.rows_of(groups.entries)
+    if rows.keys.row_of_entry is None:
         return Pairs(own, groups.numbers, np.ones(len(own)))
     count = len(groups.counts)
     codes, times = np.unique(own * count + groups.numbers, return_counts=True)

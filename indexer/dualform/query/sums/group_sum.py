@@ -1,6 +1,6 @@
 """The sum of attention weights of each group.
 
-Shapes: n queries, T slots, G groups, d dimensions.
+Shapes: n queries, G groups, d dimensions.
 
 A signed sum is one inner product with the group's sum of keys, sum_{t in g} x_t . q = (sum_{t in g} x_t) . q, and the
 sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product as in
@@ -83,8 +83,8 @@ def _by_slot(
 ) -> NDArray[np.float64]:
     """float64[n, G]: canonical scores of all slots, added in slot order."""
     rows = key_rows(view, layer, selection, check)
-    own, index = rows.rows_of(groups.slots), None
-    if rows.keys.row_of_slot is not None:
+    own, index = rows.rows_of(groups.entries), None
+    if rows.keys.row_of_entry is not None:
         own, index = np.unique(own, return_inverse=True)
     sums = np.empty((len(queries), len(groups.counts)))
     for start in range(0, len(queries), _BATCH):

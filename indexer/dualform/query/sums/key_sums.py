@@ -1,9 +1,9 @@
 """The sum of the keys of each group: what a signed sum needs of the memory, whatever the number of slots.
 
-Shapes: T slots, G groups, d dimensions, b slots of a block.
+Shapes: H entries of the layer, G groups, d dimensions, b entries of a block.
 
-Keys are added in float64, in slot order within fixed blocks and then block by block, so that the sums have the same
-bits however they are asked for. The signs of the keys are learned in the same pass.
+Keys are added in float64, in the order of the slots within fixed blocks and then block by block, so that the sums have
+the same bits however they are asked for. The signs of the keys are learned in the same pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dualform.query.view import Check
 from dualform.store.rows import Keys
 
 BLOCK = 4096
-"""Slots that are added together before they join the sum: fixed, for it decides the last bits."""
+"""Entries that are added together before they join the sum: fixed, for it decides the last bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,20 +37,20 @@ class KeySums:
 
 
 class KeySummer:
-    """Adds keys up, over one stretch of slots after another."""
+    """Adds keys up, over one stretch of entries after another."""
 
     def __init__(self, groups: int, width: int) -> None:
         self._sums = np.zeros((groups, width))
         self._least, self._most = np.zeros((2, groups), dtype=np.float32)
 
-    def add(self, keys: Keys, slots: NDArray[np.int64], numbers: NDArray[np.int64], check: Check) -> None:
-        """Add the keys of some slots, ascending, to the groups of those numbers, int64[m] each.
+    def add(self, keys: Keys, entries: NDArray[np.int64], numbers: NDArray[np.int64], check: Check) -> None:
+        """Add the keys of some entries, ascending, to the groups of those numbers, int64[m] each.
 
-        Slots count from the first of `keys`, which must be the first of a block of the whole.
+        Entries count from the first of `keys`, which must be the first of a block of the whole.
         """
         sums, least, most = self._sums, self._least, self._most
-        for start in range(0, keys.slots, BLOCK):
-            low, high = np.searchsorted(slots, [start, start + BLOCK])
+        for start in range(0, keys.entries, BLOCK):
+            low, high = np.searchsorted(entries, [start, start + BLOCK])
             if low == high:
                 continue
             check()
@@ -58,7 +58,7 @@ class KeySummer:
             ordered = numbers[low:high][order]
             runs = begins(ordered)
             own = ordered[runs]
-            rows = _rows(keys, slots[low:high][order], start)
+            rows = _rows(keys, entries[low:high][order], start)
             least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
             most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))
             sums[own] += added_in_order(rows.astype(np.float64), runs)
@@ -71,12 +71,12 @@ class KeySummer:
 
 def key_sums(keys: Keys, groups: Groups, check: Check) -> KeySums:
     summer = KeySummer(len(groups.counts), keys.width)
-    summer.add(keys, groups.slots, groups.numbers, check)
+    summer.add(keys, groups.entries, groups.numbers, check)
     return summer.sums()
 
 
-def _rows(keys: Keys, slots: NDArray[np.int64], start: int) -> NDArray[np.float32]:
-    """The keys of some slots of one block, in the order given."""
-    if keys.row_of_slot is not None:
-        return keys.of_slots(slots)
-    return keys.block(start, min(start + BLOCK, keys.slots))[slots - start]
+def _rows(keys: Keys, entries: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    """The keys of some entries of one block, in the order given."""
+    if keys.row_of_entry is not None:
+        return keys.of_entries(entries)
+    return keys.block(start, min(start + BLOCK, keys.entries))[entries - start]

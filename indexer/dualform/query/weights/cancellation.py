@@ -45,12 +45,12 @@ def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None
 def _terms(view: View, layer: Layer, slots: Speaking, check: Check) -> float:
     """sum_t ||delta_t|| ||a_t x_t||, where a weight's columns of x_t have a coefficient of their own."""
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
-    rows = slots.slots if keys.row_of_slot is None else keys.row_of_slot[slots.slots]
+    rows = slots.slots if keys.row_of_entry is None else keys.row_of_entry[slots.slots]
     own = np.zeros(len(rows))
     for weight, coefficient in zip(layer.weights, slots.weights, strict=True):
         own = np.hypot(own, view.key_norms(layer.name, check, weight.start, weight.stop)[rows] * coefficient)
     terms = 0.0
-    for start, stop, part in blocks(slots.slots, keys.slots, block_size(values.width)):
+    for start, stop, part in blocks(slots.slots, keys.entries, block_size(values.width)):
         check()
         terms += float(own[part] @ norms(values.block(start, stop))[slots.slots[part] - start])
     return terms

@@ -30,11 +30,11 @@ def _certify(
     check: Check,
 ) -> Certificate:
     reason = why_not(view, layer)
-    if not view.snapshot.linear or not layer.values:
+    if not view.snapshot.rule or not layer.values:
         return Certificate(None, False, reason)
     if final is None or any(parameter.name not in final for parameter in layer.parameters):
         return Certificate(None, False, reason or "the training was cut off, so there are no final weights.")
-    rebuilt = build(view, layer, view.select(layer.space, None), None, check)
+    rebuilt = build(view, layer, view.select(layer, None), None, check)
     wanted = _joined(final, layer)
     found = _joined(rebuilt.parameters, layer)
     error, moved = np.linalg.norm(wanted - found), np.linalg.norm(wanted - _joined(initial, layer))

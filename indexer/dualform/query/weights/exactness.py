@@ -15,7 +15,7 @@ def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:
     """
     if not layer.keys:
         return "neither keys nor error signals were recorded (keys=False)."
-    if not view.snapshot.linear:
+    if not view.snapshot.rule:
         reason = view.snapshot.reason or f"the optimizer {view.snapshot.optimizer} is not linear in the gradients"
         return f"{reason.rstrip('.')}."
     if not layer.values:

@@ -40,12 +40,12 @@ def state_dict(view: View, where: str | None, at_step: int | None, check: Check)
 
 def _recorded(view: View, where: str | None, at_step: int | None, check: Check) -> dict[str, NDArray[Any]]:
     """The rebuilt parameters of the recorded layers."""
-    selections = {space: view.select(space, where) for space in view.spaces}
+    selections = {layer.name: view.select(layer, where) for layer in view.snapshot.layers.values()}
     if where is not None and not any(selection.count for selection in selections.values()):
         raise EmptyMask(f"where leaves no slot: {where}", field="where")
     arrays: dict[str, NDArray[Any]] = {}
     for layer in view.snapshot.layers.values():
-        rebuilt = build(view, layer, selections[layer.space], at_step, check)
+        rebuilt = build(view, layer, selections[layer.name], at_step, check)
         arrays |= {name: parameter.astype(np.float32) for name, parameter in rebuilt.parameters.items()}
     return arrays
 

@@ -37,7 +37,7 @@ class Speaking:
     """The selected slots, without those whose gradient the optimizer had not used by a step."""
 
     slots: NDArray[np.int64]
-    """int64[m], ascending."""
+    """int64[m], ascending: entries of the layer."""
     weights: NDArray[np.float64]
     """float64[weights, m]: coefficient of each slot, by weight of the layer."""
     biases: NDArray[np.float64]
@@ -57,11 +57,11 @@ class SlotSum:
 
 
 def speaking(view: View, layer: Layer, selection: Selection, at_step: int | None) -> Speaking:
-    steps = view.slot_steps(layer.space)[selection.slots]
+    steps = view.slot_steps(layer)[selection.entries]
     per_step = np.array([view.coefficients(layer, p.name, at_step).per_step for p in layer.parameters])
     speaks = (per_step != 0).any(axis=0)[steps]
     own = per_step[:, steps[speaks]]
-    return Speaking(selection.slots[speaks], own[: len(layer.weights)], own[len(layer.weights) :])
+    return Speaking(selection.entries[speaks], own[: len(layer.weights)], own[len(layer.weights) :])
 
 
 def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> SlotSum:
@@ -74,8 +74,8 @@ def _summed(view: View, layer: Layer, slots: Speaking, check: Check) -> SlotSum:
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
     found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros((len(layer.biases), layer.d_out)))
     columns = [slice(weight.start, weight.stop) for weight in layer.weights]
-    if keys.row_of_slot is not None:
-        rows, numbers = np.unique(keys.row_of_slot[slots.slots], return_inverse=True)
+    if keys.row_of_entry is not None:
+        rows, numbers = np.unique(keys.row_of_entry[slots.slots], return_inverse=True)
         if 2 * len(rows) <= len(numbers):
             _by_row(found, columns, keys, values, slots, rows, numbers, check)
             return found
@@ -88,12 +88,12 @@ def _by_slot(found: SlotSum, columns: Sequence[slice], keys: Keys, values: Rows,
     size = block_size(max(keys.width, values.width))
     wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
     scaled, product, biases = np.empty_like(wide_values), np.empty_like(found.weight), found.biases
-    for start, stop, part in blocks(slots.slots, keys.slots, size):
+    for start, stop, part in blocks(slots.slots, keys.entries, size):
         check()
         chosen = _within(slots.slots[part], start, stop)
         own, other = wide_values[: part.stop - part.start], wide_keys[: part.stop - part.start]
         np.copyto(own, values.block(start, stop)[chosen])
-        np.copyto(other, keys.slot_block(start, stop)[chosen])
+        np.copyto(other, keys.entry_block(start, stop)[chosen])
         biases += slots.biases[:, part] @ own
         for coefficient, within in zip(slots.weights, columns, strict=True):
             times = np.multiply(own, coefficient[part, None], out=scaled[: len(own)])
@@ -121,7 +121,7 @@ def _by_row(
     def add(_: int, first: int) -> None:
         last = min(first + size, values.width)
         own = np.zeros((len(columns), len(rows), last - first))
-        for start, stop, part in blocks(slots.slots, keys.slots, _PIECE):
+        for start, stop, part in blocks(slots.slots, keys.entries, _PIECE):
             check()
             order = np.argsort(numbers[part], kind="stable")
             chosen, sorted_numbers = slots.slots[part][order] - start, numbers[part][order]

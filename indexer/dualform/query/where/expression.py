@@ -31,6 +31,10 @@ class Expression:
     parameters: tuple[Any, ...]
     datasets: tuple[str, ...] = ()
     """Texts that the column `dataset` is compared with by name."""
+    columns: tuple[str, ...] = ()
+    """Columns that it names."""
+    valued: tuple[str, ...] = ()
+    """Those whose values matter: they occur elsewhere than under IS NULL or IS NOT NULL."""
 
     @property
     def identity(self) -> str:
@@ -61,7 +65,7 @@ def _parse(text: str, columns: tuple[str, ...]) -> Expression:
         sql = writer.write(_single_item(text))
     except RecursionError:
         raise _too_deep() from None
-    return Expression(sql, tuple(writer.parameters), tuple(writer.datasets))
+    return Expression(sql, tuple(writer.parameters), tuple(writer.datasets), tuple(writer.used), tuple(writer.valued))
 
 
 def _too_deep() -> BadMask:

@@ -72,7 +72,13 @@ class Writer:
     """Lower-case name -> name: SQL names are the same in either case."""
     parameters: list[Any] = field(default_factory=list)
     datasets: list[str] = field(default_factory=list)
+    used: dict[str, None] = field(default_factory=dict)
+    """Columns that occur, in the order of their first occurrence."""
+    valued: dict[str, None] = field(default_factory=dict)
+    """Those that occur anywhere but under IS NULL or IS NOT NULL."""
     depth: int = 0
+    null_tests: int = 0
+    """Around the node that is being written."""
 
     def write(self, node: Any) -> str:
         kind = str(node.get("class"))
@@ -105,6 +111,9 @@ class Writer:
         if name is None:
             listed = ", ".join(self.columns.values())
             raise NotFound(f"no slot column {names[0]!r}.", hint=f"Columns: {listed}.", field="where")
+        self.used[name] = None
+        if not self.null_tests:
+            self.valued[name] = None
         return quoted(name)
 
     def comparison(self, node: Any) -> str:
@@ -126,7 +135,10 @@ class Writer:
     def operator(self, node: Any) -> str:
         if node["type"] in ("COMPARE_IN", "COMPARE_NOT_IN"):
             self.note_datasets(node["children"])
+        tests_null = node["type"] in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL")
+        self.null_tests += tests_null
         first, *others = self.all(node["children"])
+        self.null_tests -= tests_null
         match node["type"]:
             case "OPERATOR_NOT":
                 return f"(NOT {first})"

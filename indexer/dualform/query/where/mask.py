@@ -1,43 +1,66 @@
 """Which slots a `where` leaves.
 
 A mask is arithmetic removal from the sum of this training, not a training without those slots.
+
+Shapes: T slots of a space, D datapoints, H entries of a layer (the slots of its space that it has).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.errors import BadMask, EmptyMask, NotFound
 from dualform.query.where.expression import Expression, parse
 
+_CHUNK = 4_000_000
+"""Slots whose columns are laid out at once."""
 
-class SlotTables(Protocol):
-    """The part of a memory that a mask needs."""
 
-    def count(self, space: str) -> int: ...
+class SlotSpace(Protocol):
+    """The part of a space that a mask needs."""
 
-    def columns(self, space: str) -> dict[str, str]: ...
+    name: str
 
-    def tables(self, space: str) -> duckdb.DuckDBPyConnection: ...
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def columns(self) -> Mapping[str, str]: ...
+
+    @property
+    def sample_columns(self) -> frozenset[str]: ...
+
+    def datapoints(self) -> NDArray[np.bool_] | None: ...
+
+    def spread(self, per_datapoint: NDArray[Any]) -> NDArray[Any]: ...
+
+    def said_of_samples(self, names: Iterable[str]) -> pa.Table: ...
+
+    def between(self, start: int, stop: int, names: list[str]) -> pa.Table: ...
+
+    def is_null(self, name: str) -> bool | NDArray[np.bool_]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The slots that stay."""
+    """The entries of a layer that stay."""
 
     identity: str
-    """Equal for equal masks; empty where there is none."""
+    """Equal for equal masks of layers that have the same entries; empty for no mask of a layer that has all slots."""
     stays: NDArray[np.bool_]
-    """bool[slots]."""
+    """bool[H]."""
 
     @cached_property
-    def slots(self) -> NDArray[np.int64]:
+    def entries(self) -> NDArray[np.int64]:
         """int64[m], ascending."""
         return np.flatnonzero(self.stays)
 
@@ -50,52 +73,100 @@ class Selection:
         return self.stays.nbytes + 8 * self.count
 
 
-def every_slot(memory: SlotTables, space: str) -> Selection:
-    return Selection("", np.ones(memory.count(space), dtype=bool))
-
-
-def check(memory: SlotTables, space: str, where: str, datasets: list[str]) -> Expression:
-    """The checked expression of `where`. `datasets` are those recorded in any space.
+def check(space: SlotSpace, where: str, datasets: Callable[[], Iterable[str]]) -> Expression:
+    """The checked expression of `where`. `datasets()` are those recorded in any space.
 
     Raises BadMask, or NotFound for an unknown column, and for a dataset that no slot has: a misspelt name in
     `dataset <> '…'` would otherwise keep everything without a word.
     """
-    expression = parse(where, memory.columns(space))
-    for name in expression.datasets:
-        if name not in datasets:
-            there = f"Datasets: {', '.join(datasets)}." if datasets else "No slot names a dataset."
-            raise NotFound(f"no dataset {name!r} in this memory.", hint=there, field="where")
+    expression = parse(where, tuple(space.columns))
+    if expression.datasets:
+        known = list(datasets())
+        for name in expression.datasets:
+            if name not in known:
+                there = f"Datasets: {', '.join(known)}." if known else "No slot names a dataset."
+                raise NotFound(f"no dataset {name!r} in this memory.", hint=there, field="where")
     return expression
 
 
-def select(memory: SlotTables, space: str, expression: Expression) -> Selection:
-    """The slots for which the expression is true; NULL is not true.
+def require_said(
+    space: SlotSpace, others: Iterable[SlotSpace], entries: NDArray[np.int64] | None, expression: Expression
+) -> None:
+    """Raises NotFound for a column whose value matters and that is NULL in all entries of a layer.
 
-    Raises BadMask where it is not boolean or fails on a value (a CAST of a text that is no number). May be empty: see
-    `require_slots`.
+    Such a mask would keep nothing of the layer, and leave it at W_0 without a word. `entries` are the slots that the
+    layer has, int64[H]; None for all. A column that occurs only under IS NULL or IS NOT NULL is no error.
     """
-    connection = memory.tables(space)
+    for name in expression.valued:
+        null = space.is_null(name)
+        if not isinstance(null, np.ndarray):
+            throughout = null
+        else:
+            throughout = bool((null if entries is None else null[entries]).all())
+        if throughout and (space.count if entries is None else len(entries)):
+            having = [one.name for one in others if name in one.columns and one.is_null(name) is not True]
+            raise NotFound(
+                f"column {name!r} is NULL throughout the slots of space {space.name!r} that this is asked of.",
+                hint=f"Spaces that have it: {', '.join(having)}." if having else "No space has it.",
+                field="where",
+            )
+
+
+def select(space: SlotSpace, expression: Expression) -> NDArray[np.bool_]:
+    """bool[T]: the slots for which the expression is true; NULL is not true.
+
+    Evaluated once a datapoint where it names only what is the same for all slots of one, else once a slot. Raises
+    BadMask where it is not boolean or fails on a value (a CAST of a text that is no number).
+    """
+    names = list(expression.columns)
+    with closing(duckdb.connect()) as connection:
+        if not names:
+            alone = pa.table({"slot": pa.array([0])})
+            return np.full(space.count, _evaluate(connection, expression, alone)[0])
+        if space.sample_columns.issuperset(names):
+            return space.spread(_of_datapoints(connection, space, expression, names))
+        stays = np.empty(space.count, dtype=bool)
+        for start in range(0, max(space.count, 1), _CHUNK):
+            stop = min(start + _CHUNK, space.count)
+            stays[start:stop] = _evaluate(connection, expression, space.between(start, stop, names))
+        return stays
+
+
+def _of_datapoints(
+    connection: duckdb.DuckDBPyConnection, space: SlotSpace, expression: Expression, names: list[str]
+) -> NDArray[np.bool_]:
+    """bool[D]; False for datapoints that have no slot in the space, of which the expression is not asked."""
+    rows, there = space.said_of_samples(names), space.datapoints()
+    if there is None:
+        return _evaluate(connection, expression, rows)
+    stays = np.zeros(len(there), dtype=bool)
+    stays[there] = _evaluate(connection, expression, rows.filter(pa.array(there)))
+    return stays
+
+
+def _evaluate(connection: duckdb.DuckDBPyConnection, expression: Expression, rows: pa.Table) -> NDArray[np.bool_]:
+    """bool[rows]: where the expression is true."""
     parameters = list(expression.parameters)
+    connection.register("slots", rows)  # in place of what was there
     try:
-        head = connection.execute(f"SELECT {expression.sql} FROM slots LIMIT 0", parameters)
-        kind = str(head.description[0][1]) if head.description else ""
+        kind = str(connection.sql(f"SELECT {expression.sql} FROM slots", params=parameters).types[0])
         if kind != "BOOLEAN":
             raise BadMask(f"where is of type {kind}.", hint="Write a condition that is true or false.", field="where")
-        rows = connection.execute(f"SELECT slot FROM slots WHERE {expression.sql}", parameters).fetchnumpy()["slot"]
+        # The order of the rows is kept: nothing here asks for another.
+        statement = f"SELECT coalesce({expression.sql}, false) AS stays FROM slots"
+        return np.asarray(connection.sql(statement, params=parameters).to_arrow_table()["stays"], dtype=bool)
     except duckdb.Error as error:
         raise BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
-    stays = np.zeros(memory.count(space), dtype=bool)
-    stays[np.asarray(rows, dtype=np.int64)] = True
-    return Selection(expression.identity, stays)
 
 
-def require_slots(selection: Selection, where: str | None, datasets: list[str]) -> Selection:
+def require_entries(selection: Selection, where: str | None, datasets: Callable[[], Iterable[str]]) -> Selection:
     """The selection, or EmptyMask where it leaves nothing."""
     if selection.count:
         return selection
     if where is None:
         raise EmptyMask("this memory holds no slots yet.", field="where")
-    known = f"; datasets: {', '.join(datasets)}" if datasets else ""
+    names = list(datasets())
+    known = f"; datasets: {', '.join(names)}" if names else ""
     raise EmptyMask(
         f"where leaves none of {len(selection.stays)} slots: {where}",
         hint=f'See what is there: sql("SELECT dataset, label, count(*) FROM slots GROUP BY ALL"){known}.',

@@ -1,0 +1,227 @@
+"""Where the slots of a space lie: step, call, row, position and datapoint of any of them, by arithmetic.
+
+Shapes: E extents, n slots that are asked for, T slots of the space, D datapoints of the samples.
+
+An extent is one call of a step. Its slots follow each other row after row, and the rows of a step follow each other
+among the datapoints, so that nothing is kept for single slots unless they are irregular (padding masks, routed tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dualform.store.lists import Lists
+from dualform.store.tables import EXTENTS
+
+Integers = NDArray[np.int64]
+PLAIN = tuple(name for name in EXTENTS if name not in ("row", "position"))
+"""The columns of an extents table that are no lists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Some slots, by extent."""
+
+    extent: Integers
+    """int64[n]."""
+    index: Integers
+    """int64[n]: counted from the extent's first slot."""
+
+
+class Extents:
+    """The extents of one space. What single slots say is read when it is first needed."""
+
+    def __init__(
+        self, plain: pa.Table, lists: Callable[[str], Lists], unknown: Callable[[], tuple[Integers, Integers]]
+    ) -> None:
+        """`plain`: the table without its lists. `lists`: a column of lists by name. `unknown`: steps, ascending, that
+        have a datapoint for slots whose row is not known, and those datapoints."""
+        self._lists, self._unknown = lists, unknown
+        self.step, self.call = _integers(plain, "step"), _integers(plain, "call")
+        self.first_slot, self.slots = _integers(plain, "first_slot"), _integers(plain, "slots")
+        self.rows, self.first_datapoint = _integers(plain, "rows"), _integers(plain, "first_datapoint")
+        self.length = _integers(plain, "length")
+        """0 where a slot is a row."""
+        self.count = int(self.slots.sum())
+        """T."""
+
+    def of(self, slots: Integers) -> Places:
+        extent = np.searchsorted(self.first_slot, slots, side="right") - 1
+        # Extents without slots begin where the next one does; the last of them all is the one that has the slot.
+        return Places(extent, slots - self.first_slot[extent])
+
+    def between(self, start: int, stop: int) -> Places:
+        """As `of` the slots from start to stop."""
+        if start >= stop:
+            return Places(np.empty(0, np.int64), np.empty(0, np.int64))
+        low = int(np.searchsorted(self.first_slot, start, side="right")) - 1
+        high = int(np.searchsorted(self.first_slot, stop, side="left"))
+        first = self.first_slot[low:high]
+        last = np.minimum(first + self.slots[low:high], stop)
+        extent = np.repeat(np.arange(low, high), np.maximum(last - np.maximum(first, start), 0))
+        return Places(extent, np.arange(start, stop) - self.first_slot[extent])
+
+    def step_of(self, places: Places) -> Integers:
+        return self.step[places.extent]
+
+    def call_of(self, places: Places) -> NDArray[np.int32]:
+        return self.call[places.extent].astype(np.int32)
+
+    def row_of(self, places: Places) -> NDArray[np.int32]:
+        """int32[n]; masked where the row is not known."""
+        row = places.index // np.maximum(self.length[places.extent], 1)
+        if self._listed_rows is None:
+            return row.astype(np.int32)
+        listed, there = self._listed_rows.at(places.extent, places.index)
+        given = self._listed_rows.given[places.extent]
+        missing = given & ~there
+        known: NDArray[np.int32] = np.where(given, np.where(there, listed, 0), row).astype(np.int32)
+        return np.ma.MaskedArray(known, mask=missing) if missing.any() else known
+
+    def position_of(self, places: Places) -> Integers:
+        """int64[n]; masked where a slot is a row and nothing else was said."""
+        length, lists = self.length[places.extent], self._listed_positions
+        position, known = places.index % np.maximum(length, 1), length > 0
+        if lists is not None:
+            listed, there = lists.at(places.extent, places.index)
+            given = lists.given[places.extent]
+            position, known = np.where(given, listed, position), np.where(given, there, known)
+        return position if known.all() else np.ma.MaskedArray(position, mask=~known)
+
+    def datapoint_of(self, places: Places) -> Integers:
+        """int64[n]; -1 for a slot of which no datapoint says anything."""
+        row = self.row_of(places)
+        known = self.first_datapoint[places.extent] + np.ma.getdata(row)
+        if not isinstance(row, np.ma.MaskedArray):
+            return np.asarray(known)
+        steps, datapoints = self._unknown()
+        return np.asarray(np.where(row.mask, _looked_up(steps, datapoints, self.step_of(places)), known))
+
+    @cached_property
+    def regular(self) -> bool:
+        """Whether every row follows from the shape of its extent."""
+        return self._listed_rows is None
+
+    def every_step(self) -> Integers:
+        """int64[T]."""
+        return np.repeat(self.step, self.slots)
+
+    def every_call(self) -> NDArray[np.int32]:
+        """int32[T]."""
+        return np.repeat(self.call.astype(np.int32), self.slots)
+
+    def said(self, name: str, places: Places | None = None) -> pa.Array:
+        """What is said of single slots under a name, of some or of all of them, as an Arrow array with NULLs."""
+        lists = self._lists(name)
+        return lists.every(self.slots) if places is None else lists.take(places.extent, places.index)
+
+    def spread(self, entries: NDArray[Any]) -> NDArray[Any]:
+        """From one entry a datapoint, [D], to one a slot, [T]; masked, or None among objects, where there is none."""
+        if isinstance(entries, np.ma.MaskedArray):
+            mask = self.spread(np.ma.getmaskarray(entries))
+            if isinstance(mask, np.ma.MaskedArray):
+                mask = mask.filled(True)
+            return np.ma.MaskedArray(np.ma.getdata(self.spread(entries.data)), mask=mask)
+        return self._repeated(entries) if self.regular else self._gathered(entries)
+
+    def _repeated(self, entries: NDArray[Any]) -> NDArray[Any]:
+        order, length = self._row_datapoints, self._row_lengths
+        own = entries if order is None else entries[order]
+        if isinstance(length, int):
+            # Copying a broadcast array is several times faster than numpy.repeat.
+            return np.broadcast_to(own[:, None], (len(own), length)).reshape(-1)
+        return np.repeat(own, length)
+
+    def _gathered(self, entries: NDArray[Any]) -> NDArray[Any]:
+        datapoints = self.every_datapoint()
+        missing = datapoints < 0
+        if not missing.any():
+            return entries[datapoints]
+        if not len(entries):  # every datapoint is unknown
+            entries = np.zeros(1, entries.dtype)
+        found = entries[np.maximum(datapoints, 0)]
+        if found.dtype == object:
+            found[missing] = None
+            return found
+        return np.ma.MaskedArray(found, mask=missing)
+
+    def every_datapoint(self) -> Integers:
+        """int64[T], as `datapoint_of`."""
+        return self.datapoint_of(self.between(0, self.count))
+
+    def has(self, datapoints: int) -> NDArray[np.bool_] | None:
+        """bool[D]: which of D datapoints have a slot; None where all have."""
+        if self.regular and self._row_datapoints is None and int(self._full_rows.sum()) == datapoints:
+            return None
+        found = np.zeros(datapoints, dtype=bool)
+        if self.regular:
+            rows = self._row_datapoints
+            found[slice(int(self._full_rows.sum())) if rows is None else rows] = True
+        else:
+            own = self.every_datapoint()
+            found[own[own >= 0]] = True
+        return None if found.all() else found
+
+    def slots_of_datapoints(self, datapoints: int) -> Integers:
+        """int64[D]: how many slots each of D datapoints has."""
+        if not self.regular:
+            own = self.every_datapoint()
+            return np.bincount(own[own >= 0], minlength=datapoints)
+        rows, length = self._row_datapoints, self._row_lengths
+        rows = np.arange(int(self._full_rows.sum())) if rows is None else rows
+        lengths = np.broadcast_to(np.asarray(length), rows.shape)
+        return np.bincount(rows, lengths, minlength=datapoints).astype(np.int64)
+
+    @cached_property
+    def unknown_datapoints(self) -> bool:
+        """Whether there are slots of which no datapoint says anything."""
+        return not self.regular and bool((self.every_datapoint() < 0).any())
+
+    @cached_property
+    def _row_datapoints(self) -> Integers | None:
+        """The datapoint of each row of each extent; None where they are 0, 1, 2, …"""
+        ends = np.cumsum(self._full_rows)
+        starts = np.repeat(self.first_datapoint - (ends - self._full_rows), self._full_rows)
+        return (starts + np.arange(len(starts))) if starts.any() else None
+
+    @cached_property
+    def _row_lengths(self) -> int | Integers:
+        """Slots of each row of each extent; one number where all have as many."""
+        each = np.maximum(self.length, 1)
+        if not len(each):
+            return 1
+        return int(each[0]) if (each == each[0]).all() else np.repeat(each, self._full_rows)
+
+    @cached_property
+    def _full_rows(self) -> Integers:
+        return self.slots // np.maximum(self.length, 1)
+
+    @cached_property
+    def _listed_rows(self) -> Lists | None:
+        lists = self._lists("row")
+        return lists if lists.given.any() else None
+
+    @cached_property
+    def _listed_positions(self) -> Lists | None:
+        lists = self._lists("position")
+        return lists if lists.given.any() else None
+
+
+def _integers(table: pa.Table, name: str) -> Integers:
+    column = table[name]
+    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), dtype=np.int64)
+
+
+def _looked_up(keys: Integers, values: Integers, wanted: Integers) -> Integers:
+    """The value of each wanted key, keys ascending; -1 for one that is not there."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, values[place], -1)

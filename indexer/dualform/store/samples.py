@@ -1,0 +1,49 @@
+"""What is said of datapoints, once each: a datapoint is a row of the batch of a step. Shapes: D datapoints."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dualform.store.extents import Integers
+from dualform.store.shard_tables import Tables
+
+TABLE = "samples"
+
+
+class Samples:
+    """The table `samples`; a column is read when it is first used."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.types = dict(tables.types[TABLE])
+        self.count = tables.rows(TABLE)
+        """D."""
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """[D]. Raises Damaged, naming the file, where it is not what was committed."""
+        return self._tables.columns(TABLE, [name])[0]
+
+    def unknown(self) -> tuple[Integers, Integers]:
+        """The steps, ascending, that have a datapoint for slots whose row is not known, and those datapoints."""
+        return self._unknown
+
+    @cached_property
+    def _unknown(self) -> tuple[Integers, Integers]:
+        datapoints = np.flatnonzero(np.asarray(self.column("row").is_null()))
+        return np.asarray(self.column("step"), dtype=np.int64)[datapoints], datapoints
+
+
+def as_numpy(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
+    """An Arrow column as an array, masked where numbers are NULL; texts as objects, NULL as None."""
+    if pa.types.is_string(column.type):
+        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=object)
+    if not column.null_count:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    mask = np.asarray(column.is_null())
+    zero = False if pa.types.is_boolean(column.type) else 0
+    return np.ma.MaskedArray(column.fill_null(zero).to_numpy(zero_copy_only=False), mask=mask)

@@ -1,0 +1,112 @@
+"""One committed matrix file, read and verified block by block when its rows are first needed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dualform.errors import Damaged
+from dualform.store.matrix_file import Header
+
+BLOCK_BYTES = 1 << 20
+"""Of a file that share a checksum."""
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What the table `segments` says of a file."""
+
+    path: Path
+    first_row: int
+    rows: int
+    size: int
+    """Bytes."""
+    checksums: bytes
+    """XXH3 of 128 bits of each 1 MiB, one after the other."""
+
+    def checksum(self, number: int) -> bytes:
+        return self.checksums[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
+
+
+class SegmentBuffer:
+    """Room for a file's content, of which blocks are read when they are asked for. Safe to use from several threads."""
+
+    def __init__(self, segment: Segment, width: int, header: Header) -> None:
+        self._segment, self._width = segment, width
+        start = header(segment.rows, width)
+        self._header, size = len(start), len(start) + segment.rows * width * 4
+        if size != segment.size:
+            raise Damaged(f"{segment.path} has {segment.size} bytes where {size} were expected.")
+        buffer = np.empty(size + 64, dtype=np.uint8)
+        # The header's length is no multiple of four: place it so that the numbers behind it fall on a cache line.
+        offset = -(buffer.ctypes.data + len(start)) % 64
+        self._content = buffer[offset : offset + size]
+        self.matrix: NDArray[np.float32] = self._content[len(start) :].view("<f4").reshape(segment.rows, width)
+        """float32[rows, width]; only rows that were read hold anything."""
+        self._read = np.zeros(-(-size // BLOCK_BYTES), dtype=bool)
+        self._reading = Lock()
+        self.filled = 0
+        """Bytes that were read."""
+
+    def read(self, start: int, stop: int) -> bool:
+        """Make a range of rows readable in `matrix`; returns whether the file was read.
+
+        Raises Damaged, naming the file, where a block is not what was committed.
+        """
+        if start >= stop:
+            return False
+        first, last = (self._header + 4 * self._width * row for row in (start, stop))
+        # The header is read along with the first row, so that it is verified, too.
+        return self._need(np.arange(first // BLOCK_BYTES if start else 0, max(-(-last // BLOCK_BYTES), 1)))
+
+    def read_rows(self, rows: NDArray[np.int64]) -> bool:
+        """As `read`, for any rows in any order."""
+        first = self._header + 4 * self._width * rows
+        last = first + max(4 * self._width, 1) - 1
+        wanted = np.zeros(len(self._read), dtype=bool)
+        for block in range(int((last // BLOCK_BYTES - first // BLOCK_BYTES).max(initial=0)) + 1):
+            wanted[np.minimum(first // BLOCK_BYTES + block, last // BLOCK_BYTES)] = True
+        return self._need(np.flatnonzero(wanted))
+
+    def _need(self, blocks: NDArray[np.int64]) -> bool:
+        if self._read[blocks].all():
+            return False
+        with self._reading:
+            missing = blocks[~self._read[blocks]]
+            try:
+                with open(self._segment.path, "rb", buffering=0) as file:
+                    self._check_size(os.fstat(file.fileno()).st_size)
+                    for block in missing.tolist():
+                        self._fill(file, block)
+            except OSError as error:
+                if isinstance(error, Damaged):
+                    raise
+                raise Damaged(f"{self._segment.path} cannot be read: {error.strerror or error}.") from None
+        return len(missing) > 0
+
+    def _check_size(self, size: int) -> None:
+        if size != self._segment.size:
+            raise Damaged(f"{self._segment.path} has {size} bytes where {self._segment.size} were committed.")
+
+    def _fill(self, file: BinaryIO, block: int) -> None:
+        """Read and verify one block."""
+        part = self._content[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES].data
+        file.seek(block * BLOCK_BYTES)
+        filled = 0
+        while filled < len(part):
+            got = file.readinto(part[filled:])  # type: ignore[attr-defined]
+            if not got:
+                raise Damaged(f"{self._segment.path} ended after {block * BLOCK_BYTES + filled} bytes.")
+            filled += got
+        if xxhash.xxh3_128_digest(part) != self._segment.checksum(block):
+            raise Damaged(f"{self._segment.path} was altered: its checksum is not the one that was committed.")
+        self._read[block] = True
+        self.filled += len(part)
