@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.keys import LAYER, Source
-from dualform.store.batch import Batch, LayerRows
+from dualform.store.batch import Batch, Extent, LayerRows
 from dualform.store.layer import Layer, affine
 from dualform.store.writer import Writer
 
@@ -21,13 +21,9 @@ def write_memory(path: Path, source: Source, slots: int) -> None:
         count, width = block.keys.shape
         writer = writer or _open(path, width)
         slot = np.arange(start, start + count)
-        columns = {
-            "row": np.arange(count, dtype=np.int32),
-            "position": slot // 2,
-            **block.columns,
-            "coin": coin[slot],
-        }
-        writer.append(Batch(step, {"sample": columns}, {LAYER: LayerRows(block.keys, None)}))
+        samples = {**block.columns, "coin": coin[slot]}
+        extent = Extent("sample", 0, count, None, position=slot // 2)
+        writer.append(Batch(step, samples, [extent], {LAYER: [LayerRows(0, block.keys, None)]}))
         start += count
     if writer is not None:
         writer.close()
@@ -37,10 +33,10 @@ def _open(path: Path, width: int) -> Writer:
     weight = f"{LAYER}.weight"
     return Writer(
         path,
-        layers=[Layer(LAYER, width, 1, affine(width, weight, None), "sample", repeats=False, values=False)],
+        layers=[Layer(LAYER, "sample", width, 1, affine(width, weight, None), values=False)],
         skipped={},
         optimizer="none",
-        linear=False,
+        rule="",
         reason="a benchmark's memory",
         initial={weight: np.zeros((1, width), dtype=np.float32)},
         momentum={},

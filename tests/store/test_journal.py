@@ -196,3 +196,16 @@ def test_a_journal_is_never_written_over(tmp_path):
     journal_path(tmp_path, 3).write_bytes(b"")
     with pytest.raises(FileExistsError):
         JournalWriter(tmp_path, 3)._opened()
+
+
+def test_much_at_once_is_committed_instead(path, monkeypatch):
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr("dualform.store.writer.FRAME_BYTES", 3000)
+    writer = open_writer(path, layers=TOKENS, journal_seconds=0.0)
+    seen = []
+    for step, rows in enumerate((2, 2, 90, 2)):
+        writer.append(token_batch(rng, step, rows))
+        frames = frames_of(path)
+        seen.append((Manifest.read(path).shards[0].commits, frames.count if frames else 0))
+    assert seen == [(0, 1), (0, 2), (1, 0), (1, 1)]
+    writer.abandon()

@@ -34,6 +34,8 @@ SEGMENT_BYTES = 256 << 20
 """A commit comes after this much was appended: what waits in memory."""
 JOURNAL_SECONDS = 5.0
 """How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts."""
+FRAME_BYTES = 64 << 20
+"""Where more than this came within that time, it is committed at once: it would soon be written a second time."""
 
 
 def check_new_folder(path: Path) -> None:
@@ -85,6 +87,7 @@ class Writer:
         self._database = self._folder / shard.FILE
         self._shard.tables = shard.create(self._database, self.manifest.tables(), self._views())
         self._journaled: list[dict[str, pa.Table]] = []
+        self._journaled_bytes = 0
         self._journal = JournalWriter(self._folder, 0)
         self._durable_at = time.monotonic()
         self._set_weights("initial", initial)
@@ -109,10 +112,14 @@ class Writer:
         left = self._durable_at + self._journal_seconds - time.monotonic()
         if left > 0:
             return left
+        if self._gathered.bytes - self._journaled_bytes >= FRAME_BYTES:
+            self.commit()
+            return self._journal_seconds
         increment = self._gathered.take()
         if increment.tables:
             self._journal.append(increment)
             self._journaled.append(increment.tables)
+            self._journaled_bytes = self._gathered.bytes
         self._durable_at = time.monotonic()
         return self._journal_seconds
 
@@ -129,7 +136,7 @@ class Writer:
             self.manifest.write(self.path)
             self._journal.remove()
             self._journal = JournalWriter(self._folder, self._shard.commits)
-        self._journaled = []
+        self._journaled, self._journaled_bytes = [], 0
         self._durable_at = time.monotonic()
 
     def set_final(self, weights: Mapping[str, NDArray[Any]]) -> None:
