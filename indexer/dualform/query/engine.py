@@ -27,7 +27,6 @@ from dualform.query.sql.process import Sql
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation, certificate, parameters
 from dualform.questions import GroupSum, Output, QueriesLike, Score, TopK, as_by, as_queries
-from dualform.store.manifest import Manifest
 from dualform.store.rows import SegmentCache
 from dualform.store.snapshot import Snapshot
 
@@ -180,7 +179,7 @@ class Engine:
         """
         with self._refreshing:
             seen = self._view.snapshot
-            if Manifest.read(seen.path) == seen.manifest:
+            if not seen.moved():
                 return False
             memory = Snapshot.open(seen.path, self._segments)
             self._sql.close()

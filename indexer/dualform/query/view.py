@@ -106,11 +106,11 @@ class View:
         if where is None:
             every = lambda: Selection(within, np.ones(entries.count, dtype=bool))  # noqa: E731  for the cache
             return self.cache.get(("selection", *whose, ""), every)
-        expression = mask.check(space, where, self.datasets)
+        spaces = [self.snapshot.space(name) for name in self.snapshot.spaces]
+        expression = mask.check(space, spaces, where, self.datasets)
 
         def made() -> Selection:
-            others = [self.snapshot.space(name) for name in self.spaces]
-            mask.require_said(space, others, entries.slots, expression)
+            mask.require_said(layer.name, space, spaces, entries.slots, expression)
             key = ("mask", layer.space, expression.identity)
             stays = self.cache.get(key, lambda: _Mask(mask.select(space, expression))).slots
             own = stays if entries.slots is None else stays[entries.slots]

@@ -52,10 +52,8 @@ class Window:
         columns = {"samples": dict(SAMPLES), "steps": dict(SETTINGS), layer.space: dict[str, str]()}
         manifest = replace(memory.manifest, layers=[held], spaces=[layer.space], columns=columns)
         extent = (0, 0, 0, len(keys), len(keys), None, 0, None, None)
-        rows: dict[str, list[tuple[Any, ...]]] = {
-            extents_table(layer.space): [extent],
-            "entries": [(layer.name, 0, len(keys))],
-        }
+        rows: dict[str, list[tuple[Any, ...]]] = {extents_table(layer.space): [extent]}
+        rows["entries"] = [(layer.name, 0, len(keys))]
         types = manifest.tables()
         tables = HeldTables({name: rows_table(own, types[name]) for name, own in rows.items()}, types)
         # A window's memory is written to again once it was asked: what is derived from it is nobody else's.

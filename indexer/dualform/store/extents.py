@@ -95,6 +95,15 @@ class Extents:
             position, known = np.where(given, listed, position), np.where(given, there, known)
         return position if known.all() else np.ma.MaskedArray(position, mask=~known)
 
+    def is_null(self, name: str) -> bool | NDArray[np.bool_]:
+        """Whether `row` or `position` is NULL: False for no slot, else bool[T]."""
+        if name == "row" and self.regular:
+            return False
+        if name == "position" and self._listed_positions is None:
+            return False if (self.length > 0).all() else np.repeat(self.length == 0, self.slots)
+        of = self.row_of if name == "row" else self.position_of
+        return np.asarray(np.ma.getmaskarray(of(self.between(0, self.count))))
+
     def datapoint_of(self, places: Places) -> Integers:
         """int64[n]; -1 for a slot of which no datapoint says anything."""
         row = self.row_of(places)
@@ -121,6 +130,11 @@ class Extents:
         """What is said of single slots under a name, of some or of all of them, as an Arrow array with NULLs."""
         lists = self._lists(name)
         return lists.every(self.slots) if places is None else lists.take(places.extent, places.index)
+
+    def said_between(self, name: str, start: int, stop: int) -> pa.Array:
+        """As `said`, of the slots from start to stop."""
+        found = self._lists(name).between(self.slots, start, stop)
+        return self.said(name, self.between(start, stop)) if found is None else found
 
     def spread(self, entries: NDArray[Any]) -> NDArray[Any]:
         """From one entry a datapoint, [D], to one a slot, [T]; masked, or None among objects, where there is none."""

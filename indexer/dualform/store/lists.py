@@ -48,6 +48,10 @@ class Lists:
         place = pa.array(np.where(there, self._starts[extent] + index, 0), mask=~there)
         return self._values.take(place)
 
+    def between(self, slots: NDArray[np.int64], start: int, stop: int) -> pa.Array | None:
+        """As `every` the slots from start to stop, copying nothing; None where that needs the places of each."""
+        return self._values.slice(start, stop - start) if np.array_equal(self._lengths, slots) else None
+
     def every(self, slots: NDArray[np.int64]) -> pa.Array:
         """[T] entries; `slots` is int64[E]: how many each extent has."""
         if np.array_equal(self._lengths, slots):

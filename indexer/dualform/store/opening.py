@@ -35,11 +35,13 @@ class Opened:
     sources: dict[tuple[str, str], list[KeySource]]
     """In order, by (layer, "keys" or "values")."""
     frames: Frames
+    journal_bytes: int
+    """Of the journal when it was read, or before."""
 
 
 def open_folder(folder: Path, cache: SegmentCache) -> Opened:
     """Raises NotAMemory where there is no memory, Damaged where a file is missing, cut short or altered."""
-    manifest, frames = _manifest_and_journal(folder)
+    manifest, frames, journal_bytes = _manifest_and_journal(folder)
     part = manifest.shards[0]
     first: dict[str, Sequence[str]] = {extents_table(space): PLAIN for space in manifest.spaces}
     first |= {name: list(TABLES[name]) for name in ("entries", "segments")}
@@ -47,21 +49,30 @@ def open_folder(folder: Path, cache: SegmentCache) -> Opened:
     tables = ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, frames.tables)
     sources = _sources(place, manifest, tables, frames, cache)
     _check_sizes(folder, manifest, sources)
-    return Opened(manifest, tables, sources, frames)
+    return Opened(manifest, tables, sources, frames, journal_bytes)
 
 
-def _manifest_and_journal(folder: Path) -> tuple[Manifest, Frames]:
+def _manifest_and_journal(folder: Path) -> tuple[Manifest, Frames, int]:
     """Both as of one moment: a training that goes on may commit in between, and start another journal."""
     for _ in range(_TRIES):
         manifest = Manifest.read(folder)
         if len(manifest.shards) != 1:
             raise Damaged(f"{folder} has {len(manifest.shards)} shards; this version reads memories of one.")
-        part = manifest.shards[0]
+        part, size = manifest.shards[0], journal_bytes(folder, manifest)
         frames = read_frames(folder / part.folder, part.commits, manifest.tables())
         if Manifest.read(folder) == manifest:
-            return manifest, frames or Frames()
+            return manifest, frames or Frames(), size
         time.sleep(0.01)
     raise Damaged(f"{folder}: its commits came faster than they could be read.")
+
+
+def journal_bytes(folder: Path, manifest: Manifest) -> int:
+    """How long the journal of a memory's last commit is; 0 where there is none."""
+    part = manifest.shards[0]
+    try:
+        return journal_path(folder / part.folder, part.commits).stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _sources(

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from dualform.answers import ProbeInfo
 from dualform.errors import Damaged, NotFound
 from dualform.store.entries import Entries
+from dualform.store.journal import Frames
 from dualform.store.key_source import KeySource
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
-from dualform.store.opening import open_folder
+from dualform.store.opening import journal_bytes, open_folder
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, Rows, SegmentCache
 from dualform.store.samples import Samples, as_numpy
@@ -45,7 +46,13 @@ class Snapshot:
     """One snapshot of a memory. Reads; never writes."""
 
     def __init__(
-        self, path: Path, manifest: Manifest, tables: Tables, sources: Sources, frames: int = 0, torn: bool = False
+        self,
+        path: Path,
+        manifest: Manifest,
+        tables: Tables,
+        sources: Sources,
+        frames: Frames | None = None,
+        journal_bytes: int = 0,
     ) -> None:
         self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
@@ -53,11 +60,11 @@ class Snapshot:
         self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
         self.spaces = list(manifest.spaces)
         self.sources = sources
-        self.frames = frames
+        self.frames = frames.count if frames else 0
         """Frames of the journal that this snapshot holds beyond the last commit."""
-        self.torn = torn
+        self.torn = frames.torn if frames else False
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
-        self._tables = tables
+        self._tables, self._journal_bytes = tables, journal_bytes
         self._samples = Samples(tables)
         self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
         self._entries: dict[str, Entries] = {}
@@ -72,7 +79,7 @@ class Snapshot:
         """
         folder = Path(path)
         found = open_folder(folder, cache or SegmentCache())
-        snapshot = cls(folder, found.manifest, found.tables, found.sources, found.frames.count, found.frames.torn)
+        snapshot = cls(folder, found.manifest, found.tables, found.sources, found.frames, found.journal_bytes)
         snapshot.check_counts()
         return snapshot
 
@@ -104,6 +111,11 @@ class Snapshot:
             return ""
         after = f"after step {self.steps - 1}" if self.steps else "before its first step"
         return f"the recording was cut off {after}, or still runs."
+
+    def moved(self) -> bool:
+        """Whether the memory on disk holds more by now."""
+        manifest = Manifest.read(self.path)
+        return manifest != self.manifest or journal_bytes(self.path, manifest) != self._journal_bytes
 
     def layer(self, name: str) -> Layer:
         """Raises NotFound, listing the layers that exist."""

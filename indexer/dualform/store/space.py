@@ -27,10 +27,8 @@ class Space:
 
     def __init__(self, name: str, tables: Tables, samples: Samples, token_columns: dict[str, str]) -> None:
         self.name, self.samples, self._token_columns = name, samples, token_columns
-        table = extents_table(name)
-        self.extents = Extents(
-            whole(tables, table, PLAIN), lambda column: Lists(tables.columns(table, [column])[0]), samples.unknown
-        )
+        self._tables, self._lists = tables, dict[str, Lists]()
+        self.extents = Extents(whole(tables, extents_table(name), PLAIN), self._list_column, samples.unknown)
         self.columns: dict[str, str] = dict(view_types(samples.types, token_columns))
         """Names and DuckDB types of the slots' columns."""
 
@@ -79,20 +77,35 @@ class Space:
 
     def between(self, start: int, stop: int, names: list[str]) -> pa.Table:
         """As `at` the slots from start to stop."""
-        return self._table(self.extents.between(start, stop), np.arange(start, stop), names)
+        said = {name: self.extents.said_between(name, start, stop) for name in names if name in self._token_columns}
+        others = [name for name in names if name not in said]
+        found = said
+        if others or not names:
+            table = self._table(self.extents.between(start, stop), np.arange(start, stop), others)
+            found |= {name: table[name] for name in others}
+        return pa.table({name: found[name] for name in names})
 
     def is_null(self, name: str) -> bool | NDArray[np.bool_]:
         """Whether the column is NULL: True or False for all slots alike, else bool[T]."""
         if name in ("slot", "step", "call"):
             return False
-        if name in self.sample_columns and name != "row":
+        if name in self.sample_columns and name not in _OF_EXTENTS:
             column = self.samples.column(name)
             if column.null_count in (0, len(column)):
                 return bool(column.null_count)
             return self.spread(np.asarray(column.is_null()))
-        values = self.column(name)
-        null = np.array([v is None for v in values]) if values.dtype == object else np.ma.getmaskarray(values)
-        return bool(null.all()) if null.all() or not null.any() else null
+        if name in ("row", "position"):
+            return _alike(self.extents.is_null(name))
+        if name in self._token_columns:
+            said = self.extents.said(name)
+            return bool(said.null_count) if said.null_count in (0, len(said)) else np.asarray(said.is_null())
+        values = self.column(name)  # of slots of which no datapoint says anything
+        return _alike(np.array([v is None for v in values]) if values.dtype == object else np.ma.getmaskarray(values))
+
+    def _list_column(self, name: str) -> Lists:
+        if name not in self._lists:
+            self._lists[name] = Lists(self._tables.columns(extents_table(self.name), [name])[0])
+        return self._lists[name]
 
     def _of_extents(self, name: str, places: Places | None) -> NDArray[Any]:
         extents = self.extents
@@ -126,3 +139,10 @@ class Space:
                     datapoints = pa.array(own, mask=own < 0)
                 found[name] = self.samples.column(name).take(datapoints)
         return pa.table({name: found[name].cast(arrow_type(self.columns[name])) for name in names})
+
+
+def _alike(null: bool | NDArray[np.bool_]) -> bool | NDArray[np.bool_]:
+    """One answer where it is the same for all slots."""
+    if isinstance(null, bool):
+        return null
+    return bool(null.all()) if len(null) and (null.all() or not null.any()) else null

@@ -7,7 +7,7 @@ Shapes: T slots of a space, D datapoints, H entries of a layer (the slots of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,13 +73,22 @@ class Selection:
         return self.stays.nbytes + 8 * self.count
 
 
-def check(space: SlotSpace, where: str, datasets: Callable[[], Iterable[str]]) -> Expression:
-    """The checked expression of `where`. `datasets()` are those recorded in any space.
+def check(
+    space: SlotSpace, spaces: Collection[SlotSpace], where: str, datasets: Callable[[], Iterable[str]]
+) -> Expression:
+    """The checked expression of `where`, asked of one of all `spaces`. `datasets()` are those recorded in any.
 
-    Raises BadMask, or NotFound for an unknown column, and for a dataset that no slot has: a misspelt name in
-    `dataset <> '…'` would otherwise keep everything without a word.
+    Raises BadMask, or NotFound for a column that the space does not have, and for a dataset that no slot has: a
+    misspelt name in `dataset <> '…'` would otherwise keep everything without a word.
     """
-    expression = parse(where, tuple(space.columns))
+    everywhere = [name for one in spaces for name in one.columns if name not in space.columns]
+    expression = parse(where, tuple(dict.fromkeys([*space.columns, *everywhere])))
+    for name in expression.columns:
+        if name not in space.columns:
+            having = ", ".join(one.name for one in spaces if name in one.columns)
+            raise NotFound(
+                f"space {space.name!r} has no column {name!r}.", hint=f"Spaces that have it: {having}.", field="where"
+            )
     if expression.datasets:
         known = list(datasets())
         for name in expression.datasets:
@@ -90,7 +99,11 @@ def check(space: SlotSpace, where: str, datasets: Callable[[], Iterable[str]]) -
 
 
 def require_said(
-    space: SlotSpace, others: Iterable[SlotSpace], entries: NDArray[np.int64] | None, expression: Expression
+    layer: str,
+    space: SlotSpace,
+    spaces: Collection[SlotSpace],
+    entries: NDArray[np.int64] | None,
+    expression: Expression,
 ) -> None:
     """Raises NotFound for a column whose value matters and that is NULL in all entries of a layer.
 
@@ -104,9 +117,9 @@ def require_said(
         else:
             throughout = bool((null if entries is None else null[entries]).all())
         if throughout and (space.count if entries is None else len(entries)):
-            having = [one.name for one in others if name in one.columns and one.is_null(name) is not True]
+            having = [one.name for one in spaces if name in one.columns and one.is_null(name) is not True]
             raise NotFound(
-                f"column {name!r} is NULL throughout the slots of space {space.name!r} that this is asked of.",
+                f"column {name!r} is NULL in all slots of layer {layer!r} (space {space.name!r}).",
                 hint=f"Spaces that have it: {', '.join(having)}." if having else "No space has it.",
                 field="where",
             )

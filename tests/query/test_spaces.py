@@ -1,0 +1,114 @@
+"""Questions to several spaces: masks, groups and SQL see each slot's own columns, and those of its sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualform.errors import NotFound
+from dualform.query.engine import Engine
+from dualform.query.score.backends import choose
+from dualform.query.where import mask
+from dualform.store.batch import Batch
+from dualform.store.snapshot import Snapshot
+from tests.store.small_memory import LAYERS, TOKENS, batch, expected, open_writer, token_batch
+
+SIZES = [3, 2, 5, 4]
+
+
+def batches():
+    """Both spaces in each step."""
+    rng = np.random.default_rng(3)
+    inputs = rng.normal(size=(12, 6)).astype(np.float32)
+    for step, rows in enumerate(SIZES):
+        own, tokens = batch(rng, step, rows, inputs), token_batch(rng, step, rows)
+        layers = {**own.layers, **tokens.layers}
+        yield Batch(step, own.samples, [*own.extents, *tokens.extents], layers, tokens.unknown, logs=own.logs)
+
+
+@pytest.fixture(scope="module", params=["committed", "in the journal"])
+def made(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("spaces") / "memory"
+    appended = list(batches())
+    writer = open_writer(path, LAYERS + TOKENS, journal_seconds=0.0)
+    for one in appended:
+        writer.append(one)
+    writer.close() if request.param == "committed" else writer.abandon()
+    with Engine(Snapshot.open(path), choose("numpy")) as engine:
+        yield engine, expected(appended, LAYERS + TOKENS)
+
+
+MASKS = {
+    "label > 3": lambda r: r["label"] is not None and r["label"] > 3,
+    "dataset = 'the'": lambda r: r["dataset"] == "the",
+    "seen AND step > 0": lambda r: r["seen"] and r["step"] > 0,
+    "row = 1": lambda r: r["row"] == 1,
+    "row IS NULL": lambda r: r["row"] is None,
+    "token < 4 AND weight > 0": lambda r: r["token"] is not None and r["token"] < 4 and r["weight"] > 0,
+    "position = 2 OR call = 1": lambda r: r["position"] == 2 or r["call"] == 1,
+    "slot % 3 = 1": lambda r: r["slot"] % 3 == 1,
+    "true": lambda r: True,
+}
+
+
+@pytest.mark.parametrize("where", MASKS)
+@pytest.mark.parametrize("layer", ["every", "some"])
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+def test_a_mask_keeps_the_slots_for_which_it_is_true(made, monkeypatch, where, layer, chunk):
+    engine, wanted = made
+    monkeypatch.setattr(mask, "_CHUNK", chunk)
+    rows = [dict(zip(wanted.tokens, values, strict=True)) for values in zip(*wanted.tokens.values(), strict=True)]
+    true = [entry for entry, slot in enumerate(wanted.entries[layer]) if MASKS[where](rows[slot])]
+    view = engine._view
+    if (layer == "some" and where == "dataset = 'the'") or (layer == "some" and "token" in where):
+        with pytest.raises(NotFound, match=r"is NULL in all slots of layer 'some' \(space 'token'\)"):
+            view.select(view.layer(layer), where)
+        return
+    assert view.select(view.layer(layer), where).entries.tolist() == true
+
+
+@pytest.mark.parametrize("by", [("label",), ("token",), ("call", "seen"), ("dataset", "row"), ("position",)])
+@pytest.mark.parametrize("layer", ["every", "some", "layer-1"])
+def test_groups_are_those_of_the_slots(made, by, layer):
+    engine, wanted = made
+    view = engine._view
+    columns = wanted.columns if layer == "layer-1" else wanted.tokens
+    if any(name not in columns for name in by):
+        with pytest.raises(NotFound, match=r"no slot column 'token'\. Columns: slot, step"):
+            view.groups(view.layer(layer), view.select(view.layer(layer), None), by)
+        return
+    found = view.groups(view.layer(layer), view.select(view.layer(layer), None), by)
+    keys = [tuple(columns[name][slot] for name in by) for slot in wanted.entries[layer]]
+    assert [found.keys[number] for number in found.numbers] == keys
+    assert sorted(map(repr, set(keys))) == sorted(map(repr, found.keys))
+
+
+def test_a_column_of_another_space_is_named_with_the_spaces_that_have_it(made):
+    engine, _ = made
+    with pytest.raises(NotFound) as caught:
+        engine.topk("layer-1", np.ones(5), where="token = 3")
+    assert str(caught.value) == "space 'sample' has no column 'token'. Spaces that have it: token."
+    assert caught.value.field == "where"
+
+
+def test_sql_sees_a_view_of_each_space(made):
+    engine, wanted = made
+    for view, columns in (("slots", wanted.columns), ("token", wanted.tokens)):
+        found = engine.sql(f"SELECT * FROM {view} ORDER BY slot")
+        assert list(found) == list(columns)
+        assert {name: found[name].tolist() for name in found} == columns
+    assert engine.sql("SELECT count(*) AS n FROM steps").records() == [{"n": 4}]
+
+
+def test_slots_are_looked_up_in_their_space(made):
+    engine, wanted = made
+    found = engine.slots([5, 0, 9], space="token")
+    assert {name: found[name].tolist() for name in found} == {
+        name: [column[i] for i in (5, 0, 9)] for name, column in wanted.tokens.items()
+    }
+
+
+def test_datasets_are_counted_over_all_spaces(made):
+    engine, wanted = made
+    both = [*wanted.columns["dataset"], *wanted.tokens["dataset"]]
+    assert engine._view.datasets() == {name: both.count(name) for name in sorted({x for x in both if x is not None})}

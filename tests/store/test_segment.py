@@ -1,0 +1,139 @@
+"""A segment's blocks are read and verified when their rows are first asked for, and no others are."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from dualform.errors import Damaged
+from dualform.query.score.rescoring import score_pairs
+from dualform.store import segment
+from dualform.store.dense_rows import DenseRows
+from dualform.store.direct_file import Blocks
+from dualform.store.matrix_file import MatrixWriter, flat_index_header
+from dualform.store.rows import Keys, SegmentCache
+from dualform.store.segment import BLOCK_BYTES, Segment
+
+WIDTH = 300
+ROWS = 4 * BLOCK_BYTES // (4 * WIDTH) + 17
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def stored(tmp_path, rng):
+    """Rows of four blocks and a bit, some across two of them."""
+    matrix = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    writer = MatrixWriter(tmp_path / "keys.faiss", WIDTH, flat_index_header, Blocks())
+    writer.append(matrix)
+    size, checksums = writer.finish()
+    assert size > 4 * BLOCK_BYTES
+    return matrix, Segment(tmp_path / "keys.faiss", 0, ROWS, size, checksums)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The numbers of the blocks that were read."""
+    blocks = []
+    fill = segment.SegmentBuffer._fill
+    monkeypatch.setattr(
+        segment.SegmentBuffer, "_fill", lambda self, file, block: blocks.append(block) or fill(self, file, block)
+    )
+    return blocks
+
+
+def rows_of(stored, cache=None):
+    return DenseRows(stored[1], WIDTH, flat_index_header, cache or SegmentCache())
+
+
+def across(block):
+    """A row that begins in one block and ends in the next."""
+    return (BLOCK_BYTES * (block + 1) - 45) // (4 * WIDTH)
+
+
+def test_rows_are_those_that_were_written_and_only_their_blocks_are_read(stored, read):
+    matrix, _ = stored
+    source = rows_of(stored)
+    few = np.array([across(1) + 5, 2, across(1) + 5])
+    assert source.holding(few)[few].tobytes() == matrix[few].tobytes()
+    assert sorted(read) == [0, 2]
+    assert source.holding(np.array([across(0)]))[across(0)].tobytes() == matrix[across(0)].tobytes()
+    assert sorted(read) == [0, 1, 2]
+    assert source.read(ROWS - 3, ROWS).tobytes() == matrix[-3:].tobytes()
+    assert sorted(read) == [0, 1, 2, 4]
+    assert source.matrix().tobytes() == matrix.tobytes()
+    assert sorted(read) == [0, 1, 2, 3, 4], "each block is read once"
+    assert source.matrix().ctypes.data % 64 == 0
+
+
+def test_rescoring_a_few_rows_reads_a_few_blocks(stored, read, rng):
+    matrix, _ = stored
+    keys = Keys([rows_of(stored)], WIDTH, ROWS, None)
+    query = rng.normal(size=(1, WIDTH)).astype(np.float32)
+    rows = np.array([7, 9])
+    scores = score_pairs(keys, rows, np.zeros(2, dtype=np.int64), query)
+    np.testing.assert_allclose(scores, matrix[rows].astype(float) @ query[0].astype(float), rtol=1e-12)
+    assert read == [0]
+
+
+def test_a_damaged_block_is_an_error_once_its_rows_are_asked_for(stored):
+    matrix, made = stored
+    content = bytearray(made.path.read_bytes())
+    content[3 * BLOCK_BYTES + 11] ^= 1
+    made.path.write_bytes(content)
+    source = rows_of(stored)
+    assert source.read(0, 5).tobytes() == matrix[:5].tobytes()
+    for _ in range(2):
+        with pytest.raises(Damaged) as caught:
+            source.matrix()
+        assert caught.value.message == (f"{made.path} was altered: its checksum is not the one that was committed.")
+    assert source.read(0, 5).tobytes() == matrix[:5].tobytes()
+    with pytest.raises(Damaged, match="was altered"):
+        source.verify()
+
+
+def test_a_file_that_was_cut_short_or_is_gone_is_named(stored):
+    _, made = stored
+    size = made.path.stat().st_size
+    with open(made.path, "r+b") as file:
+        file.truncate(size - 1)
+    with pytest.raises(Damaged, match=f"has {size - 1} bytes where {size} were committed"):
+        rows_of(stored).read(0, 1)
+    made.path.unlink()
+    with pytest.raises(Damaged, match=r"keys\.faiss cannot be read: No such file or directory"):
+        rows_of(stored).read(0, 1)
+
+
+def test_the_cache_holds_what_was_read_and_drops_the_least_used(stored, read):
+    matrix, made = stored
+    cache = SegmentCache(most_bytes=made.size)
+    source = rows_of(stored, cache)
+    source.read(0, 2)
+    source.read(1, 3)
+    assert read == [0]
+    other = Segment(made.path.with_name("copy"), 0, ROWS, made.size, made.checksums)
+    other.path.write_bytes(made.path.read_bytes())
+    assert DenseRows(other, WIDTH, flat_index_header, cache).matrix().tobytes() == matrix.tobytes()
+    source.read(0, 2)
+    assert read.count(0) == 3, "what was read first had to go"
+    none = rows_of(stored, SegmentCache(most_bytes=0))
+    none.read(0, 1)
+    none.read(0, 1)
+    assert read.count(0) == 5
+
+
+def test_threads_that_ask_at_once_read_a_block_once(stored, read):
+    matrix, _ = stored
+    source, found = rows_of(stored), []
+    threads = [threading.Thread(target=lambda: found.append(source.matrix().tobytes())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [matrix.tobytes()] * 6
+    assert sorted(read) == [0, 1, 2, 3, 4]
