@@ -1,6 +1,7 @@
 """memory.json: what a memory consists of and how far it is committed.
 
-It is replaced by atomic rename as the last act of every commit, so what it says is on disk.
+It is replaced by atomic rename as the last act of every commit, so what it says is on disk. The process that writes the
+first shard writes it; each other shard has a shard.json of the same form in its own folder, which speaks of it alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dualform.store.tables import SAMPLES, SETTINGS, TABLES, ColumnTypes, extent
 
 FORMAT = 2
 FILE = "memory.json"
+SHARD_FILE = "shard.json"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class TableMark:
 
 @dataclass
 class Shard:
-    """The part of a memory that one process wrote."""
+    """The part of a memory that one process wrote. Without tables: its own shard.json says what it holds."""
 
     folder: str = "shard-00000"
     commits: int = 0
@@ -53,6 +55,11 @@ class Shard:
     def from_json(cls, fields: dict[str, Any]) -> Shard:
         tables = {name: TableMark(**mark) for name, mark in fields["tables"].items()}
         return cls(fields["folder"], fields["commits"], tables)
+
+
+def shard_folder(number: int) -> str:
+    """The name of a shard's folder."""
+    return f"shard-{number:05d}"
 
 
 def first_columns(spaces: list[str]) -> dict[str, dict[str, str]]:
@@ -93,8 +100,8 @@ class Manifest:
         extents = {extents_table(space): extents_types(self.columns[space]) for space in self.spaces}
         return {"samples": self.columns["samples"], **extents, **base}
 
-    def write(self, folder: Path) -> None:
-        """Replace memory.json, durably."""
+    def write(self, folder: Path, file: str = FILE) -> None:
+        """Replace memory.json, or a shard's shard.json, durably."""
         fields = {
             "format": self.format,
             "optimizer": {"name": self.optimizer, "rule": self.rule, "reason": self.reason},
@@ -108,19 +115,19 @@ class Manifest:
             "recording": self.recording,
         }
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
-        write_whole(folder / FILE, text.encode())
+        write_whole(folder / file, text.encode())
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """The manifest of a memory's folder.
+    def read(cls, folder: Path, file: str = FILE) -> Manifest:
+        """The manifest of a memory's folder, or of a shard's.
 
         Raises NotAMemory where there is none or its format is another, Damaged where it was altered.
         """
-        path = folder / FILE
+        path = folder / file
         try:
             content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            what = "has no memory.json" if folder.is_dir() else "is no folder"
+            what = f"has no {file}" if folder.is_dir() else "is no folder"
             raise NotAMemory(
                 f"{folder} is no memory: it {what}.", hint="Name the folder that a Recorder wrote."
             ) from None

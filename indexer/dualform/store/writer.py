@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.errors import AlreadyExists
+from dualform.errors import AlreadyExists, NotAMemory
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
@@ -25,7 +25,7 @@ from dualform.store.gathered import Gathered
 from dualform.store.increment import summed
 from dualform.store.journal import JournalWriter
 from dualform.store.layer import Layer
-from dualform.store.manifest import FileMark, Manifest, Shard, first_columns
+from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_columns, shard_folder
 from dualform.store.probes import write_probe
 from dualform.store.views import view_name, view_statement
 from dualform.store.weights import write_weights
@@ -46,8 +46,16 @@ def check_new_folder(path: Path) -> None:
         )
 
 
+def check_new_shard(path: Path, part: Shard) -> None:
+    """Raises NotAMemory where no memory waits for this shard, AlreadyExists where it has been written."""
+    if part.folder not in [known.folder for known in Manifest.read(path).shards]:
+        raise NotAMemory(f"{path} has no place for {part.folder}.", hint="Say how many shards there are: shards=…")
+    if (path / part.folder).exists():
+        raise AlreadyExists(f"{path / part.folder} already exists.", hint="Record into a new folder.")
+
+
 class Writer:
-    """The one writer of a memory. Used from one thread."""
+    """The one writer of a shard. Used from one thread."""
 
     def __init__(
         self,
@@ -61,16 +69,26 @@ class Writer:
         initial: Mapping[str, NDArray[Any]],
         momentum: Mapping[str, NDArray[Any]],
         label_names: Mapping[str, Sequence[str]],
+        shard_number: int = 0,
+        shards: int = 1,
         segment_bytes: int = SEGMENT_BYTES,
         journal_seconds: float | None = None,
     ) -> None:
-        """Creates the memory. `journal_seconds`: JOURNAL_SECONDS where None."""
+        """Creates the memory of so many `shards`, or one of its further shards; weights are the first one's to write.
+
+        `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already,
+        NotAMemory where a further shard comes before the first.
+        """
         self.path = Path(path)
-        check_new_folder(self.path)
         self._segment_bytes = segment_bytes
         self._journal_seconds = JOURNAL_SECONDS if journal_seconds is None else journal_seconds
-        self._shard = Shard()
+        self._shard = Shard(shard_folder(shard_number))
         self._folder = self.path / self._shard.folder
+        self._place = (self._folder, SHARD_FILE) if shard_number else (self.path, FILE)
+        if shard_number:
+            check_new_shard(self.path, self._shard)
+        else:
+            check_new_folder(self.path)
         self._folder.joinpath("layers").mkdir(parents=True)
         self._gathered = Gathered(self._folder, Blocks(), layers, label_names)
         spaces = list(self._gathered.spaces) or ["sample"]
@@ -82,7 +100,7 @@ class Writer:
             reason=reason,
             spaces=spaces,
             columns=first_columns(spaces),
-            shards=[self._shard],
+            shards=[self._shard, *([] if shard_number else [Shard(shard_folder(n)) for n in range(1, shards)])],
         )
         self._database = self._folder / shard.FILE
         self._shard.tables = shard.create(self._database, self.manifest.tables(), self._views())
@@ -90,12 +108,13 @@ class Writer:
         self._journaled_bytes = 0
         self._journal = JournalWriter(self._folder, 0)
         self._durable_at = time.monotonic()
-        self._set_weights("initial", initial)
-        if momentum:
-            self._set_weights("momentum", momentum)
+        if not shard_number:
+            self._set_weights("initial", initial)
+            if momentum:
+                self._set_weights("momentum", momentum)
         for created in (self._folder / "layers", self._folder, self.path, self.path.parent):
             sync_folder(created)
-        self.manifest.write(self.path)
+        self._write_manifest()
 
     def append(self, batch: Batch) -> None:
         """Take one step's slots and logs. Raises BadInput for a user column that is new or changed its type."""
@@ -133,7 +152,7 @@ class Writer:
                 added["segments"] = segments
             self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
             self._shard.commits += 1
-            self.manifest.write(self.path)
+            self._write_manifest()
             self._journal.remove()
             self._journal = JournalWriter(self._folder, self._shard.commits)
         self._journaled, self._journaled_bytes = [], 0
@@ -142,7 +161,7 @@ class Writer:
     def set_final(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Store the weights as the training left them, under the names of the model's state dict."""
         self._set_weights("final", weights)
-        self.manifest.write(self.path)
+        self._write_manifest()
 
     def add_probe(
         self,
@@ -156,18 +175,21 @@ class Writer:
         files, probe = write_probe(self.path, name, self.manifest, queries, labels, outputs)
         self.manifest.files |= files
         self.manifest.probes[name] = probe
-        self.manifest.write(self.path)
+        self._write_manifest()
 
     def close(self, finished: bool = True) -> None:
         """Commit, and say whether the training came to its end."""
         self.commit()
         self.manifest.recording = not finished
-        self.manifest.write(self.path)
+        self._write_manifest()
 
     def abandon(self) -> None:
         """Let go without a further commit: the memory stays as of what is durable."""
         self._gathered.discard()
         self._journal.close()
+
+    def _write_manifest(self) -> None:
+        self.manifest.write(*self._place)
 
     def _evolve(self, joined: Sequence[Layer]) -> None:
         """Make room for layers, spaces, columns and settings that the training had not shown before."""
@@ -180,7 +202,7 @@ class Writer:
             self._database, self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
         )
         self._gathered.changed = False
-        self.manifest.write(self.path)
+        self._write_manifest()
 
     def _views(self) -> list[str]:
         columns, spaces = self.manifest.columns, self.manifest.spaces
