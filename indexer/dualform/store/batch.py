@@ -1,22 +1,54 @@
-"""What one recorded step brings to the store, as plain values. Shapes: n new slots of a layer's space."""
+"""What one recorded step brings to the store, as plain values.
+
+Shapes: B rows of the step; n slots of one extent; d_in and d_out of a layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dualform.store.layer import Layer
+
+Array: TypeAlias = NDArray[Any]
 
 TOLERANCE = 1e-4
 """Largest share of a gradient that may stay unexplained: float32 gradients come out at 1e-7 to 1e-5."""
 
 
 @dataclass(frozen=True)
-class LayerRows:
-    """One layer's share of a batch. The arrays are C-contiguous, and nobody writes to them any more."""
+class Extent:
+    """The slots of one call in one space: consecutive, row after row."""
 
+    space: str
+    call: int
+    """0, 1, … within the step and space."""
+    rows: int
+    """B: rows of the batch that this call saw; 0 where rows are not known."""
+    length: int | None
+    """Positions of each row; None where a slot is a row (keys [B, d])."""
+    row: NDArray[np.int32] | None = None
+    """int32[n] of each slot where the slots are not regular (a padding mask, routed tokens); -1 where unknown."""
+    position: NDArray[np.int64] | None = None
+    """int64[n] where it is not i % length."""
+    columns: Mapping[str, Array] = field(default_factory=dict)
+    """[n] each: what is said of single slots (token columns)."""
+
+    @property
+    def slots(self) -> int:
+        """n."""
+        return len(self.row) if self.row is not None else self.rows * (1 if self.length is None else self.length)
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """One layer's rows of one extent: all n slots of it. C-contiguous, and nobody writes to them any more."""
+
+    call: int
     keys: NDArray[np.float32]
     """float32[n, d_in], finite."""
     values: NDArray[np.float32] | None
@@ -25,14 +57,10 @@ class LayerRows:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """The optimizer's settings for one parameter group at one update."""
+    """The optimizer's settings for one parameter group at one update: those that the update rule names."""
 
-    lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    maximize: bool = False
+    settings: Mapping[str, float | bool]
+    """The first of them is always lr."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +99,41 @@ class Defect:
 
 
 @dataclass(frozen=True)
+class WatchLog:
+    """One parameter after the update of one step. Random R[d_in, 8] for a weight W; a bias is taken as it is.
+
+    The first three are Frobenius norms over sqrt(8) for a weight, plain norms for a bias; all four are absolute.
+    """
+
+    step: int
+    parameter: str
+    one_step: float
+    """||W R - what the recurrence makes of the last observed W R||."""
+    accumulated: float
+    """||W R - rebuilt R||."""
+    way: float
+    """||(W - W_0) R||."""
+    rounding: float
+    """The floor that float32's rounding of W sets: the root of the sum over updates of u^2 ||W||_F^2 / 3."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """The slots and logs of one recorded step."""
 
     step: int
-    slots: Mapping[str, Mapping[str, NDArray[Any]]]
-    """Slot columns by space, in slot order, without `slot` and `step`: row int32, position int64, dataset object,
-    label int64, sample int64, then user columns (int64, float64, bool, or object holding texts). NULL is a masked
-    entry, or None in an object array."""
-    layers: Mapping[str, LayerRows]
-    """By layer name."""
+    samples: Mapping[str, Array]
+    """[B] each: dataset, label, sample, then user columns; row b of the step is entry b. Integers, floats, booleans,
+    or objects holding texts. NULL is a masked entry, or None in an object array."""
+    extents: Sequence[Extent]
+    """Ordered by (space, call)."""
+    layers: Mapping[str, Sequence[LayerRows]]
+    """By layer, ascending by call. A layer is absent from calls that it has no rows for."""
+    unknown: Mapping[str, Any] | None = None
+    """What is said of slots whose row is not known (scalars only); None where there are none."""
+    joined: Sequence[Layer] = ()
+    """Layers seen for the first time at this step."""
     logs: list[StepLog] = field(default_factory=list)
     """Logs of steps whose outcome is known by now; not only this step's."""
     defects: list[Defect] = field(default_factory=list)
+    watch: list[WatchLog] = field(default_factory=list)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of the model, and the columns of a layer's [W | b], [d_out, d_in + 1], that it brings.
+    """One parameter block: the columns of a layer's [W | b], [d_out, d_in + 1], that a parameter of the model brings.
 
     Parameters that bring the same columns are added up, as the two biases of an LSTM are.
     """
@@ -19,6 +19,10 @@ class Parameter:
     start: int
     stop: int
     """One past the last column; the bias is column d_in."""
+    rows: tuple[int, int] | None = None
+    """Rows of the named parameter that the block stands for, the last one excluded; None for all."""
+    transposed: bool = False
+    """Whether the parameter is stored as [d_in, d_out]."""
 
 
 def affine(d_in: int, weight: str, bias: str | None) -> tuple[Parameter, ...]:
@@ -32,21 +36,28 @@ class Layer:
     """One layer of the recorded model, under the name the model gives its module."""
 
     name: str
+    space: str
+    """The slot space that its slots belong to."""
     d_in: int
     """Width of a key, without the 1 that stands for the bias."""
     d_out: int
     parameters: tuple[Parameter, ...]
     """Weights in the order of their columns, then biases."""
-    space: str
-    """What one slot stands for: "sample" or "token"."""
-    repeats: bool
+    source: str = "rows"
+    """Where its keys come from: "rows" that are stored, or "none": recorded with keys=False, a digest a step."""
+    repeats: bool = False
     """Whether the layer's inputs repeat (raw data), so that each distinct key is stored once."""
-    values: bool
+    values: bool = True
     """Whether error signals are stored."""
-    keys: bool = True
-    """Whether keys are stored; where they are not, a digest of each step's is."""
+    dtype: str = "float32"
+    """What the training computed in: "float32" or "bfloat16"."""
     reason: str = ""
-    """Why values are not, where it is the kind of layer that has none."""
+    """Why values are not stored, where it is the kind of layer that has none."""
+
+    @property
+    def keys(self) -> bool:
+        """Whether keys can be read."""
+        return self.source != "none"
 
     @property
     def weights(self) -> tuple[Parameter, ...]:
@@ -66,10 +77,10 @@ class Layer:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Layer:
-        """Of `to_json`, or of a memory that names one `weight` and one `bias`, as the first ones did."""
-        fields = dict(fields)
-        if "weight" in fields:
-            fields["parameters"] = affine(fields["d_in"], fields.pop("weight"), fields.pop("bias"))
-        else:
-            fields["parameters"] = tuple(Parameter(**parameter) for parameter in fields["parameters"])
-        return cls(**fields)
+        """The layer that `to_json` described."""
+        return cls(**{**fields, "parameters": tuple(_parameter(block) for block in fields["parameters"])})
+
+
+def _parameter(fields: dict[str, Any]) -> Parameter:
+    rows = fields["rows"]
+    return Parameter(**{**fields, "rows": None if rows is None else (rows[0], rows[1])})

@@ -13,8 +13,9 @@ from typing import Any
 from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
 from dualform.store.layer import Layer
+from dualform.store.tables import SAMPLES, SETTINGS, TABLES, ColumnTypes, extents_table, extents_types
 
-FORMAT = 1
+FORMAT = 2
 FILE = "memory.json"
 
 
@@ -31,8 +32,8 @@ class TableMark:
     """How far a DuckDB table is committed: rows beyond it belong to a commit that was cut off."""
 
     rows: int
-    digest: str
-    """Running digest of the rows, commit after commit (tables.py)."""
+    digests: dict[str, str]
+    """Running digest of each column, commit after commit (tables.py); "" before its first entry."""
 
 
 @dataclass
@@ -41,23 +42,41 @@ class Shard:
 
     folder: str = "shard-00000"
     commits: int = 0
+    """The rows since the last one stand in the folder's journal-NNNNNN of this number, where it exists."""
     tables: dict[str, TableMark] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        tables = {name: vars(mark) for name, mark in self.tables.items()}
+        return {"folder": self.folder, "commits": self.commits, "tables": tables}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Shard:
+        tables = {name: TableMark(**mark) for name, mark in fields["tables"].items()}
+        return cls(fields["folder"], fields["commits"], tables)
+
+
+def first_columns(spaces: list[str]) -> dict[str, dict[str, str]]:
+    """`Manifest.columns` before the first step."""
+    return {"samples": dict(SAMPLES), "steps": dict(SETTINGS), **{space: {} for space in spaces}}
 
 
 @dataclass
 class Manifest:
+    """The content of memory.json."""
+
     layers: list[Layer]
     skipped: dict[str, str]
     """Layers that were not recorded, with the reason."""
     optimizer: str
-    linear: bool
-    """Whether the optimizer's recurrence is linear, so that outputs and weights can be rebuilt."""
+    rule: str
+    """The update rule that the optimizer follows; "" where none is known, so that weights cannot be rebuilt."""
     reason: str
-    """Why they cannot, where it is not."""
-    spaces: dict[str, str]
-    """Slot table of each space."""
+    """Why there is no rule, where there is none."""
+    spaces: list[str]
+    """Names of the slot spaces; the view of the first is `slots`, that of each other has the space's name."""
     columns: dict[str, dict[str, str]]
-    """Slot columns and their DuckDB types, by space."""
+    """DuckDB types of what differs from memory to memory: "samples" (all columns of that table), "steps" (settings of
+    the optimizer), and by space the token columns, under the type of one slot."""
     shards: list[Shard]
     files: dict[str, FileMark] = field(default_factory=dict)
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -66,19 +85,24 @@ class Manifest:
     """False once the recorder has left in good order."""
     format: int = FORMAT
 
+    def tables(self) -> dict[str, ColumnTypes]:
+        """Every table of a shard's slots.duckdb but `commits`, with its columns as of now."""
+        settings, base = self.columns["steps"], dict(TABLES)
+        for name in ("steps", "parameter_groups"):
+            base[name] = {**TABLES[name], **settings}
+        extents = {extents_table(space): extents_types(self.columns[space]) for space in self.spaces}
+        return {"samples": self.columns["samples"], **extents, **base}
+
     def write(self, folder: Path) -> None:
         """Replace memory.json, durably."""
         fields = {
             "format": self.format,
-            "optimizer": {"name": self.optimizer, "linear": self.linear, "reason": self.reason},
+            "optimizer": {"name": self.optimizer, "rule": self.rule, "reason": self.reason},
             "layers": [layer.to_json() for layer in self.layers],
             "skipped": self.skipped,
             "spaces": self.spaces,
             "columns": self.columns,
-            "shards": [
-                {"folder": s.folder, "commits": s.commits, "tables": {k: vars(v) for k, v in s.tables.items()}}
-                for s in self.shards
-            ],
+            "shards": [shard.to_json() for shard in self.shards],
             "files": {name: vars(mark) for name, mark in sorted(self.files.items())},
             "probes": self.probes,
             "recording": self.recording,
@@ -90,7 +114,7 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         """The manifest of a memory's folder.
 
-        Raises NotAMemory where there is none or its format is newer, Damaged where it was altered.
+        Raises NotAMemory where there is none or its format is another, Damaged where it was altered.
         """
         path = folder / FILE
         try:
@@ -105,11 +129,7 @@ class Manifest:
         try:
             fields = json.loads(content)
             version = fields["format"]
-            if isinstance(version, int) and version > FORMAT:
-                raise NotAMemory(
-                    f"{folder} is a memory of format {version}, newer than the {FORMAT} that this version reads.",
-                    hint="Upgrade dualform: pip install --upgrade dualform.",
-                )
+            _check_format(folder, version)
             if fields.pop("checksum") != checksum(_canonical(fields)):
                 raise ValueError("its checksum differs")
             return cls._from_json(fields)
@@ -124,18 +144,28 @@ class Manifest:
             layers=[Layer.from_json(layer) for layer in fields["layers"]],
             skipped=fields["skipped"],
             optimizer=optimizer["name"],
-            linear=optimizer["linear"],
+            rule=optimizer["rule"],
             reason=optimizer["reason"],
             spaces=fields["spaces"],
             columns=fields["columns"],
-            shards=[
-                Shard(s["folder"], s["commits"], {name: TableMark(**mark) for name, mark in s["tables"].items()})
-                for s in fields["shards"]
-            ],
+            shards=[Shard.from_json(shard) for shard in fields["shards"]],
             files={name: FileMark(**mark) for name, mark in fields["files"].items()},
             probes=fields["probes"],
             recording=fields["recording"],
             format=fields["format"],
+        )
+
+
+def _check_format(folder: Path, version: Any) -> None:
+    if version == 1:
+        raise NotAMemory(
+            f"{folder} is a memory of format 1, written by dualform 0.1, which this version does not read.",
+            hint="Open it with dualform 0.1, or record the training again.",
+        )
+    if isinstance(version, int) and version > FORMAT:
+        raise NotAMemory(
+            f"{folder} is a memory of format {version}, newer than the {FORMAT} that this version reads.",
+            hint="Upgrade dualform: pip install --upgrade dualform.",
         )
 
 

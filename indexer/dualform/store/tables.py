@@ -1,18 +1,21 @@
-"""The DuckDB tables of a shard: their columns, and the running digest that marks how far they are committed.
+"""The DuckDB tables of a shard: their columns, and the running digest that marks how far each column is committed.
 
-    slots             one row per slot, in slot order (one such table per space)
-    key_rows          slot -> row among the distinct keys, for layers whose inputs repeat
+    samples           one row for each row of each step; one more, its row NULL, for slots whose row is not known
+    extents_<space>   one row for each call of a space in a step: where its slots lie, and what single slots say
+    entries           which slots of its space a layer has, as ranges
+    key_rows          entry -> row among the distinct keys, for layers whose inputs repeat; a list for each increment
     steps             what the optimizer did at each recorded step, for its first parameter group
     parameter_groups  the settings of every parameter group at each update
     factors           the measured gradient factor of every recorded parameter at each update
     defects           why a layer cannot be rebuilt exactly, and from which step on
+    watch             how far each parameter was from what the slots make of it, after each update
     labels            names of labels
     digests           what each layer was fed at each step, for layers whose keys are not stored
-    segments          the matrix files, with their checksums
-    commits           rows and running digest of each table after each commit
+    segments          the matrix files, with a checksum for each of their blocks
+    commits           rows and running digest of each column after each commit
 
-Tables only grow. The digest of a table after a commit hashes the digest before it and the rows the commit added, so
-that the last one, which stands in memory.json, vouches for every row that an answer can come from.
+Tables only grow. The digest of a column after a commit hashes the digest before it and the entries that the commit
+added, so that the last one, which stands in memory.json, vouches for every entry that an answer can come from.
 """
 
 from __future__ import annotations
@@ -26,28 +29,47 @@ import pyarrow.compute as pc
 import xxhash
 
 ColumnTypes: TypeAlias = Mapping[str, str]
+"""DuckDB types by column, in column order."""
 
+SAMPLES: ColumnTypes = {
+    "datapoint": "BIGINT",
+    "step": "BIGINT",
+    "row": "INTEGER",
+    "dataset": "VARCHAR",
+    "label": "BIGINT",
+    "sample": "BIGINT",
+}
+"""The columns of `samples` that every memory has; user columns follow."""
+EXTENTS: ColumnTypes = {
+    "step": "BIGINT",
+    "call": "INTEGER",
+    "first_slot": "BIGINT",
+    "slots": "BIGINT",
+    "rows": "INTEGER",
+    "length": "BIGINT",
+    "first_datapoint": "BIGINT",
+    "row": "INTEGER[]",
+    "position": "BIGINT[]",
+}
+"""The columns of `extents_<space>` that every space has; token columns follow, as lists."""
 SLOTS: ColumnTypes = {
     "slot": "BIGINT",
     "step": "BIGINT",
     "row": "INTEGER",
     "position": "BIGINT",
+    "call": "INTEGER",
     "dataset": "VARCHAR",
     "label": "BIGINT",
     "sample": "BIGINT",
 }
-_SETTINGS: ColumnTypes = {
-    "lr": "DOUBLE",
-    "momentum": "DOUBLE",
-    "dampening": "DOUBLE",
-    "weight_decay": "DOUBLE",
-    "nesterov": "BOOLEAN",
-    "maximize": "BOOLEAN",
-}
+"""The columns of a space's view that every memory has; user columns follow."""
+SETTINGS: ColumnTypes = {"lr": "DOUBLE"}
+"""The setting that every optimizer has; the others are those that its update rule names."""
 TABLES: Mapping[str, ColumnTypes] = {
-    "key_rows": {"layer": "VARCHAR", "slot": "BIGINT", "key_row": "BIGINT"},
-    "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **_SETTINGS, "clip": "DOUBLE"},
-    "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **_SETTINGS},
+    "entries": {"layer": "VARCHAR", "first_slot": "BIGINT", "slots": "BIGINT"},
+    "key_rows": {"layer": "VARCHAR", "first_entry": "BIGINT", "key_rows": "BIGINT[]"},
+    "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **SETTINGS, "clip": "DOUBLE"},
+    "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **SETTINGS},
     "factors": {
         "step": "BIGINT",
         "parameter": "VARCHAR",
@@ -56,6 +78,14 @@ TABLES: Mapping[str, ColumnTypes] = {
         "residual": "DOUBLE",
     },
     "defects": {"step": "BIGINT", "layer": "VARCHAR", "reason": "VARCHAR"},
+    "watch": {
+        "step": "BIGINT",
+        "parameter": "VARCHAR",
+        "one_step": "DOUBLE",
+        "accumulated": "DOUBLE",
+        "way": "DOUBLE",
+        "rounding": "DOUBLE",
+    },
     "labels": {"dataset": "VARCHAR", "label": "BIGINT", "name": "VARCHAR"},
     "digests": {"step": "BIGINT", "layer": "VARCHAR", "keys": "VARCHAR", "columns": "VARCHAR"},
     "segments": {
@@ -66,11 +96,17 @@ TABLES: Mapping[str, ColumnTypes] = {
         "first_row": "BIGINT",
         "rows": "BIGINT",
         "bytes": "BIGINT",
-        "checksum": "VARCHAR",
+        "blocks": "BLOB",
     },
 }
-"""Every table but the slot tables, whose user columns differ from memory to memory."""
-COMMITS: ColumnTypes = {"commit": "BIGINT", "table": "VARCHAR", "rows": "BIGINT", "digest": "VARCHAR"}
+"""Every table but samples and extents. Further settings follow in `steps` and `parameter_groups`."""
+COMMITS: ColumnTypes = {
+    "commit": "BIGINT",
+    "table": "VARCHAR",
+    "column": "VARCHAR",
+    "rows": "BIGINT",
+    "digest": "VARCHAR",
+}
 
 _ARROW = {
     "BIGINT": pa.int64(),
@@ -78,13 +114,39 @@ _ARROW = {
     "DOUBLE": pa.float64(),
     "BOOLEAN": pa.bool_(),
     "VARCHAR": pa.string(),
+    "BLOB": pa.binary(),
 }
 _DUCKDB_OF_KIND = {"i": "BIGINT", "u": "BIGINT", "f": "DOUBLE", "b": "BOOLEAN", "O": "VARCHAR", "U": "VARCHAR"}
 
 
+def extents_table(space: str) -> str:
+    """The name of a space's table of extents."""
+    return f"extents_{space}"
+
+
+def extents_types(token_columns: ColumnTypes) -> ColumnTypes:
+    """The columns of a space's table of extents, from the types of what is said of its single slots."""
+    return {**EXTENTS, **{name: f"{kind}[]" for name, kind in token_columns.items()}}
+
+
+def view_types(samples: ColumnTypes, token_columns: ColumnTypes) -> ColumnTypes:
+    """The columns of a space's view. A token column hides the sample's column of its name."""
+    said = {name: kind for name, kind in samples.items() if name not in ("datapoint", "step", "row")}
+    return {**SLOTS, **said, **token_columns}
+
+
 def duckdb_type(column: np.ndarray[Any, Any]) -> str | None:
-    """The DuckDB type that holds a slot column; None where no type does."""
+    """The DuckDB type that holds a user column; None where no type does."""
     return _DUCKDB_OF_KIND.get(column.dtype.kind)
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    """The Arrow type of a DuckDB type, which may be a list's."""
+    return pa.list_(_ARROW[kind[:-2]]) if kind.endswith("[]") else _ARROW[kind]
+
+
+def schema(types: ColumnTypes) -> pa.Schema:
+    return pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
 
 
 def create_statement(table: str, types: ColumnTypes) -> str:
@@ -98,17 +160,20 @@ def quoted(name: str) -> str:
 
 
 def arrow_table(columns: Mapping[str, Any], types: ColumnTypes) -> pa.Table:
-    """Columns (arrays, masked arrays or sequences with None) as an Arrow table of the given DuckDB types."""
-    arrays = []
-    for name, kind in types.items():
-        column = columns[name]
-        mask = None
-        if isinstance(column, np.ma.MaskedArray):
-            mask, column = np.ma.getmaskarray(column), column.data
-        if isinstance(column, np.ndarray) and column.dtype.kind == "U":
-            column = column.astype(object)
-        arrays.append(pa.array(column, type=_ARROW[kind], mask=mask))
-    return pa.table(arrays, names=list(types))
+    """Columns (Arrow arrays, arrays, masked arrays or sequences with None) as a table of the given DuckDB types."""
+    return pa.table([arrow_column(columns[name], kind) for name, kind in types.items()], schema=schema(types))
+
+
+def arrow_column(column: Any, kind: str) -> pa.Array:
+    """One column, its NULLs masked or None, as an Arrow array of the given DuckDB type."""
+    if isinstance(column, (pa.Array, pa.ChunkedArray)):
+        return column
+    mask = None
+    if isinstance(column, np.ma.MaskedArray):
+        mask, column = np.ma.getmaskarray(column), column.data
+    if isinstance(column, np.ndarray) and column.dtype.kind == "U":
+        column = column.astype(object)
+    return pa.array(column, type=arrow_type(kind), mask=mask)
 
 
 def rows_table(rows: Sequence[Sequence[Any]], types: ColumnTypes) -> pa.Table:
@@ -119,27 +184,42 @@ def rows_table(rows: Sequence[Sequence[Any]], types: ColumnTypes) -> pa.Table:
 
 def as_typed(table: pa.Table, types: ColumnTypes) -> pa.Table:
     """The same rows with exactly the Arrow types that the digest is defined on."""
-    return table.select(list(types)).cast(pa.schema([(name, _ARROW[kind]) for name, kind in types.items()]))
+    return table.select(list(types)).cast(schema(types))
 
 
-def running_digest(before: str, rows: pa.Table) -> str:
-    """The digest of a table after `rows` were added to what `before` stands for."""
-    digest = xxhash.xxh3_128(f"{before}:{rows.num_rows}".encode())
-    for name in rows.column_names:
-        digest.update(name.encode())
-        _update(digest, rows[name].combine_chunks())
+def running_digest(before: str, column: pa.Array | pa.ChunkedArray) -> str:
+    """The digest of a column after these entries were added to what `before` stands for ("" for none)."""
+    digest = xxhash.xxh3_128(f"{before}:{len(column)}".encode())
+    _update(digest, column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     return str(digest.hexdigest())
 
 
+def table_digest(before: str, rows: pa.Table) -> str:
+    """One digest over all columns of some rows, their names included."""
+    for name in rows.column_names:
+        before = running_digest(f"{before}:{name}", rows[name])
+    return before
+
+
 def _update(digest: Any, column: pa.Array) -> None:
+    if isinstance(column, pa.ChunkedArray):  # combining no chunks, or too many bytes for one, leaves chunks
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
     digest.update(np.packbits(column.is_valid().to_numpy(zero_copy_only=False)).tobytes())
-    if pa.types.is_string(column.type):
-        filled = column.fill_null("")
-        digest.update(np.ascontiguousarray(pc.binary_length(filled).to_numpy(zero_copy_only=False)).tobytes())
-        _, offsets, content = filled.buffers()
-        bounds = np.frombuffer(offsets, dtype=np.int32)[filled.offset : filled.offset + len(filled) + 1]
-        if len(filled) and content is not None:
-            digest.update(memoryview(content)[bounds[0] : bounds[-1]])
+    if pa.types.is_list(column.type):
+        lengths = column.value_lengths().fill_null(0)
+        digest.update(lengths.cast(pa.int64()).to_numpy().tobytes())
+        _update(digest, column.flatten())
+    elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        _update_bytes(digest, column.fill_null("" if pa.types.is_string(column.type) else b""))
     else:
         zero = pa.scalar(False) if pa.types.is_boolean(column.type) else pa.scalar(0, type=column.type)
-        digest.update(np.ascontiguousarray(column.fill_null(zero).to_numpy(zero_copy_only=False)).tobytes())
+        filled = column.fill_null(zero) if column.null_count else column
+        digest.update(np.ascontiguousarray(filled.to_numpy(zero_copy_only=False)).data)
+
+
+def _update_bytes(digest: Any, filled: pa.Array) -> None:
+    digest.update(np.ascontiguousarray(pc.binary_length(filled).to_numpy(zero_copy_only=False)).tobytes())
+    _, offsets, content = filled.buffers()
+    if len(filled) and content is not None:
+        bounds = np.frombuffer(offsets, dtype=np.int32)[filled.offset : filled.offset + len(filled) + 1]
+        digest.update(memoryview(content)[bounds[0] : bounds[-1]])
