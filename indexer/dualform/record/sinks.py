@@ -26,11 +26,12 @@ class Header:
     path: Path
     layers: Sequence[Layer]
     skipped: Mapping[str, str]
-    """Layers that are not recorded, and why."""
+    """Layers that are not recorded, and why; those that no step has reached yet among them."""
     optimizer: str
-    linear: bool
+    rule: str
+    """The update rule that the optimizer follows; "" where none is known."""
     reason: str
-    """Why not linear; empty where it is."""
+    """Why there is no rule; empty where there is one."""
     initial: Mapping[str, NDArray[Any]]
     """The model's state dict before the first step."""
     momentum: Mapping[str, NDArray[Any]]
@@ -59,8 +60,10 @@ class Sink(Protocol):
     ) -> None:
         """Store a probe. Raises BadInput for a name that is taken."""
 
-    def close(self, final: Mapping[str, NDArray[Any]], finished: bool) -> None:
-        """Store the final weights; everything is durable on return. `finished`: the training came to its end."""
+    def close(self, final: Mapping[str, NDArray[Any]], finished: bool, skipped: Mapping[str, str]) -> None:
+        """Store the final weights; everything is durable on return. `finished`: the training came to its end;
+        `skipped`: the layers that were never recorded, and why.
+        """
 
 
 class StoreSink:
@@ -81,7 +84,7 @@ class StoreSink:
             layers=header.layers,
             skipped=header.skipped,
             optimizer=header.optimizer,
-            linear=header.linear,
+            rule=header.rule,
             reason=header.reason,
             initial=header.initial,
             momentum=header.momentum,
@@ -108,8 +111,9 @@ class StoreSink:
             lambda: self._writer.add_probe(name, queries=queries, labels=labels, outputs=outputs), fatal=False
         )
 
-    def close(self, final: Mapping[str, NDArray[Any]], finished: bool) -> None:
+    def close(self, final: Mapping[str, NDArray[Any]], finished: bool, skipped: Mapping[str, str]) -> None:
         def close() -> None:
+            self._writer.manifest.skipped = dict(skipped)
             self._writer.set_final(final)
             self._writer.close(finished=finished)
 
@@ -124,5 +128,10 @@ class StoreSink:
 
 def bytes_of(batch: Batch) -> int:
     """The memory a batch holds on to."""
-    rows = sum(r.keys.nbytes + (0 if r.values is None else r.values.nbytes) for r in batch.layers.values())
-    return rows + sum(column.nbytes for columns in batch.slots.values() for column in columns.values())
+    rows = sum(
+        part.keys.nbytes + (0 if part.values is None else part.values.nbytes)
+        for parts in batch.layers.values()
+        for part in parts
+    )
+    lists = [array for extent in batch.extents for array in (extent.row, extent.position, *extent.columns.values())]
+    return rows + sum(array.nbytes for array in (*batch.samples.values(), *lists) if array is not None)
