@@ -116,7 +116,7 @@ class Opened:
     """A recorder whose sink can be looked at."""
 
     def __init__(self, model, optimizer, path, **options):
-        self.sinks = []
+        self.sinks, self.optimizer = [], optimizer
         self.recorder = Recorder(model, optimizer, path, sink=self._make, **options)
 
     def _make(self, header):

@@ -226,8 +226,8 @@ class Recording:
             if tap.name in recorded:
                 self._plan.skipped.pop(tap.name, None)
             else:
-                why = self._unreached.get(tap.name, "it was not called")
-                self._plan.skipped[tap.name] = f"{why} in any recorded step"
+                why = self._unreached.get(tap.name, "it was not called in a recorded step")
+                self._plan.skipped[tap.name] = why
 
     def forget(self, record: StepRecord) -> None:
         """A step comes to nothing."""

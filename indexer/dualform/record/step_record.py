@@ -60,12 +60,12 @@ class StepRecord:
         return {name: next(iter(signals.values())).dtype for name, signals in self._signals.items()}
 
     def called(self, tap: Tap, raw: bool) -> None:
-        self.reached[tap.name] = "its output reached no loss"
+        self.reached[tap.name] = "its output reached no loss in a recorded step"
         if raw:
             self.raw.add(tap.name)
 
     def called_without_gradient(self, tap: Tap) -> None:
-        self.reached.setdefault(tap.name, "it ran under torch.no_grad")
+        self.reached.setdefault(tap.name, "it ran under torch.no_grad in every recorded step")
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
         if self.settled or not key.numel():
