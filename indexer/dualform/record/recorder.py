@@ -52,7 +52,7 @@ class Recorder:
         *,
         keys: bool = True,
         spaces: Mapping[str, str] | None = None,
-        routed: Sequence[str] = (),
+        routed: str | Sequence[str] = (),
         on_error: Literal["raise", "warn"] = "raise",
         sink: Callable[[Header], Sink] | None = None,
     ) -> None:
@@ -79,10 +79,11 @@ class Recorder:
         own = _torch_optimizer(optimizer)
         self._taps, self.skipped = select(model, own, layers, keys and values)
         """`skipped`: layer -> why it is not recorded."""
+        routed = [routed] if isinstance(routed, str) else list(routed)
         Spaces(self._taps, spaces, routed)  # raises for what they cannot be
         self._plan = Plan(
-            model, own, self.path, self._taps, self.skipped, sink or StoreSink, dict(spaces or {}),
-            [routed] if isinstance(routed, str) else list(routed), keys, dict(label_names or {}),
+            model, own, self.path, self._taps, self.skipped, sink or StoreSink, dict(spaces or {}), routed, keys,
+            dict(label_names or {}),
         )  # fmt: skip
         self._on_error = on_error
         self._state = "new"
