@@ -119,7 +119,7 @@ def of_space(space, step, said, signals):
                     continue
                 label = said["label"]
                 word = said["word"][row, position] if space == "token" and "word" in said else None
-                columns.append((call, row, position, label if label is None or label is 7 else label[row], word))  # noqa: F632
+                columns.append((call, row, position, label[row] if step["label"] == "rows" else label, word))
                 for name, rows in parts.items():
                     if (name, call) in signals:
                         key, error = signals[name, call]
