@@ -142,8 +142,8 @@ def test_a_distributed_tensor_is_refused_by_name(tmp_path):
     finally:
         distributed.destroy_process_group()
     assert str(caught.value) == (
-        "'0.weight' is a DTensor, of which this process holds one part only. Record a model whose parameters are whole: "
-        "data parallelism, not FSDP or tensor parallelism."
+        "'0.weight' is a DTensor, of which this process holds one part only. Record a model whose parameters are "
+        "whole: data parallelism, not FSDP or tensor parallelism."
     )
 
 
@@ -166,6 +166,24 @@ def test_a_gradient_outside_its_step_is_refused_at_first_and_a_defect_later(tmp_
             model(data[1][0]).sum().backward()
     assert ("4", 2, f"{reason}, after step 2") in opened.sink.defects
     assert len(opened.sink.recorded) == 4
+
+
+def test_an_update_outside_a_step_that_was_not_recorded(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        for number, (x, y) in enumerate(batches(3)):
+            opened.optimizer.zero_grad()
+            with opened.recorder.step(label=y):
+                (cross_entropy(model(x), y) * (float("nan") if number == 1 else 1)).backward()
+            if number:
+                opened.optimizer.step()
+    reason = (
+        "after step 0 the optimizer updated with NaN or infinity in a key or error signal, in a step that was not "
+        "recorded"
+    )
+    assert sorted(opened.sink.defects) == [("0", 0, reason), ("2", 0, reason), ("4", 0, reason)]
+    assert [(log.step, log.updated) for log in opened.sink.logs.values()] == [(0, False)]
 
 
 def test_an_optimizer_that_steps_twice_later_is_a_defect(tmp_path):

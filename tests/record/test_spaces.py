@@ -35,11 +35,11 @@ def test_an_encoder_and_a_decoder_have_spaces_of_their_own(tmp_path):
     model = Translator()
     opened = opened_on(model, tmp_path / "m", spaces={"decoder.*": "target", "encoder.*": "source"})
     words, mask = np.arange(8).reshape(2, 4), np.array([[True] * 4, [True, True, False, False]])
-    with opened.recorder:
-        with opened.recorder.step(label=[7, 8], at={"source": {"word": np.arange(10).reshape(2, 5)}}) as step:
-            loss = model(SOURCE, TARGET).square().sum()
-            step.at("target", word=words, position=words + 10, mask=mask, label=words + 20)
-            loss.backward()
+    said = {"source": {"word": np.arange(10).reshape(2, 5)}}
+    with opened.recorder, opened.recorder.step(label=[7, 8], at=said) as step:
+        loss = model(SOURCE, TARGET).square().sum()
+        step.at("target", word=words, position=words + 10, mask=mask, label=words + 20)
+        loss.backward()
     sink = opened.sink
     assert {layer.name: layer.space for layer in sink.layers} == {
         "encoder.0": "source", "encoder.2": "source", "decoder.0": "target", "decoder.2": "target", "head": "sample",
@@ -62,8 +62,9 @@ def test_layers_of_other_lengths_in_one_space_are_refused(tmp_path):
     with opened.recorder, pytest.raises(RecordingError) as caught, opened.recorder.step():
         model(SOURCE, TARGET).sum().backward()
     assert str(caught.value) == (
-        "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. The layers of one space "
-        "see the same batch: give one of them another space, as spaces={'decoder.0': …}, or leave it out with layers=."
+        "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. The layers of one "
+        "space see the same batch: give one of them another space, as spaces={'decoder.0': …}, or leave it out with "
+        "layers=."
     )
     assert opened.sinks == []
 
@@ -215,12 +216,35 @@ def test_a_routed_layer_does_not_know_its_rows_even_where_the_sizes_agree(tmp_pa
     assert opened.sink.column("label") == [7, 8]
 
 
+def test_a_row_that_the_step_has_not(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    opened = opened_on(model, tmp_path / "m", routed=["1"])
+    with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(at={"layer_1": {"row": [0, 2]}}):
+        model(SOURCE[:, 0]).square().sum().backward()
+    assert str(caught.value) == (
+        "row of space 'layer_1' holds 0 to 2, and the step has 2 rows. Count rows from 0; -1 stands for one that is not "
+        "known."
+    )
+
+
+@pytest.mark.parametrize("length", [None, 3])
+def test_a_mask_of_rows_leaves_whole_rows_out(tmp_path, length):
+    model, x = nn.Linear(3, 3), torch.randn(4, 3) if length is None else torch.randn(4, 3, 3)
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder, opened.recorder.step(label=[5, 6, 7, 8], mask=[True, False, True, False]):
+        model(x).square().sum().backward()
+    space = "sample" if length is None else "token"
+    assert opened.sink.column("label", space) == [5] * (length or 1) + [7] * (length or 1)
+    np.testing.assert_array_equal(opened.sink.keys(""), x[[0, 2]].reshape(-1, 3).numpy())
+
+
 def test_rows_of_a_space_that_has_the_batch_are_not_said(tmp_path):
     model = nn.Linear(3, 3)
     opened = opened_on(model, tmp_path / "m")
-    with opened.recorder, pytest.raises(BadInput, match=r"^the rows of space 'token' are those of its batch\."):
-        with opened.recorder.step(at={"token": {"row": np.zeros((2, 5), int)}}):
-            model(SOURCE).sum().backward()
+    message = r"^the rows of space 'token' are those of its batch\. Only layers of routed= have rows of their own\.$"
+    said = {"token": {"row": np.zeros((2, 5), int)}}
+    with opened.recorder, pytest.raises(BadInput, match=message), opened.recorder.step(at=said):
+        model(SOURCE).sum().backward()
 
 
 def test_images_of_tokens_are_flattened_into_positions(tmp_path):

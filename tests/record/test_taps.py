@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from dualform.record.recorder import Recorder
 from dualform.record.taps import Call, Tap
 from dualform.store.layer import Parameter
 
@@ -47,16 +46,9 @@ class ByHand(nn.Module):
         return self.last(torch.relu(self.product(x, self.weight)))
 
 
-def test_a_product_by_hand(tmp_path, monkeypatch):
+def test_a_product_by_hand(tmp_path):
     model = ByHand()
-
-    def taps(*arguments):
-        found, skipped = select(*arguments)
-        return [model.product, *found], skipped
-
-    select = Recorder.__init__.__globals__["select"]
-    monkeypatch.setattr("dualform.record.recorder.select", taps)
-    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", taps=[model.product])
     x, snapshots = torch.randn(6, 3), [snapshot(model)]
     with opened.recorder:
         for _ in range(3):

@@ -35,6 +35,7 @@ from dualform.record.spaces import Spaces
 from dualform.record.step import Step
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
+from dualform.record.unwrapped import unwrapped
 from dualform.store.writer import check_new_folder
 
 
@@ -53,6 +54,7 @@ class Recorder:
         keys: bool = True,
         spaces: Mapping[str, str] | None = None,
         routed: str | Sequence[str] = (),
+        taps: Sequence[Tap] = (),
         on_error: Literal["raise", "warn"] = "raise",
         sink: Callable[[Header], Sink] | None = None,
     ) -> None:
@@ -66,7 +68,8 @@ class Recorder:
         `step(at=…)` gives it.
 
         `on_error`: what a failure of writing does, and metadata that stops fitting its batches: end the training, or
-        warn once and stop recording. The first step always raises. `sink`: takes the batches instead of a folder.
+        warn once and stop recording. The first step always raises. `taps`: of layers that are no modules. `sink`: takes
+        the batches instead of a folder.
 
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded.
@@ -76,9 +79,10 @@ class Recorder:
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
         if sink is None:
             check_new_folder(self.path)
-        own = _torch_optimizer(optimizer)
-        self._taps, self.skipped = select(model, own, layers, keys and values)
+        own = unwrapped(optimizer)
+        found, self.skipped = select(model, own, layers, keys and values, needed=not taps)
         """`skipped`: layer -> why it is not recorded."""
+        self._taps = [*taps, *found]
         routed = [routed] if isinstance(routed, str) else list(routed)
         Spaces(self._taps, spaces, routed)  # raises for what they cannot be
         self._plan = Plan(
@@ -291,13 +295,3 @@ class Recorder:
     def _require_open(self, what: str) -> None:
         if self._state not in ("open", "stopped"):
             raise RecordingError(f"recorder.{what} was called outside `with recorder`.")
-
-
-def _torch_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer that updates, where a wrapper holds it as `.optimizer`. Raises BadInput for none."""
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer
-    if not isinstance(optimizer, Optimizer):
-        kind = type(optimizer).__name__
-        raise BadInput(f"optimizer is {kind}.", hint="Give the torch optimizer.", field="optimizer")
-    return optimizer

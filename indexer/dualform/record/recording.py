@@ -65,6 +65,8 @@ class Recording:
         """Layers that have slots and that the sink does not know of yet."""
         self._unreached: dict[str, str] = {}
         """Layer -> why it had no slots when it was last called."""
+        self._unrecorded: list[str] = []
+        """Layers of the last step, where it was not recorded and its update may still come."""
         self._sink: Sink | None = None
         self.steps = 0
         """Steps recorded so far."""
@@ -92,6 +94,8 @@ class Recording:
         """The gradients are what they will be, and the weights have not moved yet; `record`: the step that runs."""
         if record is not None and not record.empty:
             self._update_inside(record)
+        elif self._unrecorded:
+            self._update_unrecorded(self._unrecorded)
         elif self._updates.awaited:
             self._updates.update_awaited()
         elif self.steps:
@@ -105,7 +109,7 @@ class Recording:
         self._updates.close_step()
         record.updated = True
         if self._slots is None:
-            self._update_unrecorded(record)
+            self._update_unrecorded(record.layers)
         else:
             self._updates.update(record.step, record.dtypes)
 
@@ -117,15 +121,18 @@ class Recording:
             self._updates.defect(record.step, layer, "stray", what)
         self._updates.stray(record.step)
 
-    def _update_unrecorded(self, record: StepRecord) -> None:
+    def _update_unrecorded(self, layers: Sequence[str]) -> None:
         """The optimizer goes on with NaN or infinity, as it would without a recorder."""
         if not self.begun:
             return  # the weights as of the next step are W_0
         before = max(self.steps - 1, 0)
-        for layer in record.layers:
+        reason = (
+            f"after step {before} the optimizer updated with NaN or infinity in a key or error signal, in a step that "
+            "was not recorded"
+        )
+        for layer in layers:
             if layer in self._spaces.layers:
-                self._updates.defect(before, layer, "stray", f"after step {before} the optimizer updated with NaN or "
-                                     "infinity in a key or error signal, in a step that was not recorded")  # fmt: skip
+                self._updates.defect(before, layer, "stray", reason)
         self._updates.stray(before)
 
     def late(self, tap: Tap) -> None:
@@ -189,8 +196,11 @@ class Recording:
         if not record.settled:
             self._settle(record)
         slots, self._slots = self._slots, None
+        self._unrecorded = [] if slots is not None or record.updated else record.layers
         if slots is not None:
             self._put(record, slots)
+        elif not record.updated:
+            self._updates.close_step()
 
     def _put(self, record: StepRecord, slots: Slots) -> None:
         joined: list[Layer] = []

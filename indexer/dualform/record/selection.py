@@ -21,13 +21,13 @@ KINDS: tuple[type[ModuleTap], ...] = (TappedLinear, TappedLSTM, TappedGRU)
 
 
 def select(
-    model: nn.Module, optimizer: Optimizer, layers: str | Sequence[str] | None, values: bool = True
+    model: nn.Module, optimizer: Optimizer, layers: str | Sequence[str] | None, values: bool = True, needed: bool = True
 ) -> tuple[list[Tap], dict[str, str]]:
     """Taps in the model's order, and name -> reason for every other layer that holds parameters.
 
-    `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted. Raises NotFound for one
-    that matches no such layer, and RecordingError for a model that is compiled, distributed or not materialised, or
-    where nothing is left to record.
+    `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `needed`: there must be
+    a layer. Raises NotFound for a pattern that matches no layer, and RecordingError for a model that is compiled,
+    distributed or not materialised, or where nothing is left to record.
     """
     _refuse_compiled(model)
     _refuse_tensors(model)
@@ -50,7 +50,7 @@ def select(
             tap = kind(name, module, values)
             tap.batch_dim = batch_dim_of(modules, name) if tap.batch_dim is None else tap.batch_dim
             taps.append(tap)
-    if not taps:
+    if needed and not taps:
         raise RecordingError(
             "the model has no layer to record: "
             + (

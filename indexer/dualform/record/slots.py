@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.errors import BadInput
 from dualform.record.alignment import Aligner, Shape, laid_out
 from dualform.record.columns import Columns
 from dualform.record.metadata import Array, Metadata
@@ -88,6 +89,7 @@ def slots_of(record: StepRecord, taps: Sequence[Tap], spaces: Spaces, columns: C
     parts = [extent for extent, _ in extents]
     unknown = any(extent.row is not None and bool((extent.row < 0).any()) for extent in parts)
     count = _sample_count(metadata, shapes, parts)
+    _check_rows(parts, count)
     samples = columns.samples(metadata, count, record.step)
     return Slots(samples, parts, columns.unknown(metadata) if unknown else None, rows, found.parted)
 
@@ -100,6 +102,18 @@ def _sample_count(metadata: Metadata, shapes: Sequence[Shape], extents: Sequence
     seen = [shape.rows for shape in shapes if not shape.space.routed]
     given = [int(extent.row.max()) + 1 for extent in extents if extent.row is not None and len(extent.row)]
     return max(said or seen or given or [0])
+
+
+def _check_rows(extents: Sequence[Extent], count: int) -> None:
+    """Raises BadInput for a row that the step has not."""
+    for extent in extents:
+        if extent.row is not None and len(extent.row) and not -1 <= extent.row.min() <= extent.row.max() < count:
+            raise BadInput(
+                f"row of space {extent.space!r} holds {extent.row.min()} to {extent.row.max()}, and the step has "
+                f"{count} rows.",
+                hint="Count rows from 0; -1 stands for one that is not known.",
+                field="row",
+            )
 
 
 def _laid(tensor: Tensor, shape: Shape, kept: Mapping[tuple[str, int], NDArray[np.int64] | None]) -> Tensor:
