@@ -222,8 +222,8 @@ def test_a_row_that_the_step_has_not(tmp_path):
     with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(at={"layer_1": {"row": [0, 2]}}):
         model(SOURCE[:, 0]).square().sum().backward()
     assert str(caught.value) == (
-        "row of space 'layer_1' holds 0 to 2, and the step has 2 rows. Count rows from 0; -1 stands for one that is not "
-        "known."
+        "row of space 'layer_1' holds 0 to 2, and the step has 2 rows. Count rows from 0; -1 stands for one that is "
+        "not known."
     )
 
 
