@@ -32,8 +32,8 @@ class ListSink:
     def add_probe(self, name, queries, labels, outputs):
         self.probes[name] = (queries, labels, outputs)
 
-    def close(self, final, finished):
-        self.final, self.finished = final, finished
+    def close(self, final, finished, skipped):
+        self.final, self.finished, self.skipped = final, finished, skipped
 
     # What was recorded.
 
@@ -46,50 +46,78 @@ class ListSink:
         return [(d.layer, d.step, d.reason) for batch in self.batches for d in batch.defects]
 
     @property
+    def layers(self):
+        return [*self.header.layers, *(layer for batch in self.batches for layer in batch.joined)]
+
+    @property
     def layer_names(self):
-        return [layer.name for layer in self.header.layers]
+        return [layer.name for layer in self.layers]
+
+    @property
+    def recorded(self):
+        """The batches of steps, without those that bring late news only."""
+        return [batch for batch in self.batches if batch.samples]
+
+    def parts(self, layer):
+        """(step, rows) of each call of a layer."""
+        return [(batch.step, part) for batch in self.batches for part in batch.layers.get(layer, ())]
 
     def keys(self, layer):
-        return np.concatenate([batch.layers[layer].keys for batch in self.batches if layer in batch.layers])
+        return np.concatenate([part.keys for _, part in self.parts(layer)])
 
     def values(self, layer):
-        return np.concatenate([batch.layers[layer].values for batch in self.batches if layer in batch.layers])
+        return np.concatenate([part.values for _, part in self.parts(layer)])
 
     def column(self, name, space="sample"):
-        return [v for batch in self.batches if space in batch.slots for v in batch.slots[space][name].tolist()]
+        """One entry a slot of a space, as its view shows it."""
+        return [v for batch in self.batches for extent in batch.extents if extent.space == space
+                for v in slot_column(batch, extent, name)]  # fmt: skip
 
     def rebuilt(self, parameter, steps):
         """float64: a parameter once `steps` recorded steps were taken, from the record alone."""
-        layer, place = next((x, p) for x in self.header.layers for p in x.parameters if p.name == parameter)
+        layer, place = next((x, p) for x in self.layers for p in x.parameters if p.name == parameter)
         updates = []
         for log in (self.logs[step] for step in sorted(self.logs) if step < steps):
             factor = next((f for f in log.factors if f.parameter == parameter), None)
             if log.updated and factor is not None and factor.factor is not None:
-                g = log.groups[factor.group]
-                updates.append(
-                    Update(log.first_step, log.step, factor.factor, g.lr, g.momentum, g.dampening, g.weight_decay,
-                           g.nesterov, g.maximize)
-                )  # fmt: skip
+                settings = log.groups[factor.group].settings
+                updates.append(Update(log.first_step, log.step, factor.factor, **settings))
         buffer = self.header.momentum.get(parameter)
         weights = recurrence(updates, steps, has_buffer=buffer is not None)
         total = weights.initial * self.header.initial[parameter].astype(np.float64)
         if buffer is not None:
             total = total + weights.momentum * buffer
-        for batch in self.batches:
-            if batch.step < steps and layer.name in batch.layers:
-                rows = batch.layers[layer.name]
+        for step, rows in self.parts(layer.name):
+            if step < steps:
                 keys, values = rows.keys.astype(np.float64), rows.values.astype(np.float64)
                 gradient = values.sum(0) if place in layer.biases else values.T @ keys[:, place.start : place.stop]
-                total = total + weights.per_step[batch.step] * gradient
+                total = total + weights.per_step[step] * gradient
         return total
+
+
+def slot_column(batch, extent, name):
+    """One entry a slot of an extent, by plain loops."""
+    length, n = extent.length, extent.slots
+    rows = extent.row.tolist() if extent.row is not None else [i // (length or 1) for i in range(n)]
+    if name == "row":
+        return [None if row < 0 else row for row in rows]
+    if name == "call":
+        return [extent.call] * n
+    if name == "position":
+        given = extent.position
+        return given.tolist() if given is not None else [None if length is None else i % length for i in range(n)]
+    if name in extent.columns:
+        return extent.columns[name].tolist()
+    of_samples = batch.samples[name].tolist() if name in batch.samples else [None] * n
+    return [batch.unknown[name] if row < 0 else of_samples[row] for row in rows]
 
 
 class Opened:
     """A recorder whose sink can be looked at."""
 
     def __init__(self, model, optimizer, path, **options):
-        self.sinks = []
-        self.recorder = Recorder(model, optimizer, path, _sink=self._make, **options)
+        self.sinks, self.optimizer = [], optimizer
+        self.recorder = Recorder(model, optimizer, path, sink=self._make, **options)
 
     def _make(self, header):
         self.sinks.append(ListSink(header))

@@ -35,21 +35,19 @@ class Twice(nn.Module):
         return self.last(torch.tanh(self.again(torch.tanh(self.again(self.first(x))))))
 
 
-def test_a_layer_called_twice(tmp_path):
-    model = Twice()
-    sink = record(model, tmp_path / "m")
-    assert {layer for layer, _, _ in sink.defects} == {"again"}
-    assert by_layer(sink)["again"] == "was called 2 times at step 0; one call a step can be a slot"
-    torch.manual_seed(0)
-    assert len(sink.keys("again")) == len(sink.keys("first")) == 24
-
-
-def test_the_first_call_is_the_one_recorded(tmp_path):
+def test_a_layer_called_twice_has_slots_of_both_calls(tmp_path):
     torch.manual_seed(0)
     model = Twice()
     with torch.no_grad():
-        expected = model.first(batches(1)[0][0]).numpy()
-    assert (record(model, tmp_path / "m", count=1).keys("again") == expected).all()
+        first = model.first(batches(1)[0][0])
+        second = torch.tanh(model.again(first))
+    sink = record(model, tmp_path / "m", count=1)
+    assert sink.defects == []
+    assert [rows.call for _, rows in sink.parts("again")] == [0, 1]
+    assert (sink.keys("again") == torch.cat([first, second]).numpy()).all()
+    assert sink.column("call") == [0] * 8 + [1] * 8
+    assert sink.column("row") == [*range(8)] * 2
+    assert [len(sink.keys(name)) for name in ("first", "last")] == [8, 8]
 
 
 class Tied(nn.Module):
@@ -91,11 +89,11 @@ class Silent(nn.Module):
         return self.last(x + y)
 
 
-def test_a_layer_under_no_grad_keeps_its_keys(tmp_path):
+def test_a_layer_under_no_grad_has_no_slots(tmp_path):
     sink = record(Silent(), tmp_path / "m")
-    assert sink.defects == [("silent", 0, "ran under torch.no_grad at step 0: its inputs have no error signal")]
-    assert (sink.values("silent") == 0).all()
-    assert (sink.keys("silent") != 0).any()
+    assert sink.defects == []
+    assert sink.layer_names == ["kept", "last"]
+    assert sink.skipped == {"silent": "it ran under torch.no_grad in every recorded step"}
 
 
 class Unused(nn.Module):
@@ -107,11 +105,13 @@ class Unused(nn.Module):
         return self.first(x) + self.detached(x).detach()
 
 
-def test_a_layer_that_is_not_reached_in_the_first_step_is_skipped(tmp_path):
+def test_a_layer_that_no_step_reaches_is_skipped(tmp_path):
     sink = record(Unused(), tmp_path / "m")
     assert sink.layer_names == ["first"]
-    unknown = "in the first recorded step, so what its slots stand for is unknown"
-    assert sink.header.skipped == {"detached": f"got no gradient {unknown}", "never": f"was not called {unknown}"}
+    assert sink.skipped == {
+        "detached": "its output reached no loss in a recorded step",
+        "never": "it was not called in a recorded step",
+    }
 
 
 def scale_row(model):

@@ -44,7 +44,7 @@ def test_inputs_of_every_layer_and_outputs(tmp_path, batch_size):
         np.testing.assert_allclose(queries["3"], hidden.numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(outputs, model[3](hidden).numpy(), rtol=1e-5, atol=1e-6)
     assert labels.tolist() == list(range(11))
-    assert len([batch for batch in opened.sink.batches if batch.slots]) == 1
+    assert len(opened.sink.recorded) == 1
 
 
 def test_a_model_of_several_inputs_that_returns_no_matrix(tmp_path):

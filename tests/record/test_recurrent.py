@@ -39,6 +39,12 @@ def unrolled_keys(layer, cell_type, x, state=None):
     return torch.stack(keys, time), now
 
 
+def rowwise(layer, tokens):
+    """[n, width], an example's tokens after one another, of what lies as the layer's input does."""
+    moved = tokens if layer.batch_first or tokens.dim() == 2 else tokens.transpose(0, 1)
+    return moved.reshape(-1, tokens.shape[-1])
+
+
 @st.composite
 def calls(draw):
     """A layer, an input of its and an initial state or none."""
@@ -71,19 +77,19 @@ class Fed(nn.Module):
 @given(calls())
 def test_keys_and_queries_are_those_of_an_unrolled_cell(tmp_path_factory, call):
     layer, cell_type, x, state = call
-    expected = unrolled_keys(layer, cell_type, x.double(), state)[0].reshape(-1, layer.hidden_size + x.shape[-1])
+    expected = rowwise(layer, unrolled_keys(layer, cell_type, x.double(), state)[0])
     model = Fed(layer, state)
     opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path_factory.mktemp("m") / "m")
     with opened.recorder:
         with opened.recorder.step():
             model(x)[0].square().sum().backward()
-        opened.recorder.probe("same", x, batch_size=1000)
+        opened.recorder.probe("same", x, batch_size=1000, batch_dim=1 if x.dim() == 3 and not layer.batch_first else 0)
     sink = opened.sink
     assert sink.layer_names == ["layer"]
     np.testing.assert_allclose(sink.keys("layer"), expected.numpy(), rtol=1e-5, atol=1e-6)
     # torch computes inference by other loops than training, so these are not the keys to the bit.
     np.testing.assert_allclose(sink.probes["same"][0]["layer"], expected.numpy(), rtol=1e-5, atol=1e-6)
-    tokens = list(np.ndindex(*x.shape[:-1]))
+    tokens = list(np.ndindex(*(x.shape[:-1] if layer.batch_first or x.dim() == 2 else (x.shape[1], x.shape[0]))))
     space = "token" if x.dim() == 3 else "sample"
     assert sink.header.layers[0].space == space
     assert not sink.header.layers[0].repeats
@@ -91,7 +97,7 @@ def test_keys_and_queries_are_those_of_an_unrolled_cell(tmp_path_factory, call):
     if space == "token":
         assert sink.column("position", space) == [token[1] for token in tokens]
     # Inputs are the key's last columns to the bit: they were copied, not computed.
-    np.testing.assert_array_equal(sink.keys("layer")[:, layer.hidden_size :], x.float().reshape(-1, x.shape[-1]))
+    np.testing.assert_array_equal(sink.keys("layer")[:, layer.hidden_size :], rowwise(layer, x.float()))
 
 
 class Words(nn.Module):
@@ -247,7 +253,7 @@ def test_without_values_there_are_keys_all_the_same(tmp_path, kind):
         model(chunks(1)[0])[0].sum().backward()
     assert opened.sink.layer_names == ["head", "layer"]
     assert not any(layer.values for layer in opened.sink.header.layers)
-    assert all(rows.values is None for rows in opened.sink.batches[0].layers.values())
+    assert all(rows.values is None for (rows,) in opened.sink.batches[0].layers.values())
     assert opened.sink.keys("layer").shape == (21, 10)
 
 

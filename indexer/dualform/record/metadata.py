@@ -1,17 +1,14 @@
-"""What step(...) says of its datapoints, and how that becomes slot columns.
+"""What step(...) says of its datapoints: the checked entries.
 
-Shapes: B samples, `L...` token dimensions of a batch, n slots of a space.
+Shapes: B rows, `L...` token dimensions of a batch.
 
-An entry may be one value for all, one per sample [B], or one per token [B, L...]; flattened forms [B * L] count as the
-latter. A per-sample entry holds for each of its tokens; a per-token one says nothing of a sample, and is NULL there.
+An entry is one value for all, one for each row [B], or one for each token [B, L...]: its first axis is always the
+batch, whichever axis that is in the layers' inputs. Nothing is fitted by its number of elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from math import prod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,28 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.store.tables import SLOTS
+from dualform.store.tables import EXTENTS, SLOTS
 
 Array: TypeAlias = NDArray[Any]
 
-_BUILT_IN = tuple(SLOTS)
+_BUILT_IN = {*SLOTS, "datapoint"}
+_OF_EXTENTS = set(EXTENTS) - set(SLOTS)
+"""Columns of the tables that hold what is said of single slots."""
 _ANSWERED = ("query", "score", "group", "count")
 """Fields of answers that stand beside slot columns."""
-_INTEGERS = ("label", "sample", "position")
+_INTEGERS = ("label", "sample", "position", "row")
 _KINDS = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "U": np.object_, "O": np.object_}
 """Storage of each NumPy kind."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The leading dimensions of a space's keys: (B,) for samples, (B, L...) for tokens; their slots, flat, in order."""
-
-    space: str
-    leading: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        return prod(self.leading)
+SAID = ("dataset", "label", "sample")
+"""Columns of a sample that every memory has."""
 
 
 class Metadata:
@@ -49,104 +38,89 @@ class Metadata:
     def __init__(
         self,
         *,
-        dataset: str | Sequence[str] | None,
-        label: Any,
-        sample: Any,
-        position: Any,
-        mask: Any,
+        dataset: str | Sequence[str] | None = None,
+        label: Any = None,
+        sample: Any = None,
+        position: Any = None,
+        mask: Any = None,
+        at: Mapping[str, Mapping[str, Any]] | None = None,
+        batch_dim: int | Mapping[str, int] | None = None,
         columns: Mapping[str, Any],
     ) -> None:
         """Raises BadInput naming the argument that is no column."""
+        _check_names(columns)
+        given = {"dataset": dataset, "label": label, "sample": sample, **columns}
+        self.entries = {name: _column(name, value) for name, value in given.items() if value is not None}
+        """By column, of what is said of the whole step."""
+        self.position = None if position is None else _column("position", position)
+        self.mask = None if mask is None else _mask(mask)
+        self._batch_dim = _checked_dims(batch_dim)
+        self._at: dict[str, dict[str, Array]] = {}
+        for space, of in (at or {}).items():
+            self.say(space, of)
+
+    def say(self, space: str, columns: Mapping[str, Any]) -> None:
+        """Say columns of the slots of one space. Raises BadInput."""
+        _check_names(name for name in columns if name not in (*SAID, "position", "row"))
         for name in columns:
-            if name.lower() in _BUILT_IN:
-                raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
-            if name.lower() in _ANSWERED:
-                raise BadInput(f"{name!r} is what answers call a field of their own.", hint="Rename it.", field=name)
-            if [other.lower() for other in columns].count(name.lower()) > 1:
-                raise BadInput(f"two columns are called {name!r} but for case, which SQL does not see.", field=name)
-        given = {"dataset": dataset, "label": label, "sample": sample, "position": position, **columns}
-        self._entries = {name: _column(name, value) for name, value in given.items() if value is not None}
-        self._mask = None if mask is None else as_array("mask", mask)
-        if self._mask is not None and self._mask.dtype != np.bool_:
-            raise BadInput(f"mask holds {self._mask.dtype}.", hint="Give booleans, true for real tokens.", field="mask")
+            if name.lower() in _OF_EXTENTS:
+                raise BadInput(f"{name!r} cannot be said of single slots.", hint="Rename it.", field=name)
+        said = {
+            name: _mask(value) if name == "mask" else _column(name, value)
+            for name, value in columns.items()
+            if value is not None
+        }
+        self._at.setdefault(space, {}).update(said)
 
-    def types(self) -> dict[str, np.dtype[Any]]:
-        """The user columns and what they store."""
-        return {name: entry.dtype for name, entry in self._entries.items() if name not in _BUILT_IN}
+    @property
+    def spaces(self) -> list[str]:
+        """The spaces that are spoken to by name."""
+        return list(self._at)
 
-    def check_columns(self, known: Mapping[str, np.dtype[Any]], step: int) -> None:
-        """Raises BadInput for a user column that the first step did not have, or had with another type."""
-        for name, dtype in self.types().items():
-            if name not in known:
-                raise BadInput(
-                    f"column {name!r} is new at step {step}.", hint="Give it from the first step on.", field=name
-                )
-            if known[name] != dtype:
-                raise BadInput(f"column {name!r} held {known[name]} at first and holds {dtype} now.", field=name)
+    def at(self, space: str) -> Mapping[str, Array]:
+        """What is said to one space by name: columns, `mask`, `position` and `row`."""
+        return self._at.get(space, {})
 
-    def check(self, shapes: Sequence[Shape]) -> None:
-        """Raises BadInput for an entry that fits no space of the step."""
-        named = dict(self._entries) if self._mask is None else {**self._entries, "mask": self._mask}
-        for name, entry in named.items():
-            if shapes and all(_fit(entry, shape) == "no" for shape in shapes):
-                seen = " and ".join(f"{list(shape.leading)} ({shape.space}s)" for shape in shapes)
-                raise BadInput(
-                    f"{name} has shape {list(entry.shape)}, but the recorded layers saw batches of {seen}.",
-                    hint="Give one value, one per sample, or one per token.",
-                    field=name,
-                )
+    def batch_dim(self, space: str) -> int | None:
+        """The axis that is said to be the batch; None where none is."""
+        if isinstance(self._batch_dim, int):
+            return self._batch_dim
+        return (self._batch_dim or {}).get(space)
 
-    def kept(self, shape: Shape) -> NDArray[np.int64] | None:
-        """Flat indices of the entries that become slots; None where all do."""
-        fit = "no" if self._mask is None else _fit(self._mask, shape)
-        if self._mask is None or fit == "no" or self._mask.all():
-            return None
-        each = {"all": shape.rows, "samples": prod(shape.leading[1:]), "slots": 1}[fit]
-        return np.flatnonzero(np.repeat(self._mask.ravel(), each))
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Everything said of the whole step that has rows: its first axis is the batch."""
+        named = {**self.entries, "position": self.position, "mask": self.mask}
+        return {name: entry for name, entry in named.items() if entry is not None and entry.ndim}
 
-    def slot_columns(self, shape: Shape, types: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
-        """The columns of one space's new slots, [n] each; `types` are the user columns the memory has."""
-        kept = self.kept(shape)
-        flat = np.arange(shape.rows) if kept is None else kept
-        tokens = prod(shape.leading[1:])
-        n = len(flat)
-        columns: dict[str, Array] = {"row": (flat // max(tokens, 1)).astype(np.int32)}
-        wanted = {"position": np.dtype(np.int64), "dataset": np.dtype(np.object_), "label": np.dtype(np.int64),
-                  "sample": np.dtype(np.int64), **types}  # fmt: skip
-        for name, dtype in wanted.items():
-            entry = self._entries.get(name)
-            fit = "absent" if entry is None else _fit(entry, shape)
-            if entry is not None and fit == "all":
-                columns[name] = np.full(n, entry[()], dtype=dtype)
-            elif entry is not None and fit == "slots":
-                columns[name] = entry.reshape(-1)[flat]
-            elif entry is not None and fit == "samples":
-                columns[name] = entry[columns["row"]]
-            elif name == "position" and shape.space == "token":
-                columns[name] = flat % max(tokens, 1)
-            else:
-                columns[name] = _nulls(n, dtype)
-        return columns
+    def speaks_of(self, space: str) -> bool:
+        """Whether anything that is said depends on which axis of the space is the batch."""
+        return bool(self.arrays) or any(entry.ndim for entry in self.at(space).values())
 
 
-@lru_cache(maxsize=16)
-def _nulls(n: int, dtype: np.dtype[Any]) -> Array:
-    """A column of NULLs; shared between steps, so nobody may write to it."""
-    if dtype == np.object_:
-        return np.full(n, None, dtype=np.object_)
-    return np.ma.MaskedArray(np.zeros(n, dtype=dtype), mask=np.ones(n, dtype=np.bool_))
+def _check_names(columns: Iterable[str]) -> None:
+    names = list(columns)
+    for name in names:
+        if name.lower() in _BUILT_IN:
+            raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
+        if name.lower() in _ANSWERED:
+            raise BadInput(f"{name!r} is what answers call a field of their own.", hint="Rename it.", field=name)
+        if [other.lower() for other in names].count(name.lower()) > 1:
+            raise BadInput(f"two columns are called {name!r} but for case, which SQL does not see.", field=name)
 
 
-def _fit(entry: Array, shape: Shape) -> str:
-    """How an entry speaks of a space's slots: one value for "all", one per "samples" or "slots", or "no"."""
-    if entry.ndim == 0:
-        return "all"
-    if entry.shape == shape.leading:
-        return "slots"
-    if entry.shape == shape.leading[:1]:
-        return "samples"
-    # Flattened: tokens as one long list, or [b, L] where the model folded its tokens into the batch.
-    return "slots" if entry.size == shape.rows else "no"
+def _checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | Mapping[str, int] | None:
+    for said in batch_dim.values() if isinstance(batch_dim, Mapping) else [batch_dim]:
+        if said not in (None, 0, 1):
+            raise BadInput(f"batch_dim is {said}.", hint="The batch is axis 0 or 1.", field="batch_dim")
+    return dict(batch_dim) if isinstance(batch_dim, Mapping) else batch_dim
+
+
+def _mask(mask: Any) -> Array:
+    given = as_array("mask", mask)
+    if given.dtype != np.bool_:
+        raise BadInput(f"mask holds {given.dtype}.", hint="Give booleans, true for real tokens.", field="mask")
+    return given
 
 
 def as_array(name: str, value: Any) -> Array:

@@ -64,12 +64,14 @@ def read_groups(optimizer: Optimizer) -> tuple[ParameterGroup, ...]:
     """The settings of every parameter group as they stand; what an optimizer does not have is 0 or False."""
     return tuple(
         ParameterGroup(
-            lr=_number(group, "lr"),
-            momentum=_number(group, "momentum"),
-            dampening=_number(group, "dampening"),
-            weight_decay=_number(group, "weight_decay"),
-            nesterov=bool(group.get("nesterov", False)),
-            maximize=bool(group.get("maximize", False)),
+            {
+                "lr": _number(group, "lr"),
+                "momentum": _number(group, "momentum"),
+                "dampening": _number(group, "dampening"),
+                "weight_decay": _number(group, "weight_decay"),
+                "nesterov": bool(group.get("nesterov", False)),
+                "maximize": bool(group.get("maximize", False)),
+            }
         )
         for group in optimizer.param_groups
     )

@@ -1,10 +1,14 @@
-"""Probes: what the recorded layers are asked by test examples, and what the model answers. n examples."""
+"""Probes: what the recorded layers are asked by test examples, and what the model answers.
+
+Shapes: n examples; the queries of a layer that sees tokens are one for each token, [n * L, d_in], an example's tokens
+after one another whichever axis of the layer's input is the batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,32 +19,44 @@ from dualform.errors import BadInput
 from dualform.record.metadata import as_array
 from dualform.record.taps import Tap
 
+Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+"""A model's arguments: one, several, or by name."""
+
 
 class ProbeTaker:
     """Collects layer inputs while a model runs on test examples."""
 
-    def __init__(self) -> None:
+    def __init__(self, axis_of: Callable[[Tap], int]) -> None:
+        """`axis_of`: which axis of a layer's keys is the batch."""
+        self._axis_of = axis_of
         self._batch: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
         self._outputs: list[Tensor] | None = []
 
     def probed(self, tap: Tap, key: Tensor) -> None:
-        """A layer's input; where a layer is called more than once, the first."""
+        """A layer's input; where a layer is called more than once, that of the first call."""
+        if key.dim() > 2:
+            key = key.movedim(self._axis_of(tap), 0)
         self._batch.setdefault(tap.name, key.reshape(-1, tap.d_in).to("cpu", torch.float32, copy=True))
 
-    def run(self, model: nn.Module, inputs: Tensor | Sequence[Tensor], batch_size: int) -> None:
+    def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
         """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""
-        parts = [torch.as_tensor(part) for part in (inputs if isinstance(inputs, tuple | list) else [inputs])]
-        lengths = {len(part) for part in parts}
+        parts = _parts(inputs)
+        lengths = {part.shape[batch_dim] for part in parts.values()}
         if len(lengths) != 1 or 0 in lengths:
             raise BadInput(
-                f"inputs hold {' and '.join(str(len(part)) for part in parts) or 'no'} examples.",
+                f"inputs hold {' and '.join(str(part.shape[batch_dim]) for part in parts.values()) or 'no'} examples.",
                 hint="Give a tensor of at least one example, or several tensors of the same number.",
                 field="inputs",
             )
         with _evaluating(model), torch.no_grad():
-            for start in range(0, len(parts[0]), batch_size):
-                self._outcome(model(*(part[start : start + batch_size] for part in parts)))
+            for start in range(0, lengths.pop(), batch_size):
+                stop = start + batch_size
+                batch = {
+                    name: part.movedim(batch_dim, 0)[start:stop].movedim(0, batch_dim) for name, part in parts.items()
+                }
+                places = [part for name, part in batch.items() if isinstance(name, int)]
+                self._outcome(model(*places, **{name: part for name, part in batch.items() if isinstance(name, str)}))
 
     def _outcome(self, output: Any) -> None:
         for name, keys in self._batch.items():
@@ -58,6 +74,14 @@ class ProbeTaker:
     def outputs(self) -> NDArray[np.float32] | None:
         """float32[n, outputs]; None where the model returns anything else."""
         return torch.cat(self._outputs).numpy() if self._outputs else None
+
+
+def _parts(inputs: Inputs) -> dict[int | str, Tensor]:
+    """A model's arguments, by place or by name."""
+    if isinstance(inputs, Mapping):
+        return {name: torch.as_tensor(part) for name, part in inputs.items()}
+    several = inputs if isinstance(inputs, tuple | list) else [inputs]
+    return {place: torch.as_tensor(part) for place, part in enumerate(several)}
 
 
 def labels_of(label: Any) -> NDArray[np.int64] | None:

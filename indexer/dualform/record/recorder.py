@@ -12,14 +12,14 @@ The training comes out bit for bit as it would without the recorder.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -27,15 +27,15 @@ from torch.utils.hooks import RemovableHandle
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.metadata import Metadata
 from dualform.record.optimizers import before_each_update
-from dualform.record.probes import ProbeTaker, labels_of
+from dualform.record.probes import Inputs, ProbeTaker, labels_of
+from dualform.record.recording import Plan, Recording
 from dualform.record.selection import select
 from dualform.record.sinks import Header, Sink, StoreSink
-from dualform.record.start import Start, layer_of
-from dualform.record.state import state_of
-from dualform.record.step_record import Slots, StepRecord
+from dualform.record.spaces import Spaces
+from dualform.record.step import Step
+from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
-from dualform.record.updates import Updates
-from dualform.store.batch import Batch, LayerRows
+from dualform.record.unwrapped import unwrapped
 from dualform.store.writer import check_new_folder
 
 
@@ -52,37 +52,55 @@ class Recorder:
         label_names: Mapping[str, Sequence[str]] | None = None,
         *,
         keys: bool = True,
-        _sink: Callable[[Header], Sink] = StoreSink,
+        spaces: Mapping[str, str] | None = None,
+        routed: str | Sequence[str] = (),
+        taps: Sequence[Tap] = (),
+        on_error: Literal["raise", "warn"] = "raise",
+        sink: Callable[[Header], Sink] | None = None,
     ) -> None:
         """`layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
         `keys=False`: keep a digest of each step instead of keys and values, for questions answered by a Replay.
 
-        Raises AlreadyExists where `path` holds anything, NotFound where `layers` matches nothing, RecordingError for a
+        `spaces`: name or pattern of layers -> the slot space that their slots belong to. Without it a key [B, d] is a
+        slot of "sample", and keys [B, L…, d] are slots of "token". `routed`: names or patterns of layers whose rows the
+        model chooses, as it does an expert's; each has a space of its own, and its slots know their row only where
+        `step(at=…)` gives it.
+
+        `on_error`: what a failure of writing does, and metadata that stops fitting its batches: end the training, or
+        warn once and stop recording. The first step always raises. `taps`: of layers that are no modules. `sink`: takes
+        the batches instead of a folder.
+
+        Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded.
         """
-        if not isinstance(optimizer, Optimizer):
-            kind = type(optimizer).__name__
-            raise BadInput(f"optimizer is {kind}.", hint="Give the torch optimizer.", field="optimizer")
         self.path = Path(path)
-        if _sink is StoreSink:
+        if on_error not in ("raise", "warn"):
+            raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
+        if sink is None:
             check_new_folder(self.path)
-        self._model, self._optimizer, self._keys = model, optimizer, keys
-        self._label_names = dict(label_names or {})
-        self._taps, self.skipped = select(model, optimizer, layers, keys and values)
-        self._make_sink = _sink
-        self._sink: Sink | None = None
+        own = unwrapped(optimizer)
+        found, self.skipped = select(model, own, layers, keys and values, needed=not taps)
+        """`skipped`: layer -> why it is not recorded."""
+        self._taps = [*taps, *found]
+        routed = [routed] if isinstance(routed, str) else list(routed)
+        Spaces(self._taps, spaces, routed)  # raises for what they cannot be
+        self._plan = Plan(
+            model, own, self.path, self._taps, self.skipped, sink or StoreSink, dict(spaces or {}), routed, keys,
+            dict(label_names or {}),
+        )  # fmt: skip
+        self._on_error = on_error
         self._state = "new"
         self._handle: RemovableHandle | None = None
-        self.steps = 0
-        """Steps recorded so far."""
+        self._recording: Recording | None = None
         self._calls = 0
         self._record: StepRecord | None = None
         self._probe: ProbeTaker | None = None
-        self._start: Start | None = None
-        self._spaces: dict[str, str] = {}
-        self._columns: dict[str, np.dtype[Any]] = {}
-        self._updates = Updates(optimizer, [])
+
+    @property
+    def steps(self) -> int:
+        """Steps recorded so far."""
+        return 0 if self._recording is None else self._recording.steps
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
@@ -90,30 +108,31 @@ class Recorder:
         self._state = "open"
         for tap in self._taps:
             tap.attach(self)
-        self._handle = before_each_update(self._optimizer, self._updating)
+        self._handle = before_each_update(self._plan.optimizer, self._updating)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._state = "closed"
+        stopped, self._state = self._state == "stopped", "closed"
+        self._detach()
+        if stopped or self._recording is None or not self._recording.begun:
+            return
+        try:
+            self._recording.close(finished=error is None)
+        except DualformError as failure:
+            if error is None and self._on_error == "raise":
+                raise
+            if error is None:
+                warnings.warn(f"Closing the memory failed: {failure}", RuntimeWarning, stacklevel=2)
+            elif failure is not error:
+                error.add_note(f"Closing the memory failed, too: {failure}")
+
+    def _detach(self) -> None:
         for tap in self._taps:
             tap.detach()
         if self._handle is not None:
             self._handle.remove()
-        if self._sink is None:
-            return
-        self._updates.close_step()
-        try:
-            try:
-                self._put_logs()
-            finally:
-                self._sink.close(state_of(self._model), finished=error is None)
-        except DualformError as failure:
-            if error is None:
-                raise
-            if failure is not error:
-                error.add_note(f"Closing the memory failed, too: {failure}")
 
     @contextmanager
     def step(
@@ -123,67 +142,102 @@ class Recorder:
         sample: Any = None,
         position: Any = None,
         mask: Any = None,
+        *,
+        at: Mapping[str, Mapping[str, Any]] | None = None,
+        batch_dim: int | Mapping[str, int] | None = None,
         **columns: Any,
-    ) -> Iterator[None]:
+    ) -> Iterator[Step]:
         """Record what the training does inside as one step: one batch, forward, backward and, if it is due, update.
 
-        Each argument is a slot column: one value, one per sample [B], or one per token [B, L]. `mask` bool[B, L] is
-        true for real tokens; the others become no slots. Without `position`, a token's is its place in the sequence. An
-        update after leaving, before the next step, belongs to this step.
+        Each argument is a column: one value, one for each row [B], or one for each token [B, L…] where one space of the
+        step has tokens; the first axis of an entry is always the batch. `mask` bool[B, L] is true for real tokens; the
+        others become no slots. Without `position`, a token's is its place in the sequence. `at`: space -> columns of
+        its slots alone, which may also be said with `.at(space, …)` of what this yields. An update after leaving,
+        before the next step, belongs to this step.
 
-        Raises BadInput for a column that does not fit; RecordingError for NaN or infinity in a key or error signal,
-        and for a failure of the writer at an earlier step. A step that raises is not recorded.
+        `batch_dim`: which axis of the keys of layers with tokens is the batch, 0 or 1, for all spaces or by space. It
+        need not be said where modules tell it (batch_first), or where it is the first axis and no batch is square.
+        Once known it stays.
+
+        Every call of a layer whose gradient arrives is slots of its own. A step with NaN or infinity in a key or error
+        signal is not recorded, nor one that raises. Raises BadInput for a column that does not fit, and what writing
+        an earlier step failed with.
         """
         self._require_open("step")
         if self._record is not None:
             raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
-        metadata = Metadata(dataset=dataset, label=label, sample=sample, position=position, mask=mask, columns=columns)
-        if self._sink is not None:
-            self._sink.check()
-            metadata.check_columns(self._columns, self.steps)
-        else:
-            self._start = Start(self._model, self._optimizer, self._taps)
-        record = self._record = StepRecord(self.steps, metadata, self._calls)
+        record = self._begin_step(
+            dataset=dataset, label=label, sample=sample, position=position, mask=mask, at=at, batch_dim=batch_dim,
+            columns=columns,
+        )  # fmt: skip
         try:
-            try:
-                yield
-            except BaseException:
-                if not record.updated:
-                    raise
-                # The weights have moved: without this step everything after it would be inexact.
-                self._finish(record)
-                raise
-            self._finish(record)
+            yield Step(record)
         except BaseException:
-            if record.step == self.steps:
-                self._updates.forget(record.step)
+            self._end_step(record, failed=True)
             raise
-        finally:
-            self._record = None
+        self._end_step(record, failed=False)
+
+    def _begin_step(self, **said: Any) -> StepRecord | None:
+        """None where recording has stopped."""
+        if self._state == "stopped":
+            return None
+        if self._recording is None or not self._recording.begun:
+            self._recording = Recording(self._plan)
+        try:
+            if self._recording.begun:
+                self._recording.sink.check()
+            self._record = StepRecord(self.steps, Metadata(**said), self._calls)
+        except DualformError as error:
+            self._fail(error)
+        return self._record
+
+    def _end_step(self, record: StepRecord | None, failed: bool) -> None:
+        recording, self._record = self._recording, None
+        if record is None or recording is None or self._state == "stopped":
+            return
+        if failed and not record.updated:
+            recording.forget(record)
+            return
+        try:
+            # Once the weights have moved, everything after a step that is missing would be inexact.
+            recording.finish(record)
+        except DualformError as error:
+            if record.step == self.steps:
+                recording.forget(record)
+            self._fail(error)
 
     def flush(self) -> None:
         """Returns once every finished step is on disk. Raises what went wrong with writing."""
         self._require_open("flush")
-        if self._sink is not None:
-            self._put_logs()
-            self._sink.flush()
+        if self._recording is None or not self._recording.begun or self._state == "stopped":
+            return
+        try:
+            self._recording.flush()
+        except DualformError as error:
+            self._fail(error)
 
-    def probe(self, name: str, inputs: Tensor | Sequence[Tensor], label: Any = None, batch_size: int = 1024) -> None:
+    def probe(self, name: str, inputs: Inputs, label: Any = None, batch_size: int = 1024, batch_dim: int = 0) -> None:
         """Store test examples as queries under a name, with the model's answers as it is now.
 
-        `inputs` [n, …], or several such as a tuple, are the model's arguments; it runs in eval mode, without gradients.
+        `inputs` [n, …], several such as a tuple, or by name as a dict, are the model's arguments; their examples lie
+        along `batch_dim`. The model runs in eval mode, without gradients. A layer that sees tokens gets one query for
+        each, [n * L, d_in], an example's tokens after one another; one that is called several times gets those of its
+        first call.
+
         Raises BadInput for a name that is taken, RecordingError before the first recorded step.
         """
         self._require_open("probe")
-        if self._sink is None:
+        if self._state == "stopped":
+            return
+        if self._recording is None or not self._recording.begun:
             raise RecordingError("there is no memory before the first recorded step.", hint="Take probes after it.")
         labels = labels_of(label)
-        self._probe = taker = ProbeTaker()
+        self._probe = taker = ProbeTaker(self._recording.axis_of)
         try:
-            taker.run(self._model, inputs, batch_size)
+            taker.run(self._plan.model, inputs, batch_size, batch_dim)
         finally:
             self._probe = None
-        self._sink.add_probe(name, taker.queries(), labels, taker.outputs())
+        self._recording.sink.add_probe(name, self._recording.known(taker.queries()), labels, taker.outputs())
 
     # What the taps report.
 
@@ -202,99 +256,42 @@ class Recorder:
         self._calls += 1
         return self._calls - 1
 
-    def called_without_gradient(self, tap: Tap, key: Tensor) -> None:
+    def called_without_gradient(self, tap: Tap) -> None:
         if self._record is not None:
-            self._record.called_without_gradient(tap, key)
+            self._record.called_without_gradient(tap)
+
+    def refused(self, tap: Tap, error: RecordingError) -> None:
+        if self._probe is not None or self._recording is None or not self._recording.begun:
+            raise error
+        self._recording.note(tap, "refused", error.message.rstrip("."))
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
-        if self._record is None or call < self._record.first_call:
-            if self._state == "closed":
-                return
-            raise RecordingError(
-                f"the gradient of layer {tap.name!r} arrived outside the step that its forward pass ran in.",
-                hint="Put forward and backward of a batch into one `with recorder.step(...)`.",
-            )
-        self._record.received(tap, call, key, error)
+        if self._record is not None and call >= self._record.first_call:
+            self._record.received(tap, call, key, error)
+        elif self._state == "open" and self._recording is not None:
+            self._recording.late(tap)
 
     def _updating(self) -> None:
-        """The gradients are what they will be, and the weights have not moved yet."""
-        record = self._record
-        if record is not None and not record.empty:
-            self._update_inside(record)
-        elif self._updates.awaited:
-            self._updates.update_awaited()
-        elif self.steps:
-            self._updates.stray(self.steps - 1)
-
-    def _update_inside(self, record: StepRecord) -> None:
-        if record.updated:
-            raise RecordingError(
-                f"the optimizer stepped twice inside step {record.step}.",
-                hint="Open one `with recorder.step(...)` for each update.",
-            )
-        self._settle(record)
-        self._updates.close_step()
-        self._updates.update(record.step, record.dtypes)
-        record.updated = True
-
-    def _settle(self, record: StepRecord) -> Slots:
-        """The step's slots, checked. Raises RecordingError and BadInput."""
-        if self._sink is None:
-            self._begin(record)
-        slots = record.settle(self._taps, self._spaces)
-        if not self._updates.add(record):
-            record.check_finite()
-        for layer, reason in slots.defects.items():
-            self._updates.defect(record.step, layer, reason.split(" at step")[0], reason)
-        return slots
-
-    def _finish(self, record: StepRecord) -> None:
-        if record.slots is None and record.overflowed():
+        if self._recording is None or self._state == "stopped":
             return
-        slots = record.slots or self._settle(record)
-        if self._sink is None:
-            self._open_sink(record)
-        assert self._sink is not None
-        columns = {space: record.metadata.slot_columns(s, self._columns) for space, s in slots.shapes.items()}
-        valued = {tap.name for tap in self._taps if tap.values}
-        layers = {
-            name: LayerRows(keys.numpy(), errors.numpy() if name in valued and errors is not None else None)
-            for name, (keys, errors) in slots.rows.items()
-        }
-        self.steps += 1
-        if not record.updated:
-            self._updates.close_step()
-            self._updates.await_update(record.step, record.dtypes)
-        logs, defects = self._updates.take()
-        self._sink.put(Batch(record.step, columns, layers, logs, defects))
+        try:
+            self._recording.updating(self._record)
+        except DualformError as error:
+            self._fail(error)
 
-    def _begin(self, record: StepRecord) -> None:
-        """The first step tells which layers there are and what their slots stand for."""
-        if record.empty:
-            raise RecordingError(
-                "no gradient reached a recorded layer inside the first step.",
-                hint="Run forward and backward inside it, in training mode, through the model the recorder was given.",
-            )
-        self._spaces = record.spaces()
-        self._updates = Updates(self._optimizer, [tap for tap in self._taps if tap.name in self._spaces])
-
-    def _open_sink(self, record: StepRecord) -> None:
-        for tap in [tap for tap in self._taps if tap.name not in self._spaces]:
-            tap.detach()
-            self._taps.remove(tap)
-            self.skipped[tap.name] = record.why_unknown(tap)
-        self._columns = record.metadata.types()
-        layers = [layer_of(t, self._spaces[t.name], t.name in record.raw, self._keys) for t in self._taps]
-        assert self._start is not None
-        self._sink = self._make_sink(self._start.header(self.path, layers, self.skipped, self._label_names))
-        self._start = None
-
-    def _put_logs(self) -> None:
-        """What is known of the optimizer and no batch took along."""
-        logs, defects = self._updates.take()
-        if self._sink is not None and (logs or defects):
-            self._sink.put(Batch(self.steps - 1, {}, {}, logs, defects))
+    def _fail(self, error: DualformError) -> None:
+        """Raises the error, or warns of it and stops recording."""
+        recording = self._recording
+        if self._on_error == "raise" or recording is None or not recording.begun:
+            raise error
+        self._state, self._record = "stopped", None
+        self._detach()
+        try:
+            recording.close(finished=False)
+        except DualformError as failure:
+            error.add_note(f"Closing the memory failed, too: {failure}")
+        warnings.warn(f"recording stopped after {recording.steps} steps: {error}", RuntimeWarning, stacklevel=3)
 
     def _require_open(self, what: str) -> None:
-        if self._state != "open":
+        if self._state not in ("open", "stopped"):
             raise RecordingError(f"recorder.{what} was called outside `with recorder`.")

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dualform.errors import NotFound, RecordingError
+from dualform.record.module_tap import ModuleTap
 from dualform.record.tap_gru import TappedGRU
 from dualform.record.tap_linear import TappedLinear
 from dualform.record.tap_lstm import TappedLSTM
 from dualform.record.taps import Tap
 
-KINDS: tuple[type[Tap], ...] = (TappedLinear, TappedLSTM, TappedGRU)
+KINDS: tuple[type[ModuleTap], ...] = (TappedLinear, TappedLSTM, TappedGRU)
 """The kinds there are; a kind registers itself when it is imported."""
 
 
 def select(
-    model: nn.Module, optimizer: Optimizer, layers: str | Sequence[str] | None, values: bool = True
+    model: nn.Module, optimizer: Optimizer, layers: str | Sequence[str] | None, values: bool = True, needed: bool = True
 ) -> tuple[list[Tap], dict[str, str]]:
     """Taps in the model's order, and name -> reason for every other layer that holds parameters.
 
-    `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted. Raises NotFound for one
-    that matches no such layer, and RecordingError for a compiled model or where nothing is left to record.
+    `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `needed`: there must be
+    a layer. Raises NotFound for a pattern that matches no layer, and RecordingError for a model that is compiled,
+    distributed or not materialised, or where nothing is left to record.
     """
     _refuse_compiled(model)
+    _refuse_tensors(model)
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     modules = dict(model.named_modules())
-    _check_patterns(patterns, [name for name, module in modules.items() if Tap.kind_of(module)])
+    _check_patterns(patterns, [name for name, module in modules.items() if ModuleTap.kind_of(module)])
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     taps: list[Tap] = []
     skipped: dict[str, str] = {}
     for name, module in modules.items():
-        kind = Tap.kind_of(module)
+        kind = ModuleTap.kind_of(module)
         if kind is None:
             if next(module.parameters(recurse=False), None) is not None:
                 skipped[name] = f"there is no tap for {type(module).__name__}"
@@ -43,8 +47,10 @@ def select(
         if reason:
             skipped[name] = reason
         else:
-            taps.append(kind(name, module, values))
-    if not taps:
+            tap = kind(name, module, values)
+            tap.batch_dim = batch_dim_of(modules, name) if tap.batch_dim is None else tap.batch_dim
+            taps.append(tap)
+    if needed and not taps:
         raise RecordingError(
             "the model has no layer to record: "
             + (
@@ -66,9 +72,35 @@ def _refuse_compiled(model: nn.Module) -> None:
             )
 
 
+def _refuse_tensors(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise RecordingError(
+                f"{name!r} has no shape yet: its module is lazy and has seen no batch.",
+                hint="Run one batch through the model before making the recorder, and the optimizer after that.",
+            )
+        if any(kind.__name__ == "DTensor" for kind in type(tensor.data).__mro__):
+            raise RecordingError(
+                f"{name!r} is a DTensor, of which this process holds one part only.",
+                hint="Record a model whose parameters are whole: data parallelism, not FSDP or tensor parallelism.",
+            )
+
+
+def batch_dim_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
+    """The axis of a layer's input that is the batch, by the innermost module around it that tells; else None."""
+    while name:
+        name = name.rpartition(".")[0]
+        around = modules[name]
+        if isinstance(around, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            around = around.self_attn
+        if isinstance(around, nn.MultiheadAttention | nn.RNNBase | nn.Transformer):
+            return 0 if around.batch_first else 1
+    return None
+
+
 def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str]) -> None:
     for pattern in patterns or ():
-        if not any(_matches(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             known = ", ".join(repr(name) for name in names) or "none"
             raise NotFound(
                 f"layers={pattern!r} matches no layer that there is a tap for.",
@@ -77,12 +109,13 @@ def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str]) -> Non
             )
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Whether a layer's name is, or fits, a pattern."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
 def _unwanted(name: str, patterns: Sequence[str] | None) -> str:
-    wanted = patterns is None or any(_matches(name, pattern) for pattern in patterns)
+    wanted = patterns is None or any(matches(name, pattern) for pattern in patterns)
     return "" if wanted else "layers= leaves it out"
 
 

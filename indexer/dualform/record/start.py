@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -33,7 +34,7 @@ class Start:
             layers=layers,
             skipped=skipped,
             optimizer=type(self._optimizer).__name__,
-            linear=not reason,
+            rule="" if reason else "sgd",
             reason=reason,
             initial=self._initial,
             momentum=self._momentum,
@@ -41,16 +42,17 @@ class Start:
         )
 
 
-def layer_of(tap: Tap, space: str, repeats: bool, keys: bool) -> Layer:
-    """How the manifest names a tapped layer."""
+def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype) -> Layer:
+    """How the manifest names a tapped layer; `dtype`: what the training computed it in."""
     return Layer(
         name=tap.name,
+        space=space,
         d_in=tap.d_in,
         d_out=tap.d_out,
         parameters=tuple(tap.parameters),
-        space=space,
+        source="rows" if keys else "none",
         repeats=repeats and keys,
         values=tap.values,
-        keys=keys,
+        dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
         reason=tap.why_no_values,
     )

@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dualform.record.taps import Call, Tap
+from dualform.record.module_tap import ModuleTap
+from dualform.record.taps import Call
 from dualform.store.layer import Parameter
 
 
-class TappedLinear(Tap, module_type=nn.Linear):
+class TappedLinear(ModuleTap, module_type=nn.Linear):
     module: nn.Linear
 
     def __init__(self, name: str, module: nn.Linear, values: bool = True) -> None:
@@ -34,7 +35,7 @@ class TappedLinear(Tap, module_type=nn.Linear):
 
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
         argument: Tensor = args[0] if args else kwargs["input"]
-        # Under autocast the product used the cast.
+        # Under autocast the product used the cast, and the key's own type says what it was computed in.
         return Call(argument.detach().to(output.dtype), (output,), raw=not argument.requires_grad)
 
     def output_of(self, outputs: tuple[Tensor, ...]) -> Tensor:

@@ -4,7 +4,7 @@ Shapes: B sequences of L tokens, X inputs, H hidden units; `...` is [B, L], [L, 
 
     key  =  [h_(t-1); x_t]                         [..., H + X]
 
-The states are the layer's own outputs, one token later, and the initial one; nothing is computed again. Slots lie as
+The states are the layer's own outputs, one token later, and the initial one; nothing is computed again. Keys lie as
 the module's output does, so that they align with those of a linear layer behind it.
 """
 
@@ -20,11 +20,12 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from dualform.errors import RecordingError
-from dualform.record.taps import Call, Tap
+from dualform.record.module_tap import ModuleTap
+from dualform.record.taps import Call
 from dualform.store.layer import Parameter
 
 
-class TappedRecurrent(Tap):
+class TappedRecurrent(ModuleTap):
     """What nn.LSTM and nn.GRU share."""
 
     module: nn.RNNBase
@@ -32,6 +33,7 @@ class TappedRecurrent(Tap):
 
     def __init__(self, name: str, module: nn.RNNBase, values: bool = True) -> None:
         super().__init__(name, module, values)
+        self.batch_dim = 0 if module.batch_first else 1
         hidden = module.hidden_size
         self.d_in, self.d_out = hidden + module.input_size, self.gates * hidden
         places = {"weight_hh_l0": (0, hidden), "weight_ih_l0": (hidden, self.d_in)}

@@ -2,10 +2,13 @@
 
 Shapes: d_in and d_out of the layer; `...` the dimensions of a batch (samples, or samples and tokens).
 
-A tap's forward hook passes the layer's outputs through an identity autograd function that saves the key. Its backward
-hands key and error signal on. This holds under activation checkpointing, which runs forward hooks more than once and
-backward once, and whose memory saving a key held in a closure would undo; under in-place operations on the output;
-and under autocast, where the key is the cast input, the one that the product used.
+A tap passes the outputs of a forward call through an identity autograd function that saves the key. Its backward hands
+key and error signal on. This holds under activation checkpointing, which runs forward hooks more than once and backward
+once, and whose memory saving a key held in a closure would undo; under in-place operations on the output; and under
+autocast, where the key is the cast input, the one that the product used.
+
+A tap needs no module: it is attached to something that computes calls and hands each one to `passed`. Layers that are
+modules are tapped by the kinds of module_tap.py.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
+from dualform.errors import RecordingError
 from dualform.store.layer import Parameter
 
 
@@ -34,8 +37,11 @@ class Listener(Protocol):
         `raw`: its key is data that came with the batch, no result of a computation.
         """
 
-    def called_without_gradient(self, tap: Tap, key: Tensor) -> None:
+    def called_without_gradient(self, tap: Tap) -> None:
         """A forward call of a training under torch.no_grad."""
+
+    def refused(self, tap: Tap, error: RecordingError) -> None:
+        """A forward call that has no keys. May raise the error."""
 
     def probed(self, tap: Tap, key: Tensor) -> None:
         """A forward call while a probe is taken."""
@@ -51,7 +57,7 @@ class Call:
     """One forward call of a layer."""
 
     key: Tensor
-    """[..., d_in], detached."""
+    """[..., d_in], detached, in the type that the product was computed in."""
     outputs: tuple[Tensor, ...]
     """Every tensor through which gradients come back."""
     raw: bool
@@ -60,29 +66,15 @@ class Call:
 
 
 class Tap(ABC):
-    """One layer under watch. A kind of layer is a subclass that names the module type it taps."""
+    """One layer under watch."""
 
-    module_type: ClassVar[type[nn.Module]]
-    _kinds: ClassVar[dict[type[nn.Module], type[Tap]]] = {}
-
-    def __init_subclass__(cls, *, module_type: type[nn.Module] | None = None, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if module_type is not None:
-            cls.module_type = module_type
-            Tap._kinds[module_type] = cls
-
-    @staticmethod
-    def kind_of(module: nn.Module) -> type[Tap] | None:
-        """The kind that taps a module; None where there is none."""
-        return next((kind for base, kind in Tap._kinds.items() if isinstance(module, base)), None)
-
-    def __init__(self, name: str, module: nn.Module, values: bool = True) -> None:
+    def __init__(self, name: str, values: bool = True) -> None:
         """`values`: error signals are wanted, too."""
         self.name = name
-        self.module = module
         self.values = values and not self.why_no_values
         """Whether slots get values; where not, `received` is told of any gradient that came."""
-        self._handle: RemovableHandle | None = None
+        self.batch_dim: int | None = None
+        """The axis of a key that is the batch, where the layer itself or a module around it tells; else None."""
 
     d_in: int
     d_out: int
@@ -91,51 +83,30 @@ class Tap(ABC):
     why_no_values: ClassVar[str] = ""
     """Why a slot of this kind of layer has a key but no value; empty where it has one."""
 
-    @classmethod
     @abstractmethod
-    def refusal(cls, module: nn.Module) -> str:
-        """Why this kind cannot tap a module of its type; empty where it can."""
+    def attach(self, listener: Listener) -> None:
+        """Start reporting every call to the listener, until `detach`."""
 
     @abstractmethod
-    def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Call:
-        """What a forward call was, from its arguments and its output. Raises RecordingError for one without keys."""
-
-    @abstractmethod
-    def output_of(self, outputs: tuple[Tensor, ...]) -> Any:
-        """`Call.outputs` put together as the module returns them."""
+    def detach(self) -> None:
+        """Stop reporting; nothing remains of the tap."""
 
     @abstractmethod
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         """The error signal, [..., d_out]; `gradients` are those of the outputs, None where none came."""
 
-    def parameter_name(self, name: str) -> str:
-        """A parameter's name in the model's state dict."""
-        return f"{self.name}.{name}" if self.name else name
-
-    def attach(self, listener: Listener) -> None:
-        """Start reporting. The hook stays until `detach`."""
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            mode = listener.forward_mode()
-            if mode is None or (mode == "step" and not module.training):
-                return None
-            call = self.call_of(args, kwargs, output)
-            if mode == "probe":
-                listener.probed(self, call.key)
-            elif any(part.requires_grad for part in call.outputs):
-                report = _Report(self, listener, listener.called(self, call.raw))
-                outputs = _Identity.apply(report, (call.key, *call.kept), *call.outputs)  # type: ignore[no-untyped-call]
-                return self.output_of(outputs)
-            else:
-                listener.called_without_gradient(self, call.key)
-            return None
-
-        self._handle = self.module.register_forward_hook(hook, with_kwargs=True)
-
-    def detach(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+    def passed(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
+        """Report a forward call. Returns its outputs, which the network must go on with in place of the given ones."""
+        mode = listener.forward_mode()
+        if mode == "probe":
+            listener.probed(self, call.key)
+        elif mode == "step" and any(part.requires_grad for part in call.outputs):
+            report = _Report(self, listener, listener.called(self, call.raw))
+            outputs: tuple[Tensor, ...] = _Identity.apply(report, (call.key, *call.kept), *call.outputs)  # type: ignore[no-untyped-call]
+            return outputs
+        elif mode == "step":
+            listener.called_without_gradient(self)
+        return call.outputs
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dualform.record.gradient_factor import GradientFactors, Measure
 from dualform.record.optimizers import group_of, read_groups, unscaling
-from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.store.batch import Defect, Factor, StepLog
 
@@ -22,40 +22,49 @@ class Updates:
         to explain; where no layer has any, an update is taken to use all steps since the last one.
         """
         self._optimizer = optimizer
-        self._taps = list(taps)
-        valued = [tap for tap in taps if tap.values]
-        self._factors = GradientFactors(valued) if valued else None
-        self._valued = {tap.name for tap in valued}
+        self._taps: list[Tap] = []
+        self._factors: list[GradientFactors] = []
+        self._valued: set[str] = set()
         self._unused: list[int] = []
         self._logs: list[StepLog] = []
         self._defects: list[Defect] = []
         self._told: set[tuple[str, str]] = set()
         self._open: int | None = None
         self._open_dtypes: Mapping[str, torch.dtype] = {}
+        self.join(taps)
 
     @property
     def awaited(self) -> bool:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def add(self, record: StepRecord) -> bool:
-        """Take a settled step as gradients that the next update uses. False where NaN or infinity may be among them."""
-        assert record.slots is not None
-        self._unused.append(record.step)
-        if self._factors is None:
-            return record.surely_finite()
-        rows = {
-            name: (keys, errors)
-            for name, (keys, errors) in record.slots.rows.items()
-            if name in self._valued and errors is not None
-        }
-        return self._factors.add(record.step, rows) and record.surely_finite(without=rows)
+    def join(self, taps: Sequence[Tap]) -> None:
+        """Take in layers that were first reached after the first step."""
+        self._taps += taps
+        valued = [tap for tap in taps if tap.values]
+        self._valued |= {tap.name for tap in valued}
+        if valued:
+            self._factors.append(GradientFactors(valued, seed=len(self._factors)))
+
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]]) -> bool:
+        """Take a step's slots as gradients that the next update uses: layer, keys float32[n, d_in] and error signals
+        float32[n, d_out]; a layer comes once for each call. False where NaN or infinity may be among those of layers
+        with values.
+        """
+        self._unused.append(step)
+        parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for name, keys, errors in rows:
+            if name in self._valued and errors is not None:
+                parts.setdefault(name, []).append((keys, errors))
+        joined = {name: _joined(calls) for name, calls in parts.items()}
+        finite = [factors.add(step, joined) for factors in self._factors]
+        return all(finite)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
         self._unused = [other for other in self._unused if other != step]
-        if self._factors is not None:
-            self._factors.forget(step)
+        for factors in self._factors:
+            factors.forget(step)
 
     def await_update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """A step ended without an update; one may follow until the next step begins."""
@@ -77,9 +86,10 @@ class Updates:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
         groups = group_of(self._optimizer)
         first, measures = next(iter(self._unused), None), list[Measure]()
-        if self._factors is not None:
-            first, measures = self._factors.measure(frozenset(groups), unscaling(self._optimizer))
-            self._factors.renew()
+        for number, one in enumerate(self._factors):
+            start, measured = one.measure(frozenset(groups), unscaling(self._optimizer))
+            first, measures = (first if number else start), measures + measured
+            one.renew()
         self._unused = []
         factors = tuple(Factor(m.name, groups.get(m.parameter, 0), m.factor, m.residual) for m in measures)
         self._logs.append(StepLog(step, True, step if first is None else first, read_groups(self._optimizer), factors))
@@ -113,3 +123,11 @@ class Updates:
         if dtype in (torch.bfloat16, torch.float16):
             return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
         return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
+
+
+def _joined(calls: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """One layer's calls as one."""
+    if len(calls) == 1:
+        return calls[0]
+    keys, errors = zip(*calls, strict=True)
+    return torch.cat(keys), torch.cat(errors)

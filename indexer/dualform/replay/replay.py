@@ -77,7 +77,7 @@ class Replay(Recorder):
         }
         self._replayed: ReplaySink | None = None
         try:
-            super().__init__(model, optimizer, path, list(memory.layers), keys=False, _sink=self._open_replay)
+            super().__init__(model, optimizer, path, list(memory.layers), keys=False, sink=self._open_replay)
         except NotFound as error:
             raise RecordingError(f"this is not the model that was recorded: {error.message}") from None
 

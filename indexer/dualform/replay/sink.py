@@ -34,10 +34,9 @@ class ReplaySink:
 
     def _take(self, batch: Batch) -> None:
         self._first.check(batch)
-        for name, rows in batch.layers.items():
-            if name in self._gatherers:
-                for each in rows:
-                    self._gatherers[name].append(each.keys)
+        for name, calls in batch.layers.items():
+            for rows in calls if name in self._gatherers else ():
+                self._gatherers[name].append(rows.keys)
 
     def flush(self) -> None:
         self._thread.do(lambda: None)
@@ -51,7 +50,7 @@ class ReplaySink:
     ) -> None:
         """The first run has stored it."""
 
-    def close(self, final: Mapping[str, NDArray[Any]], finished: bool) -> None:
+    def close(self, final: Mapping[str, NDArray[Any]], finished: bool, skipped: Mapping[str, str]) -> None:
         """Raises RecordingError where the second run stopped early."""
 
         def close() -> None:

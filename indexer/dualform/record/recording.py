@@ -1,0 +1,265 @@
+"""A recording: what begins at the first step of a training and ends with it.
+
+It owns the sink, the slot spaces, the columns, and what is known of the optimizer's updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+from torch.optim import Optimizer
+
+from dualform.errors import RecordingError
+from dualform.record.columns import Columns
+from dualform.record.sinks import Header, Sink
+from dualform.record.slots import Slots, slots_of
+from dualform.record.spaces import Spaces
+from dualform.record.start import Start, layer_of
+from dualform.record.state import state_of
+from dualform.record.step_record import StepRecord
+from dualform.record.taps import Tap
+from dualform.record.updates import Updates
+from dualform.store.batch import Batch
+from dualform.store.layer import Layer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be recorded, and where to."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    path: Path
+    taps: Sequence[Tap]
+    skipped: dict[str, str]
+    """Layers that are not recorded, and why."""
+    sink: Callable[[Header], Sink]
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    """Names or patterns of layers -> space."""
+    routed: Sequence[str] = ()
+    """Names or patterns of layers whose rows the model chooses."""
+    keys: bool = True
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Recording:
+    """One training's memory in the making. It is begun once its first step is over; until then it can be let go."""
+
+    def __init__(self, plan: Plan) -> None:
+        """The network as it stands is W_0."""
+        self._plan = plan
+        self._start = Start(plan.model, plan.optimizer, plan.taps)
+        self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
+        self._columns = Columns(self._spaces)
+        self._updates = Updates(plan.optimizer, [])
+        self._valued = {tap.name for tap in plan.taps if tap.values}
+        self._slots: Slots | None = None
+        """Of the step that runs, once they are made."""
+        self._layers: list[Layer] = []
+        self._new: list[Layer] = []
+        """Layers that have slots and that the sink does not know of yet."""
+        self._unreached: dict[str, str] = {}
+        """Layer -> why it had no slots when it was last called."""
+        self._unrecorded: list[str] = []
+        """Layers of the last step, where it was not recorded and its update may still come."""
+        self._sink: Sink | None = None
+        self.steps = 0
+        """Steps recorded so far."""
+
+    @property
+    def begun(self) -> bool:
+        return self._sink is not None
+
+    @property
+    def sink(self) -> Sink:
+        assert self._sink is not None
+        return self._sink
+
+    def axis_of(self, tap: Tap) -> int:
+        """Which axis of a layer's keys is the batch."""
+        space = self._spaces.known.get(self._spaces.layers.get(tap.name, ""))
+        return (space.axis or 0) if space is not None else 0
+
+    def known(self, queries: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        """A probe's queries of the layers that are recorded."""
+        recorded = {layer.name for layer in self._layers}
+        return {name: rows for name, rows in queries.items() if name in recorded}
+
+    def updating(self, record: StepRecord | None) -> None:
+        """The gradients are what they will be, and the weights have not moved yet; `record`: the step that runs."""
+        if record is not None and not record.empty:
+            self._update_inside(record)
+        elif self._unrecorded:
+            self._update_unrecorded(self._unrecorded)
+        elif self._updates.awaited:
+            self._updates.update_awaited()
+        elif self.steps:
+            self._updates.stray(self.steps - 1)
+
+    def _update_inside(self, record: StepRecord) -> None:
+        if record.updated:
+            self._update_again(record)
+            return
+        self._settle(record)
+        self._updates.close_step()
+        record.updated = True
+        if self._slots is None:
+            self._update_unrecorded(record.layers)
+        else:
+            self._updates.update(record.step, record.dtypes)
+
+    def _update_again(self, record: StepRecord) -> None:
+        what = f"the optimizer stepped twice inside step {record.step}"
+        if not self.begun:
+            raise RecordingError(f"{what}.", hint="Open one `with recorder.step(...)` for each update.")
+        for layer in self._spaces.layers:
+            self._updates.defect(record.step, layer, "stray", what)
+        self._updates.stray(record.step)
+
+    def _update_unrecorded(self, layers: Sequence[str]) -> None:
+        """The optimizer goes on with NaN or infinity, as it would without a recorder."""
+        if not self.begun:
+            return  # the weights as of the next step are W_0
+        before = max(self.steps - 1, 0)
+        reason = (
+            f"after step {before} the optimizer updated with NaN or infinity in a key or error signal, in a step that "
+            "was not recorded"
+        )
+        for layer in layers:
+            if layer in self._spaces.layers:
+                self._updates.defect(before, layer, "stray", reason)
+        self._updates.stray(before)
+
+    def late(self, tap: Tap) -> None:
+        """A gradient of an earlier step's forward pass arrived."""
+        what = f"the gradient of layer {tap.name!r} arrived outside the step that its forward pass ran in"
+        if not self.begun:
+            raise RecordingError(
+                f"{what}.", hint="Put forward and backward of a batch into one `with recorder.step(...)`."
+            )
+        self.note(tap, "late", f"{what}, after step {max(self.steps - 1, 0)}")
+
+    def note(self, tap: Tap, kind: str, reason: str) -> None:
+        """Why a layer's record does not tell its whole story from here on."""
+        if tap.name in self._spaces.layers:
+            self._updates.defect(max(self.steps - 1, 0), tap.name, kind, reason)
+
+    def _settle(self, record: StepRecord) -> None:
+        """Make the step's slots; none where there is NaN or infinity among them. Raises RecordingError and BadInput."""
+        record.settled = True
+        slots = slots_of(record, self._plan.taps, self._spaces, self._columns, first=not self.begun)
+        self._admit(record, slots)
+        rows = [(part.layer, part.keys, part.errors if part.layer in self._valued else None) for part in slots.rows]
+        finite = self._updates.add(record.step, rows) and slots.surely_finite(self._valued)
+        if not finite and not slots.finite():
+            self.forget(record)
+            return
+        self._slots = slots
+        for layer, reason in slots.parted.items():
+            if layer in self._spaces.layers:
+                self._updates.defect(record.step, layer, "parted", reason)
+            else:
+                self._unreached[layer] = reason
+
+    def _admit(self, record: StepRecord, slots: Slots) -> None:
+        """Take in the layers that have slots for the first time."""
+        known = {layer.name for layer in (*self._layers, *self._new)}
+        reached = {part.layer for part in slots.rows} - known
+        taps = [tap for tap in self._plan.taps if tap.name in reached]
+        if not taps:
+            return
+        if known:
+            self._updates.join(taps)
+        else:
+            self._updates = Updates(self._plan.optimizer, taps)
+        self._new += [
+            layer_of(t, self._spaces.layers[t.name], t.name in record.raw, self._plan.keys, record.dtypes[t.name])
+            for t in taps
+        ]
+
+    def finish(self, record: StepRecord) -> None:
+        """The step is over. Raises RecordingError and BadInput."""
+        self._unreached |= {layer: why for layer, why in record.reached.items() if layer not in record.layers}
+        if record.empty and not self.begun:
+            if not record.reached:
+                raise RecordingError(
+                    "no gradient reached a recorded layer inside the first step.",
+                    hint="Run forward and backward inside it, in training mode, through the model the recorder was "
+                    "given.",
+                )
+            return
+        if not record.settled:
+            self._settle(record)
+        slots, self._slots = self._slots, None
+        self._unrecorded = [] if slots is not None or record.updated else record.layers
+        if slots is not None:
+            self._put(record, slots)
+        elif not record.updated:
+            self._updates.close_step()
+
+    def _put(self, record: StepRecord, slots: Slots) -> None:
+        joined: list[Layer] = []
+        if self.begun:
+            joined = self._new
+        self._layers, self._new = [*self._layers, *self._new], []
+        self._skip()
+        if not self.begun:
+            header = self._start.header(self._plan.path, self._layers, dict(self._plan.skipped), self._plan.label_names)
+            self._sink = self._plan.sink(header)
+        self.steps += 1
+        if not record.updated:
+            self._updates.close_step()
+            self._updates.await_update(record.step, record.dtypes)
+        logs, defects = self._updates.take()
+        self.sink.put(
+            Batch(
+                record.step,
+                slots.samples,
+                slots.extents,
+                slots.layer_rows(self._valued),
+                unknown=slots.unknown,
+                joined=joined,
+                logs=logs,
+                defects=defects,
+            )
+        )
+
+    def _skip(self) -> None:
+        """List the layers that have no slots yet, with the reason."""
+        recorded = {layer.name for layer in self._layers}
+        for tap in self._plan.taps:
+            if tap.name in recorded:
+                self._plan.skipped.pop(tap.name, None)
+            else:
+                why = self._unreached.get(tap.name, "it was not called in a recorded step")
+                self._plan.skipped[tap.name] = why
+
+    def forget(self, record: StepRecord) -> None:
+        """A step comes to nothing."""
+        self._slots = None
+        self._updates.forget(record.step)
+
+    def flush(self) -> None:
+        """Returns once every finished step is on disk. Raises what went wrong with writing."""
+        self._put_logs()
+        self.sink.flush()
+
+    def close(self, finished: bool) -> None:
+        """End the memory; `finished`: the training came to its end. Raises what went wrong with writing."""
+        self._updates.close_step()
+        self._skip()
+        try:
+            self._put_logs()
+        finally:
+            self.sink.close(state_of(self._plan.model), finished, dict(self._plan.skipped))
+
+    def _put_logs(self) -> None:
+        """What is known of the optimizer and no batch took along."""
+        logs, defects = self._updates.take()
+        if logs or defects:
+            self.sink.put(Batch(self.steps - 1, {}, [], {}, logs=logs, defects=defects))

@@ -1,0 +1,121 @@
+"""The slots of one step, from what its taps brought and what was said of it.
+
+Shapes: d_in and d_out of a layer, n slots of an extent that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.errors import BadInput
+from dualform.record.alignment import Aligner, Shape, laid_out
+from dualform.record.columns import Columns
+from dualform.record.metadata import Array, Metadata
+from dualform.record.spaces import Spaces
+from dualform.record.step_record import StepRecord, surely_finite
+from dualform.record.taps import Tap
+from dualform.store.batch import Extent, LayerRows
+
+
+@dataclass(frozen=True)
+class CallRows:
+    """One layer's rows of one extent."""
+
+    layer: str
+    call: int
+    keys: Tensor
+    """float32[n, d_in]."""
+    errors: Tensor | None
+    """float32[n, d_out]; where no values are wanted, None or what holds NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """One step's slots, aligned over the layers of each space."""
+
+    samples: Mapping[str, Array]
+    extents: Sequence[Extent]
+    unknown: Mapping[str, Any] | None
+    rows: Sequence[CallRows]
+    """In the model's order, each layer's calls in forward order."""
+    parted: Mapping[str, str]
+    """Layer -> why it has no rows although gradients reached it."""
+
+    def layer_rows(self, valued: set[str]) -> dict[str, list[LayerRows]]:
+        """By layer, as the store takes them; `valued`: the layers whose values are kept."""
+        layers: dict[str, list[LayerRows]] = {}
+        for part in self.rows:
+            values = None if part.errors is None or part.layer not in valued else part.errors.numpy()
+            layers.setdefault(part.layer, []).append(LayerRows(part.call, part.keys.numpy(), values))
+        return layers
+
+    def surely_finite(self, valued: set[str]) -> bool:
+        """False where there may be NaN or infinity among the rows of layers that are not `valued`."""
+        return all(surely_finite(part.keys) and part.errors is None for part in self.rows if part.layer not in valued)
+
+    def finite(self) -> bool:
+        """Whether there is no NaN and no infinity."""
+        return all(
+            bool(torch.isfinite(part.keys).all()) and (part.errors is None or bool(torch.isfinite(part.errors).all()))
+            for part in self.rows
+        )
+
+
+def slots_of(record: StepRecord, taps: Sequence[Tap], spaces: Spaces, columns: Columns, first: bool) -> Slots:
+    """What the step's calls and metadata come to. Raises BadInput and, at the first step, RecordingError."""
+    metadata = record.metadata
+    found = Aligner(record, taps, spaces, first).align()
+    spaces.check_names(metadata.spaces)
+    shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
+    extents = columns.extents(metadata, shapes, record.step)
+    kept = {(extent.space, extent.call): stay for extent, stay in extents}
+    rows = [
+        CallRows(
+            name,
+            shape.call,
+            _laid(signal.keys, shape, kept),
+            None if signal.errors is None else _laid(signal.errors, shape, kept),
+        )
+        for name, calls in found.calls.items()
+        for shape, signal in calls
+    ]
+    parts = [extent for extent, _ in extents]
+    unknown = any(extent.row is not None and bool((extent.row < 0).any()) for extent in parts)
+    count = _sample_count(metadata, shapes, parts)
+    _check_rows(parts, count)
+    samples = columns.samples(metadata, count, record.step)
+    return Slots(samples, parts, columns.unknown(metadata) if unknown else None, rows, found.parted)
+
+
+def _sample_count(metadata: Metadata, shapes: Sequence[Shape], extents: Sequence[Extent]) -> int:
+    """B: of what has rows, else of the largest call."""
+    if not shapes:
+        return 0
+    said = [len(entry) for entry in metadata.arrays.values()]
+    seen = [shape.rows for shape in shapes if not shape.space.routed]
+    given = [int(extent.row.max()) + 1 for extent in extents if extent.row is not None and len(extent.row)]
+    return max(said or seen or given or [0])
+
+
+def _check_rows(extents: Sequence[Extent], count: int) -> None:
+    """Raises BadInput for a row that the step has not."""
+    for extent in extents:
+        if extent.row is not None and len(extent.row) and not -1 <= extent.row.min() <= extent.row.max() < count:
+            raise BadInput(
+                f"row of space {extent.space!r} holds {extent.row.min()} to {extent.row.max()}, and the step has "
+                f"{count} rows.",
+                hint="Count rows from 0; -1 stands for one that is not known.",
+                field="row",
+            )
+
+
+def _laid(tensor: Tensor, shape: Shape, kept: Mapping[tuple[str, int], NDArray[np.int64] | None]) -> Tensor:
+    lying, stay = laid_out(tensor, shape), kept[shape.space.name, shape.call]
+    return lying.contiguous() if stay is None else lying[torch.from_numpy(stay)]

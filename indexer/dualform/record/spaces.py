@@ -1,0 +1,134 @@
+"""Slot spaces: which one a layer's slots belong to, and what each space is found to be.
+
+A key [B, d_in] makes the space "sample", a key [B, L..., d_in] the space "token"; `spaces=` names others. A routed
+layer, whose rows the model chooses (an expert's), has a space of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dualform.errors import BadInput, NotFound
+from dualform.record.selection import matches
+from dualform.record.taps import Tap
+from dualform.store.tables import TABLES
+
+RESERVED = frozenset({"slots", "samples", "commits", *TABLES})
+"""Names of tables and views of the store."""
+
+
+@dataclass
+class Space:
+    """One space, as its layers' first keys showed it."""
+
+    name: str
+    tokens: bool
+    """Whether a row has positions: some layer's key has more than the batch's axis before its last."""
+    routed: bool
+    axis: int | None
+    """Which axis of those layers' keys is the batch; None where nothing told: it is taken for the first."""
+
+
+class Spaces:
+    """The spaces of one recording. A layer stays in the space that it was first put into."""
+
+    def __init__(
+        self, taps: Sequence[Tap], named: Mapping[str, str] | None = None, routed: Sequence[str] | None = None
+    ) -> None:
+        """`named`: name or pattern of layers -> space; `routed`: names or patterns of layers whose rows the model
+        chooses.
+
+        Raises NotFound for a pattern that no layer matches, BadInput for a name that no space can have.
+        """
+        layers = [tap.name for tap in taps]
+        _check_patterns("spaces", named or (), layers)
+        _check_patterns("routed", routed or (), layers)
+        for space in (named or {}).values():
+            _check_name(space)
+        self._routed = {name for name in layers if any(matches(name, pattern) for pattern in routed or ())}
+        self._named = {
+            name: next(space for pattern, space in (named or {}).items() if matches(name, pattern))
+            for name in layers
+            if any(matches(name, pattern) for pattern in named or ())
+        }
+        self._refuse_mixed(layers)
+        for name in layers:
+            if name in self._routed and name not in self._named:
+                self._named[name] = _legal(name, {"sample", "token", *self._named.values()})
+        self.known: dict[str, Space] = {}
+        """By name, of those that have had slots."""
+        self.layers: dict[str, str] = {}
+        """Layer -> space, of those that have had slots."""
+        self.token_layers: set[str] = set()
+        """Layers whose keys have token dimensions."""
+
+    def space_of(self, layer: str, leading: tuple[int, ...]) -> str:
+        """The space of a layer, by its name or by its key's dimensions before the last."""
+        if layer in self.layers:
+            return self.layers[layer]
+        return self._named.get(layer) or ("token" if len(leading) > 1 else "sample")
+
+    def check_names(self, spoken: Sequence[str]) -> None:
+        """Raises BadInput for a name of a space that there is not."""
+        names = sorted({*self.known, *self._named.values()})
+        for space in spoken:
+            if space not in names:
+                raise BadInput(
+                    f"there is no space {space!r}.", hint=f"There are {', '.join(map(repr, names))}.", field="at"
+                )
+
+    def routed(self, layer: str) -> bool:
+        return layer in self._routed
+
+    def admit(self, layer: str, space: Space, tokens: bool) -> None:
+        """A layer had its first slots."""
+        self.known.setdefault(space.name, space)
+        self.layers[layer] = space.name
+        if tokens:
+            self.token_layers.add(layer)
+
+    def _refuse_mixed(self, layers: Sequence[str]) -> None:
+        of: dict[str, str] = {}
+        for name in layers:
+            space = self._named.get(name, "")
+            other = of.setdefault(space, name)
+            apart = (name in self._routed) != (other in self._routed)
+            if space and (apart or (name in self._routed and space in ("sample", "token"))):
+                raise BadInput(
+                    f"layer {name!r} shares the space {space!r} with others, of which not all are routed.",
+                    hint="Name a space of its own for what is routed.",
+                    field="spaces",
+                )
+
+
+def _check_patterns(field: str, patterns: Mapping[str, str] | Sequence[str], layers: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in layers):
+            known = ", ".join(repr(name) for name in layers)
+            raise NotFound(f"{field}={pattern!r} matches no recorded layer.", hint=f"Those are {known}.", field=field)
+
+
+def _check_name(space: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", space):
+        raise BadInput(
+            f"{space!r} cannot name a space.",
+            hint="Use letters, digits and underscores, with a letter first.",
+            field="spaces",
+        )
+    if space.lower() in RESERVED or space.lower().startswith("extents_"):
+        raise BadInput(
+            f"{space!r} cannot name a space: a table is called so.", hint="Choose another name.", field="spaces"
+        )
+
+
+def _legal(layer: str, taken: set[str]) -> str:
+    """A layer's name as the name of a space that is none of `taken`."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", layer)
+    if not name[:1].isalpha() or name.lower() in RESERVED or name.lower().startswith("extents_"):
+        name = f"layer_{name}"
+    own, number = name, 2
+    while own.lower() in {other.lower() for other in taken}:
+        own, number = f"{name}_{number}", number + 1
+    return own

@@ -1,0 +1,31 @@
+"""A step of a training while it runs, as `recorder.step(...)` yields it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dualform.errors import RecordingError
+from dualform.record.step_record import StepRecord
+
+
+class Step:
+    """What may be said of a step after its forward pass has begun."""
+
+    def __init__(self, record: StepRecord | None) -> None:
+        """`record`: None where recording has stopped."""
+        self._record = record
+
+    def at(self, space: str, **columns: Any) -> None:
+        """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
+        for each token [B, L…]; `position` and `mask` too, and `row` where the model chooses the rows.
+
+        Raises BadInput for what is no column, RecordingError once the step's update has been made.
+        """
+        if self._record is None:
+            return
+        if self._record.settled:
+            raise RecordingError(
+                f"step.at was called after the update of step {self._record.step}.",
+                hint="Say it between the forward pass and optimizer.step().",
+            )
+        self._record.metadata.say(space, columns)

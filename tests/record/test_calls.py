@@ -1,0 +1,192 @@
+"""Every call of a layer whose gradient arrives is slots of its own; a call that comes to nothing is none."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dualform.errors import BadInput, RecordingError
+
+from .listed import Opened, assert_rebuilt, snapshot
+
+
+class Network(nn.Module):
+    """Three layers, of which a step calls what it likes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+def record(path, steps, loss_of, model=None, **said):
+    """Train on the losses `loss_of(model, x)`; returns the sink, the inputs and the weights before and after."""
+    model = model or Network()
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), path)
+    generator, inputs, snapshots = torch.Generator().manual_seed(1), [], [snapshot(model)]
+    with opened.recorder:
+        for number in range(steps):
+            inputs.append(torch.randn(5, 4, generator=generator))
+            with opened.recorder.step(**said):
+                opened.optimizer.zero_grad()
+                loss_of(model, inputs[-1], number).backward()
+                opened.optimizer.step()
+            snapshots.append(snapshot(model))
+    return opened.sink, inputs, snapshots
+
+
+def test_a_siamese_network(tmp_path):
+    def loss(model, x, number):
+        return (model.second(torch.relu(model.first(x))) - model.second(torch.relu(model.first(-x)))).square().sum()
+
+    sink, inputs, snapshots = record(tmp_path / "m", 3, loss, label=np.arange(5))
+    assert sink.defects == []
+    assert [[rows.call for rows in batch.layers["first"]] for batch in sink.batches] == [[0, 1]] * 3
+    assert [extent.call for extent in sink.batches[0].extents] == [0, 1]
+    assert (sink.keys("first") == torch.cat([part for x in inputs for part in (x, -x)]).numpy()).all()
+    assert sink.column("label") == [*range(5)] * 6
+    assert sink.column("call") == ([0] * 5 + [1] * 5) * 3
+    moved = ("first.weight", "first.bias", "second.weight")  # the second bias has no gradient but rounding
+    assert_rebuilt(sink, [{name: values[name] for name in moved} for values in snapshots])
+
+
+def test_a_layer_that_is_not_called_is_absent(tmp_path):
+    def loss(model, x, number):
+        hidden = model.first(x)
+        return (model.second(hidden) if number != 1 else hidden).square().sum()
+
+    sink, _, snapshots = record(tmp_path / "m", 3, loss)
+    assert [list(batch.layers) for batch in sink.batches] == [["first", "second"], ["first"], ["first", "second"]]
+    assert sink.keys("second").shape == (10, 4)
+    assert (np.abs(sink.keys("second")).sum(1) > 0).all()
+    assert sink.defects == []
+    assert sink.skipped == {"third": "it was not called in a recorded step"}
+    assert_rebuilt(sink, [{n: w for n, w in values.items() if "third" not in n} for values in snapshots])
+
+
+def test_a_layer_joins_at_the_first_step_that_reaches_it(tmp_path):
+    def loss(model, x, number):
+        hidden = model.second(x)
+        return (model.first(hidden) if number >= 2 else hidden).square().sum()
+
+    sink, _, snapshots = record(tmp_path / "m", 4, loss, label=np.arange(5))
+    assert [layer.name for layer in sink.header.layers] == ["second"]
+    assert [[layer.name for layer in batch.joined] for batch in sink.batches] == [[], [], ["first"], []]
+    assert sink.batches[2].joined[0].space == "sample"
+    assert not sink.batches[2].joined[0].repeats
+    assert set(sink.header.skipped) == {"first", "third"}
+    assert set(sink.skipped) == {"third"}
+    assert sink.defects == []
+    assert_rebuilt(sink, [{n: w for n, w in values.items() if "third" not in n} for values in snapshots])
+
+
+def test_calls_without_a_gradient_have_no_number(tmp_path):
+    def loss(model, x, number):
+        with torch.no_grad():
+            model.first(x * 2)
+        model.first(x * 3)
+        return (model.first(x * 4) + model.first(x * 5).detach() + model.first(x * 6)).square().sum()
+
+    sink, (x,), _ = record(tmp_path / "m", 1, loss)
+    assert sink.column("call") == [0] * 5 + [1] * 5
+    assert (sink.keys("first") == torch.cat([x * 4, x * 6]).numpy()).all()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_repeats_no_slot(tmp_path, reentrant):
+    def loss(model, x, number):
+        x = x.requires_grad_()
+        return checkpoint(lambda y: model.second(torch.relu(model.first(y))), x, use_reentrant=reentrant).square().sum()
+
+    sink, (x,), _ = record(tmp_path / "m", 1, loss)
+    assert (sink.keys("first") == x.detach().numpy()).all()
+    assert len(sink.keys("second")) == 5
+    assert sink.column("call") == [0] * 5
+
+
+def test_micro_batches_without_rows_of_their_own(tmp_path):
+    model = Network()
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    parts = torch.randn(5, 4), torch.randn(3, 4)
+    with opened.recorder, opened.recorder.step(dataset="a"):
+        for part in parts:
+            model.first(part).square().sum().backward()
+        opened.optimizer.step()
+    sink = opened.sink
+    assert (sink.keys("first") == torch.cat(parts).numpy()).all()
+    assert sink.column("row") == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert sink.column("dataset") == ["a"] * 8
+    assert sink.defects == []
+
+
+def test_micro_batches_with_rows_of_their_own_are_refused(tmp_path):
+    def loss(model, x, number):
+        return model.first(x[:3]).square().sum() + model.first(x[2:]).square().sum()
+
+    with pytest.raises(BadInput) as caught:
+        record(tmp_path / "m", 1, loss, label=np.arange(5))
+    assert str(caught.value) == (
+        "label has shape [5], but the recorded layers saw batches of [3] (sample). Give one value, one per row [B], or "
+        "one per token [B, L]; micro-batches are one recorder.step each, of which only the last one updates."
+    )
+    assert caught.value.field == "label"
+
+
+def test_an_adversarial_step(tmp_path):
+    """The gradient of the inputs in between is taken by autograd.grad, through a call that counts."""
+
+    def loss(model, x, number):
+        x = x.requires_grad_()
+        clean = model.second(torch.relu(model.first(x))).square().mean()
+        (slope,) = torch.autograd.grad(clean, x, retain_graph=True)
+        return clean + model.second(torch.relu(model.first(x.detach() + 0.1 * slope.sign()))).square().mean()
+
+    sink, _, _ = record(tmp_path / "m", 2, loss, label=np.arange(5))
+    assert [[rows.call for rows in batch.layers["second"]] for batch in sink.batches] == [[0, 1]] * 2
+
+
+def test_a_shared_layer_that_sees_other_batches_in_each_call(tmp_path):
+    def loss(model, x, number):
+        return model.first(x).square().sum() + model.first(x[:2]).square().sum() + model.second(x).square().sum()
+
+    sink, _, _ = record(tmp_path / "m", 1, loss)
+    assert [(extent.call, extent.rows) for extent in sink.batches[0].extents] == [(0, 5), (1, 2)]
+    assert [(n, [r.call for r in rows]) for n, rows in sink.batches[0].layers.items()] == [
+        ("first", [0, 1]),
+        ("second", [0]),
+    ]
+    assert len(sink.batches[0].samples["label"]) == 5
+
+
+def test_the_second_calls_of_two_layers_must_agree(tmp_path):
+    def loss(model, x, number):
+        both = model.first(x).sum() + model.second(x).sum()
+        return both + model.first(x[:2]).sum() + model.second(x[:3]).sum()
+
+    with pytest.raises(
+        RecordingError, match=r"^layers 'first' and 'second' saw different batches at step 0: \[2\] and"
+    ):
+        record(tmp_path / "m", 1, loss)
+
+
+def test_an_empty_call_is_none(tmp_path):
+    def loss(model, x, number):
+        return model.first(x[:0]).sum() + model.first(x).square().sum()
+
+    sink, (x,), _ = record(tmp_path / "m", 1, loss)
+    assert sink.column("call") == [0] * 5
+    assert (sink.keys("first") == x.numpy()).all()
+
+
+def test_a_model_and_its_copy_do_not_share_slots(tmp_path):
+    model = Network()
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    x = torch.randn(5, 4)
+    with opened.recorder:
+        twin = copy.deepcopy(model)
+        with opened.recorder.step():
+            (model.first(x) - twin.first(x * 2)).square().sum().backward()
+    assert (opened.sink.keys("first") == x.numpy()).all()

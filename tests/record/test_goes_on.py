@@ -1,0 +1,292 @@
+"""Recording never ends a training that would have gone on: what it cannot take is refused before, or a defect."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dualform.errors import BadInput, RecordingError
+from dualform.record.recorder import Recorder
+
+from .listed import Opened, batches, small_net
+
+
+def train(opened, model, data, **said):
+    for x, y in data:
+        with opened.recorder.step(label=y, **said):
+            opened.optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            opened.optimizer.step()
+
+
+def opened_on(model, path, **options):
+    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["at the first step", "later"])
+def test_a_loss_that_the_training_skips(tmp_path, first):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        for number, (x, y) in enumerate(batches(4)):
+            with opened.recorder.step(label=y):
+                loss = cross_entropy(model(x), y)
+                if number == (0 if first else 2):
+                    continue
+                opened.optimizer.zero_grad()
+                loss.backward()
+                opened.optimizer.step()
+    slots = [len(batch.samples["label"]) for batch in opened.sink.recorded]
+    assert slots == ([8, 8, 8] if first else [8, 8, 0, 8])
+    assert opened.sink.defects == []
+
+
+@pytest.mark.parametrize("copied", ["torch.save", "pickle", "deepcopy"])
+def test_a_model_is_saved_and_copied_while_it_is_recorded(tmp_path, copied):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        train(opened, model, batches(2))
+        if copied == "deepcopy":
+            twin = copy.deepcopy(model)
+        elif copied == "pickle":
+            twin = pickle.loads(pickle.dumps(model))
+        else:
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            twin = torch.load(file, weights_only=False)
+        x, y = batches(1)[0]
+        with opened.recorder.step(label=y):
+            cross_entropy(twin(x), y).backward()
+            cross_entropy(model(x), y).backward()
+    assert [len(batch.layers["0"]) for batch in opened.sink.recorded] == [1, 1, 1]
+    assert torch.equal(twin(x), model(x))
+
+
+def test_a_saved_model_loads_where_dualform_is_not(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        torch.save(model, tmp_path / "model.pt")
+    program = (
+        "import sys, torch\n"
+        "sys.modules['dualform'] = None\n"
+        f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
+        "assert model(torch.ones(1, 5)).shape == (1, 3)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_lazy_module_is_refused_until_it_has_seen_a_batch(tmp_path):
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 3))
+    with pytest.raises(RecordingError) as caught:
+        opened_on(model, tmp_path / "m")
+    assert str(caught.value) == (
+        "'0.weight' has no shape yet: its module is lazy and has seen no batch. Run one batch through the model before "
+        "making the recorder, and the optimizer after that."
+    )
+    model(torch.ones(1, 5))
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        train(opened, model, batches(2))
+    assert [(layer.name, layer.d_in) for layer in opened.sink.layers] == [("0", 5), ("2", 4)]
+    assert opened.sink.defects == []
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Holds another optimizer, as accelerate's does."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def step(self):
+        self.optimizer.step()
+
+
+def test_a_wrapped_optimizer(tmp_path):
+    model = small_net()
+    wrapped = Wrapper(Wrapper(torch.optim.SGD(model.parameters(), lr=0.1)))
+    opened = Opened(model, wrapped, tmp_path / "m")
+    with opened.recorder:
+        train(opened, model, batches(3))
+    assert (opened.sink.header.optimizer, opened.sink.header.rule) == ("SGD", "sgd")
+    assert [log.updated for log in opened.sink.logs.values()] == [True] * 3
+    assert opened.sink.defects == []
+
+
+def test_a_distributed_tensor_is_refused_by_name(tmp_path):
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_module
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = distribute_module(nn.Sequential(nn.Linear(3, 3)), init_device_mesh("cpu", (1,)))
+        with pytest.raises(RecordingError) as caught:
+            opened_on(model, tmp_path / "m")
+    finally:
+        distributed.destroy_process_group()
+    assert str(caught.value) == (
+        "'0.weight' is a DTensor, of which this process holds one part only. Record a model whose parameters are "
+        "whole: data parallelism, not FSDP or tensor parallelism."
+    )
+
+
+def test_a_gradient_outside_its_step_is_refused_at_first_and_a_defect_later(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    data = batches(3)
+    reason = "the gradient of layer '4' arrived outside the step that its forward pass ran in"
+    with opened.recorder:
+        with opened.recorder.step():
+            loss = model(data[0][0]).sum()
+        with pytest.raises(RecordingError, match=rf"^{reason}\. Put forward and backward of a batch into one"):
+            loss.backward()
+        opened.optimizer.zero_grad()
+        train(opened, model, data[:2])
+        with opened.recorder.step():
+            loss = model(data[0][0]).sum()
+        loss.backward()
+        with opened.recorder.step():
+            model(data[1][0]).sum().backward()
+    assert ("4", 2, f"{reason}, after step 2") in opened.sink.defects
+    assert len(opened.sink.recorded) == 4
+
+
+def test_an_update_outside_a_step_that_was_not_recorded(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        for number, (x, y) in enumerate(batches(3)):
+            opened.optimizer.zero_grad()
+            with opened.recorder.step(label=y):
+                (cross_entropy(model(x), y) * (float("nan") if number == 1 else 1)).backward()
+            if number:
+                opened.optimizer.step()
+    reason = (
+        "after step 0 the optimizer updated with NaN or infinity in a key or error signal, in a step that was not "
+        "recorded"
+    )
+    assert sorted(opened.sink.defects) == [("0", 0, reason), ("2", 0, reason), ("4", 0, reason)]
+    assert [(log.step, log.updated) for log in opened.sink.logs.values()] == [(0, False)]
+
+
+def test_an_optimizer_that_steps_twice_later_is_a_defect(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        train(opened, model, batches(1))
+        x, y = batches(1)[0]
+        opened.optimizer.zero_grad()
+        with opened.recorder.step(label=y):
+            cross_entropy(model(x), y).backward()
+            opened.optimizer.step()
+            opened.optimizer.step()
+    assert opened.sink.defects == [(layer, 1, "the optimizer stepped twice inside step 1") for layer in ("0", "2", "4")]
+
+
+def failing(opened, model):
+    """A training whose writer fails after the second step, recorded with on_error="warn"; returns its weights."""
+    train(opened, model, batches(2))
+    opened.sink.error = RecordingError("the disk is full.")
+    with pytest.warns(RuntimeWarning, match=r"^recording stopped after 2 steps: the disk is full\.$"):
+        train(opened, model, batches(4)[2:3])
+    train(opened, model, batches(4)[3:])
+
+
+def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m", on_error="warn")
+    with opened.recorder:
+        failing(opened, model)
+        opened.recorder.flush()
+        opened.recorder.probe("test", batches(1)[0][0])
+        assert not any(module._forward_hooks for module in model.modules())
+    assert (opened.recorder.steps, opened.sink.finished, len(opened.sink.recorded)) == (2, False, 2)
+    assert (opened.sink.flushes, opened.sink.probes) == (0, {})
+    plain = small_net()
+    unrecorded = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x, y in batches(4):
+        unrecorded.zero_grad()
+        cross_entropy(plain(x), y).backward()
+        unrecorded.step()
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def test_a_failure_of_writing_raises_at_the_next_step(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        train(opened, model, batches(2))
+        opened.sink.error = RecordingError("the disk is full.")
+        with pytest.raises(RecordingError, match=r"^the disk is full\.$"):
+            train(opened, model, batches(1))
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["at the update", "at the step's end"])
+def test_metadata_that_stops_fitting(tmp_path, inside):
+    def step(opened, labels):
+        with opened.recorder.step(label=labels):
+            opened.optimizer.zero_grad()
+            model(batches(1)[0][0]).square().sum().backward()
+            if inside:
+                opened.optimizer.step()
+
+    message = r"label has shape \[3\], but the recorded layers saw batches of \[8\]"
+    for on_error in ("raise", "warn"):
+        model = small_net()
+        opened = opened_on(model, tmp_path / "m", on_error=on_error)
+        with opened.recorder:
+            with pytest.raises(BadInput, match=f"^{message}"):  # the first step always raises
+                step(opened, np.arange(3))
+            step(opened, np.arange(8))
+            if on_error == "raise":
+                with pytest.raises(BadInput, match=f"^{message}"):
+                    step(opened, np.arange(3))
+            else:
+                with pytest.warns(RuntimeWarning, match=f"^recording stopped after 1 steps: {message}"):
+                    step(opened, np.arange(3))
+            step(opened, np.arange(8))
+        assert [batch.step for batch in opened.sink.recorded] == ([0, 1] if on_error == "raise" else [0])
+        assert opened.sink.finished is (on_error == "raise")
+
+
+def test_what_on_error_can_be(tmp_path):
+    with pytest.raises(BadInput, match=r"^on_error is 'ignore'\. Give \"raise\" or \"warn\"\.$"):
+        Recorder(small_net(), torch.optim.SGD([torch.zeros(1)], lr=0.1), tmp_path / "m", on_error="ignore")
+
+
+def test_a_probe_by_name(tmp_path):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, left, right):
+            return self.layer(left - right)
+
+    model = Named()
+    opened = opened_on(model, tmp_path / "m")
+    left, right = torch.randn(5, 5), torch.randn(5, 5)
+    with opened.recorder:
+        with opened.recorder.step():
+            model(left, right).sum().backward()
+        opened.recorder.probe("test", {"right": right, "left": left}, batch_size=2)
+    queries, _, outputs = opened.sink.probes["test"]
+    np.testing.assert_array_equal(queries["layer"], (left - right).numpy())
+    np.testing.assert_allclose(outputs, model(left, right).detach().numpy(), rtol=1e-5, atol=1e-6)
