@@ -79,22 +79,32 @@ class View:
                 counts[name] = counts.get(name, 0) + slots
         return _Datasets(dict(sorted(counts.items())))
 
-    def select(self, space: str, where: str | None) -> Selection:
+    def slots_of(self, layer: Layer, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slot ids of a layer's entries."""
+        return entries
+
+    def entries_of(self, layer: Layer, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The entries of a layer's slots."""
+        return slots
+
+    def select(self, layer: Layer, where: str | None) -> Selection:
         """The slots that a mask leaves, which may be none.
 
         Raises BadMask or NotFound as `mask.check` and `mask.select` say.
         """
+        space = layer.space
         if where is None:
             return self.cache.get(("selection", space, ""), lambda: mask.every_slot(self, space))
         expression = mask.check(self, space, where, list(self.datasets()))
         key = ("selection", space, expression.identity)
         return self.cache.get(key, lambda: mask.select(self, space, expression))
 
-    def selection(self, space: str, where: str | None) -> Selection:
+    def selection(self, layer: Layer, where: str | None) -> Selection:
         """As `select`; raises EmptyMask where the mask leaves nothing."""
-        return mask.require_slots(self.select(space, where), where, list(self.datasets()))
+        return mask.require_slots(self.select(layer, where), where, list(self.datasets()))
 
-    def groups(self, space: str, selection: Selection, by: tuple[str, ...]) -> Groups:
+    def groups(self, layer: Layer, selection: Selection, by: tuple[str, ...]) -> Groups:
+        space = layer.space
         key = ("groups", space, selection.identity, by)
         return self.cache.get(key, lambda: groups.group(self, space, selection, by))
 
