@@ -39,9 +39,7 @@ class Call:
 
 
 CALLS: dict[type[Question[Any]], Call] = {
-    Inventory: Call(
-        "Info", lambda _: pb.InfoRequest(), lambda _: Inventory(), info.encode_info, info.decode_info
-    ),
+    Inventory: Call("Info", lambda _: pb.InfoRequest(), lambda _: Inventory(), info.encode_info, info.decode_info),
     TopK: Call("TopK", questions.encode_topk, questions.decode_topk, answers.encode_hits, answers.decode_hits),
     GroupSum: Call(
         "GroupSum",

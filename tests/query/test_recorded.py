@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers import Answers
 from dualform.errors import NotFound
+from dualform.methods import Answers
 from tests.query import oracle
 
 STEPS, BATCH, INPUTS = 25, 8, 40

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dualform.replay.asked import ask
 from hypothesis import given, settings, strategies as st
 
 from dualform import GroupSum, TopK, Vectors
@@ -10,7 +11,6 @@ from dualform.query.score import backends
 from dualform.query.sums import group_sum, key_sums
 from dualform.query.view import View
 from dualform.replay import running_best, window
-from dualform.replay.asked import ask
 from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
 from tests.query import arrays

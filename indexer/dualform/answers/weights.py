@@ -23,7 +23,7 @@ class Weights(Mapping[str, Any]):
     """
 
     arrays: Mapping[str, NDArray[Any]]
-    """Every parameter and buffer, in the model's order."""
+    """Every parameter and buffer: those of recorded layers in the order of the layers, then the others by name."""
     grades: Mapping[str, Grade]
     """By recorded layer: how exact its record is as of the step that was asked for."""
     standing: Mapping[str, float]

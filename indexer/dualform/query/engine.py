@@ -125,6 +125,10 @@ class Engine(Answers):
         """float32[n, d_out]: the recorded gradients of a layer's outputs, never rescaled. Raises as `keys`."""
         return slots.values(self._view, layer, ids)
 
+    def key_rows(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: the stored key of each slot, by number: slots of equal numbers share a key. Raises as `keys`."""
+        return slots.key_rows(self._view, layer, ids)
+
     def coefficients(
         self, layer: str, ids: Sequence[int] | NDArray[np.int64], at_step: int | None = None
     ) -> NDArray[np.float64]:

@@ -1,9 +1,12 @@
-"""Answers that are rebuilt from the record: a layer's outputs, the whole network's weights, and what cancels in them."""
+"""Answers that are rebuilt from the record: a layer's outputs, the network's weights, and what cancels."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 from dualform.answers import Cancellation, Outputs, Scan, Weights
 from dualform.query.resolved import Resolved
@@ -32,13 +35,20 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
         check_space(view, space)
     network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
     return Weights(
-        arrays=network.arrays,
+        arrays=_ordered(view, network.arrays),
         grades=network.grades,
         standing=network.standing,
         not_recorded=network.not_recorded,
         kept=network.kept,
         scan=_scan(view, network.kept, began),
     )
+
+
+def _ordered(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Parameters of recorded layers in the layers' order, then the others by name: files keep no order."""
+    recorded = [part.name for layer in view.snapshot.layers.values() for part in layer.parameters]
+    known = dict.fromkeys(name for name in recorded if name in arrays)
+    return {name: arrays[name] for name in [*known, *sorted(name for name in arrays if name not in known)]}
 
 
 def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancellation:

@@ -55,6 +55,13 @@ def values(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> ND
     return view.snapshot.values(layer).take(_entries(view, found, ids))
 
 
+def key_rows(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: the stored key of each slot, by number. Raises NotFound as `keys`."""
+    entries = _entries(view, view.layer(layer), ids)
+    rows = view.snapshot.keys(layer).row_of_slot
+    return entries if rows is None else rows[entries]
+
+
 def coefficients(
     view: View, layer: str, ids: Sequence[int] | NDArray[np.int64], at_step: int | None
 ) -> NDArray[np.float64]:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from dualform.answers import Hits, Scan
 from dualform.query.groups import Groups
+from dualform.query.resolved import Resolved
 from dualform.query.score.canonical import as_float32
 from dualform.query.score.key_rows import key_rows
 from dualform.query.search.ranking import Ranking, best_of_cells
-from dualform.query.resolved import Resolved
 from dualform.questions import TopK
 from dualform.replay.window import Window, never
 
@@ -78,7 +78,9 @@ class RunningBest:
         counts = np.tile(np.minimum(there, self._k), (len(asked.queries), 1))
         names = None if groups is None else groups.keys
         scan = replace(scan, slots_matching=asked.selection.count, seconds=self.seconds)
-        return Hits(self._kept.slots, as_float32(self._kept.scores), counts, names, asked.question.by, scan, asked.layer.space)
+        return Hits(
+            self._kept.slots, as_float32(self._kept.scores), counts, names, asked.question.by, scan, asked.layer.space
+        )
 
 
 def _own_groups(window: Window, groups: Groups) -> tuple[Groups, NDArray[np.int64]]:

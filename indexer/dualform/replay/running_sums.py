@@ -54,7 +54,9 @@ class RunningSums:
 
     def answer(self, scan: Scan) -> GroupSums:
         scan = replace(scan, slots_matching=self.asked.selection.count, seconds=self.seconds)
-        return GroupSums(self._groups.keys, self._added(), self._groups.counts, self._groups.by, scan, self.asked.layer.space)
+        return GroupSums(
+            self._groups.keys, self._added(), self._groups.counts, self._groups.by, scan, self.asked.layer.space
+        )
 
     def _added(self) -> NDArray[np.float64]:
         if self._keys is None:

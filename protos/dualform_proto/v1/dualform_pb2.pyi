@@ -802,7 +802,7 @@ class WeightsResponse(google.protobuf.message.Message):
     SCAN_FIELD_NUMBER: builtins.int
     @property
     def parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Parameter]:
-        """in the model's order"""
+        """of recorded layers first, in their order"""
 
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LayerRecord]: ...

@@ -42,13 +42,11 @@ def state_dict(
     check_step(view, at_step)
     _require(view, at_step, allow_inexact)
     rebuilt = _recorded(view, where, at_step, allow_inexact, check)
-    stored, order = view.stored_weights("final"), view.stored_weights("initial")
+    stored = view.stored_weights("final")
     others = {name: np.array(array) for name, array in stored.items() if name not in rebuilt.arrays}
     if others and (where is not None or at_step is not None):
         warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=3)
-    merged = {**others, **rebuilt.arrays}
-    arrays = {name: merged[name] for name in [*order, *(name for name in merged if name not in order)]}
-    return Network(arrays, tuple(others), rebuilt.grades, rebuilt.standing, rebuilt.kept)
+    return Network({**rebuilt.arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
 def _require(view: View, at_step: int | None, allow_inexact: bool) -> None:
