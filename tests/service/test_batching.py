@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform.answers import GroupSums, Hits, Scan
+from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
 from dualform.errors import Cancelled, Damaged, DualformError, NotFound, Overloaded, TimedOut
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
@@ -103,7 +103,8 @@ def answer(question: Shareable, scan: Scan) -> Any:
             return Hits(ids, ids.astype(np.float32), counts, ((1,), (2,)), question.by, scan)
         case GroupSum():
             return GroupSums(((1,), (2,)), np.stack([own, own + 0.5], axis=1), np.array([3, 4]), question.by, scan)
-    return np.stack([own, -own], axis=1).astype(np.float32), scan
+    values = np.stack([own, -own], axis=1).astype(np.float32)
+    return Outputs(values, "sample", Grade("exact"), 0.0, scan)
 
 
 def same(got: Any, right: Any) -> bool:

@@ -45,7 +45,7 @@ def state_dict(
     stored = view.stored_weights("final")
     others = {name: np.array(array) for name, array in stored.items() if name not in rebuilt.arrays}
     if others and (where is not None or at_step is not None):
-        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=3)
+        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=6)
     return Network({**rebuilt.arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
