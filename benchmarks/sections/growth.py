@@ -49,7 +49,7 @@ def _measure(plan: Plan, folders: dict[int, Path]) -> dict[int, list[dict[str, f
     rounds: dict[int, list[dict[str, float]]] = {slots: [] for slots in folders}
     with ExitStack() as stack:
         processes = {
-            slots: stack.enter_context(Asked([str(folder / "memory"), str(folder), *_backend(plan)]))
+            slots: stack.enter_context(Growing([str(folder / "memory"), str(folder), *_backend(plan)]))
             for slots, folder in folders.items()
         }
         for process in processes.values():
@@ -64,7 +64,7 @@ def _backend(plan: Plan) -> list[str]:
     return [] if plan.backend is None else [plan.backend]
 
 
-class Asked:
+class Growing:
     """A memory_process."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -88,7 +88,7 @@ class Asked:
         self._process.stdin.flush()
         return self.line()
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> Growing:
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -6,6 +6,7 @@ Shapes: b slots of a block, d_in, d_out.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,10 @@ def run(plan: Plan) -> Section:
     return section
 
 
-def _ours(fresh: Fresh, where: str, repeats: int) -> tuple[Timing, Timing, dict[str, Any]]:
+def _ours(fresh: Fresh, where: str, repeats: int) -> tuple[Timing, Timing, Mapping[str, Any]]:
     first: list[float] = []
     again: list[float] = []
-    weights: dict[str, Any] = {}
+    weights: Mapping[str, Any] = {}
     for _ in range(repeats):
         with fresh.engine() as engine:
             for measured in (first, again):
@@ -120,7 +121,7 @@ def _seconds(values: NDArray[Any], keys: NDArray[Any]) -> tuple[float, NDArray[A
     return time.perf_counter() - began, product
 
 
-def wrong_weights(found: dict[str, Any], right: dict[str, NDArray[np.float64]]) -> str:
+def wrong_weights(found: Mapping[str, Any], right: dict[str, NDArray[np.float64]]) -> str:
     if set(found) != set(right):
         return f"parameters {sorted(found)} where {sorted(right)} are right"
     for name, expected in right.items():

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast
 
 import grpc
-import numpy as np
-from numpy.typing import NDArray
 
-from dualform.answers import Certificate, Columns, GroupSums, Hits, MemoryInfo, Probe, Scan
-from dualform.questions import GroupSum, Output, QueriesLike, Score, TopK
-from dualform_client import calls
+from dualform.methods import AsyncAnswers
+from dualform.questions import Question
 from dualform_client.connection import Connection
+from dualform_proto.calls import call_of
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 
 A = TypeVar("A")
 
 
-class AsyncClient:
+class AsyncClient(AsyncAnswers):
     """`Client` with awaitables. Belongs to the event loop of its first call; cancelling one stops the server's work."""
 
     def __init__(
@@ -50,78 +46,21 @@ class AsyncClient:
             self._opened = channel, MemoryStub(channel)
         return self._opened[1]
 
-    async def _send(self, call: calls.Call[A]) -> A:
-        self.connection.check_size(call.request)
+    async def ask(self, question: Question[A]) -> A:
+        """The answer to a question given as a value."""
+        call = call_of(question)
+        request = call.encode_question(question)
+        self.connection.check_size(request)
         send = getattr(self._stub, call.method)
         try:
-            response = await send(call.request, timeout=self.connection.timeout, metadata=self.connection.metadata())
+            response = await send(request, timeout=self.connection.timeout, metadata=self.connection.metadata())
         except grpc.aio.AioRpcError as status:
             raise self.connection.error(status) from None
         except grpc.aio.UsageError as error:
             raise self.connection.closed() from error
-        return call.decode(response)
-
-    async def info(self) -> MemoryInfo:
-        return await self._send(calls.info())
-
-    @overload
-    async def ask(self, question: TopK) -> Hits: ...
-    @overload
-    async def ask(self, question: GroupSum) -> GroupSums: ...
-    @overload
-    async def ask(self, question: Output) -> tuple[NDArray[np.float32], Scan]: ...
-    async def ask(self, question: TopK | GroupSum | Output) -> Any:
-        """The answer to a question given as a value; an Output also tells what answering took."""
-        call: calls.Call[Any] = calls.ask(question)
-        return await self._send(call)
-
-    async def topk(
-        self,
-        layer: str,
-        queries: QueriesLike,
-        k: int = 10,
-        where: str | None = None,
-        by: str | Sequence[str] | None = None,
-        score: Score = "signed",
-    ) -> Hits:
-        return await self._send(calls.topk(layer, queries, k, where, by, score))
-
-    async def group_sum(
-        self,
-        layer: str,
-        queries: QueriesLike,
-        by: str | Sequence[str],
-        where: str | None = None,
-        score: Score = "signed",
-    ) -> GroupSums:
-        return await self._send(calls.group_sum(layer, queries, by, where, score))
-
-    async def output(
-        self, layer: str, queries: QueriesLike, where: str | None = None, at_step: int | None = None
-    ) -> NDArray[np.float32]:
-        return await self._send(calls.output(layer, queries, where, at_step))
-
-    async def slots(self, ids: Sequence[int] | NDArray[np.int64], space: str | None = None) -> Columns:
-        return await self._send(calls.slots(ids, space))
-
-    async def sql(self, statement: str) -> Columns:
-        return await self._send(calls.sql(statement))
-
-    async def probe(self, name: str, layer: str | None = None) -> Probe:
-        return await self._send(calls.probe(name, layer))
-
-    async def verify(self) -> Mapping[str, Certificate]:
-        return await self._send(calls.verify())
+        return cast("A", call.decode_answer(response))
 
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened[0].close()
             self._opened = None
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

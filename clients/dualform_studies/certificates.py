@@ -38,11 +38,11 @@ def certificate_table(
 
 
 def relative_errors(
-    truth: dict[str, Tensor], rebuilt: dict[str, Tensor], initial: dict[str, Tensor], layers: Sequence[str]
+    truth: Mapping[str, Tensor], rebuilt: Mapping[str, Tensor], initial: Mapping[str, Tensor], layers: Sequence[str]
 ) -> dict[str, float]:
     """By layer: ||W - rebuilt|| / ||W - W_0||, weight and bias together, in float64."""
 
-    def norm(layer: str, left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    def norm(layer: str, left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
         parts = [name for name in truth if name.startswith(f"{layer}.")]
         return float(torch.cat([(left[name].double() - right[name].double()).ravel() for name in parts]).norm())
 

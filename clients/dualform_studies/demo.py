@@ -14,8 +14,8 @@ from time import perf_counter
 
 import torch
 
-from dualform.answers import Answers
 from dualform.errors import AlreadyExists
+from dualform.methods import Answers
 from dualform.query.engine import Engine, open_memory
 from dualform_client import Client
 from dualform_service.server import Server
@@ -70,7 +70,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     with open_memory(out) as memory:
         judged = judge(weights_by_moment(memory, trained, pair, recipe), pair, recipe)
         report = _ask_over_grpc(memory, judged, layer_names(recipe.widths(pair[0])), report_folder(out))
-        report["cancellation"] = memory.cancellation(where=without(pair[1]))
+        report["cancellation"] = dict(memory.cancellation(where=without(pair[1])))
     report |= {
         "study": "demo",
         "command": "dualform demo",

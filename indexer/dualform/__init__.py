@@ -2,6 +2,7 @@
 
     recorder = dualform.Recorder(model, optimizer, "runs/mnist")     # records while you train
     memory = dualform.open("runs/mnist")                             # answers questions about it
+    memory = dualform.connect(target)                                # the same, over a folder or a server's host:port
 
 Importing this package loads neither torch nor faiss nor duckdb; each name below loads what it needs when first used.
 """
@@ -15,18 +16,26 @@ from dualform.extras import missing_package
 
 if TYPE_CHECKING:
     from dualform.answers import (
-        Answers as Answers,
+        Cancellation as Cancellation,
         Certificate as Certificate,
         Columns as Columns,
+        Grade as Grade,
         GroupSums as GroupSums,
         Hits as Hits,
         MemoryInfo as MemoryInfo,
+        Outputs as Outputs,
         Probe as Probe,
+        Scan as Scan,
+        Weights as Weights,
     )
     from dualform.errors import DualformError as DualformError
+    from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
         GroupSum as GroupSum,
+        MaskCancellation as MaskCancellation,
+        NetworkWeights as NetworkWeights,
+        Output as Output,
         ProbeRows as ProbeRows,
         SlotKeys as SlotKeys,
         TopK as TopK,
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
     )
     from dualform.record.recorder import Recorder as Recorder
     from dualform.replay.replay import Replay as Replay
+    from dualform_client.target import connect as connect
 
 __version__ = "0.1.0"
 
@@ -41,33 +51,69 @@ _HOME = {
     "Recorder": ("dualform.record.recorder", "Recorder"),
     "Replay": ("dualform.replay.replay", "Replay"),
     "open": ("dualform.query.engine", "open_memory"),
+    "connect": ("dualform_client.target", "connect"),
     "Engine": ("dualform.query.engine", "Engine"),
     "DualformError": ("dualform.errors", "DualformError"),
-    **{name: ("dualform.questions", name) for name in ("GroupSum", "ProbeRows", "SlotKeys", "TopK", "Vectors")},
+    **{name: ("dualform.methods", name) for name in ("Answers", "AsyncAnswers")},
+    **{
+        name: ("dualform.questions", name)
+        for name in (
+            "GroupSum",
+            "MaskCancellation",
+            "NetworkWeights",
+            "Output",
+            "ProbeRows",
+            "SlotKeys",
+            "TopK",
+            "Vectors",
+        )
+    },
     **{
         name: ("dualform.answers", name)
-        for name in ("Answers", "Certificate", "Columns", "GroupSums", "Hits", "MemoryInfo", "Probe")
+        for name in (
+            "Cancellation",
+            "Certificate",
+            "Columns",
+            "Grade",
+            "GroupSums",
+            "Hits",
+            "MemoryInfo",
+            "Outputs",
+            "Probe",
+            "Scan",
+            "Weights",
+        )
     },
 }
 
 __all__ = [
     "Answers",
+    "AsyncAnswers",
+    "Cancellation",
     "Certificate",
     "Columns",
     "DualformError",
     "Engine",
+    "Grade",
     "GroupSum",
     "GroupSums",
     "Hits",
+    "MaskCancellation",
     "MemoryInfo",
+    "NetworkWeights",
+    "Output",
+    "Outputs",
     "Probe",
     "ProbeRows",
     "Recorder",
     "Replay",
+    "Scan",
     "SlotKeys",
     "TopK",
     "Vectors",
+    "Weights",
     "__version__",
+    "connect",
     "open",
 ]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
 from dualform.errors import MissingPackage
 
 _EXTRAS = {
@@ -31,3 +35,22 @@ def missing_package(error: ImportError) -> MissingPackage | None:
     return MissingPackage(
         f"the package {package} is not installed; the extra [{extra}] brings it.", hint=f"{commands}."
     )
+
+
+def optional(package: str) -> Any:
+    """The package, imported. Raises MissingPackage, naming the extra that brings it, where it is not installed."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        unnamed = MissingPackage(f"{package} is not installed.", hint=f"Install it: pip install {package}.")
+        raise missing_package(error) or unnamed from None
+
+
+def require_studies() -> None:
+    """Raises MissingPackage, naming the extra, where a package that only the studies need is not installed."""
+    for package, extra in _EXTRAS.items():
+        if extra == "studies" and find_spec(package) is None:
+            raise MissingPackage(
+                f"the studies are an extra of their own, and {package} is not installed.",
+                hint="pip install 'dualform[cpu,studies]' brings all that they need, or [gpu,studies].",
+            )

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dualform.answers import Certificate, Columns, GroupSums, Hits, Probe, Scan
+from dualform.answers import Certificate, Columns, GroupSums, Hits, Probe
 from dualform.errors import BadInput
 from dualform_proto.columns import decode_columns, decode_groups, encode_columns, encode_groups
+from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
+from dualform_proto.scan import decode_scan, encode_scan
 from dualform_proto.v1 import dualform_pb2 as pb
-
-
-def encode_scan(scan: Scan) -> pb.Scan:
-    return pb.Scan(**asdict(scan))
-
-
-def decode_scan(message: pb.Scan) -> Scan:
-    return Scan(
-        snapshot=message.snapshot,
-        slots_scanned=message.slots_scanned,
-        slots_matching=message.slots_matching,
-        backend=message.backend,
-        seconds=message.seconds,
-    )
 
 
 def encode_hits(hits: Hits) -> pb.TopKResponse:
@@ -36,6 +22,7 @@ def encode_hits(hits: Hits) -> pb.TopKResponse:
         counts=encode_matrix(hits.counts.astype(np.int64, copy=False)),
         groups=None if hits.groups is None else encode_groups(hits.by, hits.groups),
         scan=encode_scan(hits.scan),
+        space=hits.space,
     )
 
 
@@ -47,6 +34,7 @@ def decode_hits(message: pb.TopKResponse) -> Hits:
         raise BadInput(f"counts are int64{list(counts.shape)} where each query has {width} of them.", field="counts")
     hits = int(counts.sum())
     return Hits(
+        space=message.space,
         ids=decode_numbers(message.ids, np.int64, "ids", hits),
         weights=decode_numbers(message.scores, np.float32, "scores", hits),
         counts=counts,
@@ -62,6 +50,7 @@ def encode_group_sums(sums: GroupSums) -> pb.GroupSumResponse:
         sums=encode_matrix(sums.sums.astype(np.float64, copy=False)),
         counts=encode_numbers(sums.counts.astype(np.int64, copy=False)),
         scan=encode_scan(sums.scan),
+        space=sums.space,
     )
 
 
@@ -71,15 +60,7 @@ def decode_group_sums(message: pb.GroupSumResponse) -> GroupSums:
     if sums.shape[1] != len(groups):
         raise BadInput(f"sums are float64{list(sums.shape)} where there are {len(groups)} groups.", field="sums")
     counts = decode_numbers(message.counts, np.int64, "counts", len(groups))
-    return GroupSums(groups=groups, sums=sums, counts=counts, by=by, scan=decode_scan(message.scan))
-
-
-def encode_outputs(outputs: NDArray[np.float32], scan: Scan) -> pb.OutputResponse:
-    return pb.OutputResponse(outputs=encode_matrix(outputs.astype(np.float32, copy=False)), scan=encode_scan(scan))
-
-
-def decode_outputs(message: pb.OutputResponse) -> tuple[NDArray[np.float32], Scan]:
-    return decode_matrix(message.outputs, np.float32, "outputs"), decode_scan(message.scan)
+    return GroupSums(groups, sums, counts, by, decode_scan(message.scan), message.space)
 
 
 def encode_slots_answer(columns: Columns) -> pb.SlotsResponse:
@@ -128,6 +109,7 @@ def encode_certificates(certificates: Mapping[str, Certificate]) -> pb.VerifyRes
                 relative_error=certificate.relative_error,
                 exact=certificate.exact,
                 reason=certificate.reason,
+                grade=encode_grade(certificate.grade),
             )
             for layer, certificate in certificates.items()
         ]
@@ -138,8 +120,7 @@ def decode_certificates(message: pb.VerifyResponse) -> dict[str, Certificate]:
     return {
         certificate.layer: Certificate(
             relative_error=certificate.relative_error if certificate.HasField("relative_error") else None,
-            exact=certificate.exact,
-            reason=certificate.reason,
+            grade=decode_grade(certificate.grade),
         )
         for certificate in message.certificates
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 
 from dualform.answers import LayerInfo, MemoryInfo, ProbeInfo
+from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -17,7 +17,7 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         slots=_counts(info.slots),
         steps=info.steps,
         optimizer=info.optimizer,
-        layers=[pb.LayerInfo(**asdict(layer)) for layer in info.layers],
+        layers=[_layer(layer) for layer in info.layers],
         skipped=_remarks(info.skipped),
         datasets=_counts(info.datasets),
         columns=_remarks(info.columns),
@@ -41,6 +41,22 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
     )
 
 
+def _layer(layer: LayerInfo) -> pb.LayerInfo:
+    return pb.LayerInfo(
+        name=layer.name,
+        d_in=layer.d_in,
+        d_out=layer.d_out,
+        bias=layer.bias,
+        space=layer.space,
+        slots=layer.slots,
+        distinct_keys=layer.distinct_keys,
+        values=layer.values,
+        exact=layer.exact,
+        reason=layer.reason,
+        grade=encode_grade(layer.grade),
+    )
+
+
 def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
     return LayerInfo(
         name=message.name,
@@ -51,8 +67,7 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
         slots=message.slots,
         distinct_keys=message.distinct_keys,
         values=message.values,
-        exact=message.exact,
-        reason=message.reason,
+        grade=decode_grade(message.grade),
     )
 
 

@@ -14,6 +14,7 @@ from dualform.errors import BadInput
 from dualform_proto.v1 import dualform_pb2 as pb
 
 WIRE_TYPES: dict[pb.ElementType.ValueType, np.dtype[Any]] = {
+    pb.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
     pb.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
     pb.ELEMENT_TYPE_FLOAT64: np.dtype("<f8"),
     pb.ELEMENT_TYPE_INT64: np.dtype("<i8"),

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.questions import GroupSum, Output, ProbeRows, Queries, Score, SlotKeys, TopK, Vectors, as_ids
+from dualform.questions import (
+    GroupSum,
+    MaskCancellation,
+    NetworkWeights,
+    Output,
+    ProbeLookup,
+    ProbeRows,
+    Queries,
+    Score,
+    SlotKeys,
+    SlotLookup,
+    SqlStatement,
+    TopK,
+    Vectors,
+)
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -64,7 +77,8 @@ def encode_output(question: Output) -> pb.OutputRequest:
         layer=_text(question.layer, "layer"),
         queries=encode_queries(question.queries),
         where=_optional_text(question.where, "where"),
-        at_step=None if question.at_step is None else _int64(question.at_step, "at_step"),
+        at_step=_optional_int64(question.at_step, "at_step"),
+        allow_inexact=question.allow_inexact,
     )
 
 
@@ -74,6 +88,7 @@ def decode_output(message: pb.OutputRequest) -> Output:
         queries=decode_queries(message.queries),
         where=message.where if message.HasField("where") else None,
         at_step=message.at_step if message.HasField("at_step") else None,
+        allow_inexact=message.allow_inexact,
     )
 
 
@@ -102,25 +117,85 @@ def decode_queries(message: pb.Queries) -> Queries:
     raise BadInput("the question holds no queries.", hint="Give vectors, probe rows or slots.", field="queries")
 
 
-def encode_slots(ids: Sequence[int] | NDArray[np.int64], space: str | None) -> pb.SlotsRequest:
-    """Raises BadInput where the ids are no one-dimensional integers."""
-    return pb.SlotsRequest(ids=encode_numbers(as_ids(ids)), space=_optional_text(space, "space"))
+def encode_masks(where: str | Mapping[str, str] | None) -> pb.Masks | None:
+    if where is None:
+        return None
+    if isinstance(where, str):
+        return pb.Masks(all=_text(where, "where"))
+    masks = [pb.Remark(name=_text(space, "where"), text=_text(mask, "where")) for space, mask in where.items()]
+    return pb.Masks(by_space=pb.SpaceMasks(masks=masks))
 
 
-def decode_slots(message: pb.SlotsRequest) -> tuple[NDArray[np.int64], str | None]:
-    return decode_numbers(message.ids, np.int64, "ids"), message.space if message.HasField("space") else None
+def decode_masks(message: pb.Masks) -> str | dict[str, str] | None:
+    """Raises BadInput where two masks speak of one space."""
+    match message.WhichOneof("masks"):
+        case "all":
+            return message.all
+        case "by_space":
+            masks = {one.name: one.text for one in message.by_space.masks}
+            if len(masks) < len(message.by_space.masks):
+                raise BadInput("where names a slot space twice.", field="where")
+            return masks
+    return None
 
 
-def encode_sql(statement: str) -> pb.SqlRequest:
-    return pb.SqlRequest(statement=_text(statement, "statement"))
+def encode_weights(question: NetworkWeights) -> pb.WeightsRequest:
+    return pb.WeightsRequest(
+        where=encode_masks(question.where),
+        at_step=_optional_int64(question.at_step, "at_step"),
+        allow_inexact=question.allow_inexact,
+    )
 
 
-def encode_probe(name: str, layer: str | None) -> pb.ProbeRequest:
-    return pb.ProbeRequest(name=_text(name, "name"), layer=_optional_text(layer, "layer"))
+def decode_weights(message: pb.WeightsRequest) -> NetworkWeights:
+    return NetworkWeights(
+        where=decode_masks(message.where),
+        at_step=message.at_step if message.HasField("at_step") else None,
+        allow_inexact=message.allow_inexact,
+    )
 
 
-def decode_probe(message: pb.ProbeRequest) -> tuple[str, str | None]:
-    return message.name, message.layer if message.HasField("layer") else None
+def encode_cancellation(question: MaskCancellation) -> pb.CancellationRequest:
+    return pb.CancellationRequest(
+        where=encode_masks(question.where),
+        at_step=_optional_int64(question.at_step, "at_step"),
+        layer=_optional_text(question.layer, "layer"),
+        allow_inexact=question.allow_inexact,
+    )
+
+
+def decode_cancellation(message: pb.CancellationRequest) -> MaskCancellation:
+    return MaskCancellation(
+        where=decode_masks(message.where) or "",
+        at_step=message.at_step if message.HasField("at_step") else None,
+        layer=message.layer if message.HasField("layer") else None,
+        allow_inexact=message.allow_inexact,
+    )
+
+
+def encode_slots(question: SlotLookup) -> pb.SlotsRequest:
+    return pb.SlotsRequest(ids=encode_numbers(question.ids), space=_optional_text(question.space, "space"))
+
+
+def decode_slots(message: pb.SlotsRequest) -> SlotLookup:
+    ids = decode_numbers(message.ids, np.int64, "ids")
+    return SlotLookup(ids, message.space if message.HasField("space") else None)
+
+
+def encode_sql(question: SqlStatement) -> pb.SqlRequest:
+    return pb.SqlRequest(statement=_text(question.text, "statement"))
+
+
+def decode_sql(message: pb.SqlRequest) -> SqlStatement:
+    return SqlStatement(message.statement)
+
+
+def encode_probe(question: ProbeLookup) -> pb.ProbeRequest:
+    return pb.ProbeRequest(name=_text(question.name, "name"), layer=_optional_text(question.layer, "layer"))
+
+
+def decode_probe(message: pb.ProbeRequest) -> ProbeLookup:
+    return ProbeLookup(message.name, message.layer if message.HasField("layer") else None)
 
 
 def _decode_score(score: int) -> Score:
@@ -152,3 +227,7 @@ def _int64(value: SupportsIndex, field: str) -> int:
     if not -(2**63) <= number < 2**63:
         raise BadInput(f"{field} holds {number}, which is beyond 64 bits.", field=field)
     return number
+
+
+def _optional_int64(value: SupportsIndex | None, field: str) -> int | None:
+    return None if value is None else _int64(value, field)

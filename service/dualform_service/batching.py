@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from dualform.errors import BadInput, NotFound
 from dualform_service.limits import Deadline
-from dualform_service.sharing import Kind, Question, bytes_expected, bytes_of, joined, parts, queries_of
+from dualform_service.sharing import Kind, Shareable, bytes_expected, bytes_of, joined, parts, queries_of
 
 QUERIES = 128
 """Most queries that share a scan."""
@@ -30,12 +30,12 @@ LINGER_SHARE = 0.75
 
 
 class Asks(Protocol):
-    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any: ...
+    def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any: ...
 
 
 @dataclass(eq=False)
 class _Asker:
-    question: Question
+    question: Shareable
     deadline: Deadline
     answered: threading.Event = field(default_factory=threading.Event)
     answer: Any = None
@@ -68,7 +68,7 @@ class Batches:
         self._lines: dict[Kind, _Line] = {}
         self._scans = ThreadPoolExecutor(scans, thread_name_prefix="dualform-batch")
 
-    def ask(self, question: Question, kind: Kind, deadline: Deadline) -> Any:
+    def ask(self, question: Shareable, kind: Kind, deadline: Deadline) -> Any:
         """What the engine answers to a question of a kind (sharing.kind_of).
 
         Raises what the engine raises to this question, and TimedOut or Cancelled at the deadline.

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dualform.answers import GroupSums, Hits
+from dualform.answers import GroupSums, Hits, Outputs
 from dualform.questions import GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
 
-Question: TypeAlias = TopK | GroupSum | Output
+Shareable: TypeAlias = TopK | GroupSum | Output
 Kind: TypeAlias = Hashable
 
 
-def queries_of(question: Question) -> int | None:
+def queries_of(question: Shareable) -> int | None:
     """n; None for the rows of a whole probe, which only the memory can count."""
     match question.queries:
         case Vectors(rows):
@@ -30,7 +30,7 @@ def queries_of(question: Question) -> int | None:
             return len(slots)
 
 
-def kind_of(question: Question) -> Kind | None:
+def kind_of(question: Shareable) -> Kind | None:
     """Equal for questions that can be joined; None for one that cannot be."""
     rest = tuple(getattr(question, field.name) for field in fields(question) if field.name != "queries")
     match question.queries:
@@ -48,7 +48,7 @@ def kind_of(question: Question) -> Kind | None:
     return type(question), *rest, *given
 
 
-def joined(questions: Sequence[Question]) -> Question:
+def joined(questions: Sequence[Shareable]) -> Shareable:
     """One question with the queries of all, in order. They are of one kind."""
     first = questions[0]
     return first if len(questions) == 1 else replace(first, queries=_joined([one.queries for one in questions]))
@@ -83,12 +83,12 @@ def parts(answer: Any, counts: Sequence[int]) -> Iterator[Any]:
         case GroupSums():
             for start, stop in pairwise(cuts):
                 yield replace(answer, sums=answer.sums[start:stop])
-        case (outputs, scan):
+        case Outputs():
             for start, stop in pairwise(cuts):
-                yield outputs[start:stop], scan
+                yield replace(answer, values=answer.values[start:stop])
 
 
-def bytes_expected(question: Question) -> float | None:
+def bytes_expected(question: Shareable) -> float | None:
     """Most bytes that the answer to one query takes; None where that depends on the memory."""
     return 12.0 * question.k + 8 if isinstance(question, TopK) and not question.by else None
 
@@ -100,6 +100,6 @@ def bytes_of(answer: Any) -> int:
             return answer.ids.nbytes + answer.weights.nbytes + answer.counts.nbytes
         case GroupSums():
             return answer.sums.nbytes
-        case (outputs, _):
-            return int(outputs.nbytes)
+        case Outputs():
+            return answer.values.nbytes
     raise TypeError(f"{type(answer).__name__} is no answer")

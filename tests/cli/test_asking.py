@@ -7,8 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from dualform.questions import GroupSum, Output, ProbeRows, TopK
+from dualform.questions import GroupSum, MaskCancellation, Output, ProbeRows, TopK
 from tests.wire.values import same
+
+EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
+OFF = {"name": "off", "error": 0.25, "rounding": 1e-6, "since": 3, "reason": "the weights were moved by hand."}
+TIED = {"name": "scores only", "error": None, "rounding": None, "since": None, "reason": "a weight used twice"}
 
 
 def test_topk(dualform, address, engine):
@@ -18,7 +22,8 @@ def test_topk(dualform, address, engine):
         "hits": [
             {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8},
             {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1},
-        ]
+        ],
+        "space": "sample",
     }
     assert list(told.json["hits"][0])[:3] == ["query", "slot", "score"]
     assert engine.asked[1] == TopK("fc", ProbeRows("test", (1,)), 2, "label <> 3")
@@ -35,6 +40,7 @@ def test_sums(dualform, address, engine):
     assert told.json == {
         "groups": [{"dataset": 3, "label": 3, "count": 3}, {"dataset": None, "label": None, "count": 1}],
         "sums": [[1.5, 2.5]],
+        "space": "sample",
     }
     assert engine.asked[1] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
 
@@ -43,21 +49,43 @@ def test_output(dualform, address, engine):
     told = dualform(
         "output", address, "--layer", "fc", "--query", "test/0,1", "--where", "step < 3", "--at-step", 2, "--json"
     )
-    assert told.json == {"outputs": [[0.5, None]]}, "JSON has no infinity"
-    assert engine.asked[1] == Output("fc", ProbeRows("test", (0, 1)), "step < 3", 2)
+    assert told.json == {
+        "outputs": [[0.5, None]],  # JSON has no infinity
+        "space": "sample",
+        "grade": EXACT,
+        "standing": 0.0,
+        "cancellation": {"fc": 12.5},
+    }
+    assert engine.asked[1:] == [
+        Output("fc", ProbeRows("test", (0, 1)), "step < 3", 2),
+        MaskCancellation("step < 3", 2, "fc"),
+    ]
+
+
+def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
+    asked = ["output", address, "--layer", "fc", "--query", "test/0", "--allow-inexact"]
+    told = dualform(*asked, "--json").json
+    assert (told["grade"], told["standing"]) == (OFF, 0.5)
+    assert engine.asked[1:] == [Output("fc", ProbeRows("test", (0,)), allow_inexact=True)]
+    assert dualform(*asked).err == (
+        "fc: off by 2.5e-01 since step 3: the weights were moved by hand. "
+        "What moved outside the record, 0.5 of the way, was added.\n"
+    )
 
 
 def test_info(dualform, address):
     told = dualform("info", address, "--json").json
-    assert told["layers"][0]["name"] == "fc"
+    (layer,) = told["layers"]
+    assert (layer["name"], layer["space"], layer["exact"], layer["reason"]) == ("fc", "sample", True, "")
+    assert layer["grade"] == EXACT
     assert told["skipped"] == {"norm": "no tap for LayerNorm"}
     assert told["probes"] == [{"name": "test", "rows": 2, "layers": ["fc"]}]
 
 
 def test_verify(dualform, address):
     assert dualform("verify", address, "--json").json == {
-        "fc": {"relative_error": 1e-6, "exact": True, "reason": ""},
-        "tied": {"relative_error": None, "exact": False, "reason": "a weight used twice"},
+        "fc": {"relative_error": 1e-6, "exact": True, "reason": "", "grade": EXACT},
+        "tied": {"relative_error": None, "exact": False, "reason": "a weight used twice", "grade": TIED},
     }
 
 
@@ -73,12 +101,12 @@ def test_sql(dualform, address):
         (["info", "T"], ["2 steps of SGD, 4 sample slots", "fc", "norm", "no tap for LayerNorm", "mnist"]),
         (
             ["topk", "T", "--layer", "fc", "--query", "test"],
-            ["3 of 4 slots", "slot", "score", "2.5", "mnist", "[bold]"],
+            ["3 of 4 sample slots", "slot", "score", "2.5", "mnist", "[bold]"],
         ),
         (["topk", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["label", "2.5"]),
         (["sums", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["count", "sum", "1.5"]),
         (["output", "T", "--layer", "fc", "--query", "test"], ["largest", "0.5"]),
-        (["verify", "T"], ["relative error", "1e-06", "a weight used twice"]),
+        (["verify", "T"], ["relative error", "1e-06", "scores only", "a weight used twice"]),
         (["sql", "T", "SELECT 1"], ["4 rows", "dataset"]),
     ],
     ids=lambda value: value[0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -23,7 +24,36 @@ def test_weights_are_those_of_the_engine(dualform, folder, tmp_path):
     assert told["parameters"]["0.weight"] == [5, 6]
     assert told["cancellation"] == removed
     assert "not retraining" in told["note"]
+    assert told["kept"] == {"sample": 24}
+    assert {layer: grade["name"] for layer, grade in told["grade"].items()} == {"0": "exact", "2": "exact"}
+    assert told["standing"] == {"0": 0.0, "2": 0.0}
     assert list(tmp_path.iterdir()) == [out], "nothing temporary is left"
+
+
+def test_a_mask_may_be_of_one_space(dualform, folder, tmp_path):
+    files = [tmp_path / "all.safetensors", tmp_path / "by-space.safetensors"]
+    assert dualform("weights", folder, "--where", "step < 3", "--out", files[0]).code == 0
+    assert dualform("weights", folder, "--where-space", "sample", "step < 3", "--out", files[1]).code == 0
+    one, other = map(load_file, files)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("masks", "says"),
+    [
+        (
+            ["--where", "step < 3", "--where-space", "sample", "step < 3"],
+            "--where and --where-space are given together.",
+        ),
+        (["--where-space", "sample", "step < 3", "--where-space", "sample", "step < 4"], "names a space twice."),
+        (["--where-space", "token", "step < 3"], "no space 'token'."),
+    ],
+    ids=["both", "twice", "unknown"],
+)
+def test_masks_that_do_not_go_together(dualform, folder, tmp_path, masks, says):
+    told = dualform("weights", folder, *masks, "--out", tmp_path / "w.safetensors", "--json")
+    assert told.code == 2
+    assert says in told.json["error"]["message"]
 
 
 def test_weights_say_what_a_mask_means(dualform, folder, tmp_path):

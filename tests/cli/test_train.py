@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+
+import pytest
 
 import dualform_studies.demo
 import dualform_studies.studies
+from dualform import extras
 from dualform_studies.assignment import Assignment
 
 TABLE = {"name": "accuracy", "caption": "Test accuracy.", "columns": ["mnist"], "rows": [[0.5]]}
@@ -58,3 +63,19 @@ def test_a_study_that_is_none(dualform, tmp_path):
     told = dualform("study", "nix", "--out", tmp_path, "--json")
     assert told.code == 2
     assert "Studies: " in told.json["error"]["hint"]
+
+
+@pytest.mark.parametrize("arguments", [("demo",), ("study", "continual")], ids=["demo", "study"])
+def test_without_their_extra_the_studies_name_it_and_load_nothing(dualform, tmp_path, monkeypatch, arguments):
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "matplotlib" else installed(name))
+    for name in [name for name in sys.modules if name.startswith("dualform_studies")]:
+        monkeypatch.delitem(sys.modules, name)
+    told = dualform(*arguments, "--out", tmp_path / "run", "--json")
+    assert told.code == 1
+    assert told.json["error"] == {
+        "code": "missing_package",
+        "message": "the studies are an extra of their own, and matplotlib is not installed.",
+        "hint": "pip install 'dualform[cpu,studies]' brings all that they need, or [gpu,studies].",
+    }
+    assert not any(name.startswith("dualform_studies") for name in sys.modules)

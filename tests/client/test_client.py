@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import dualform_client
-from dualform.answers import Answers
 from dualform.errors import BadInput, ServiceError, Unavailable
+from dualform.methods import Answers
 from dualform_client import AsyncClient, Client
 from dualform_client.health import is_serving
 from dualform_service.server import Server
@@ -28,7 +28,7 @@ def server() -> Iterator[Server]:
 
 
 def test_exported_names():
-    assert dualform_client.__all__ == ["AsyncClient", "Client"]
+    assert dualform_client.__all__ == ["AsyncClient", "Client", "connect"]
 
 
 def test_importing_the_client_loads_neither_torch_nor_faiss_nor_duckdb():

@@ -10,7 +10,7 @@ from typing import Any
 import dualform
 from dualform_client import AsyncClient, Client
 
-Asked = Callable[..., Any]
+Ask = Callable[..., Any]
 
 
 def opened(run: Path, address: str, method: str, arguments: Any, named: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 import dualform
 from dualform_service.server import Server
-from tests.contract.answerers import ANSWERERS, Asked
+from tests.contract.answerers import ANSWERERS, Ask
 from tests.contract.recorded import record
 
 
@@ -30,6 +30,6 @@ def server(run: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(params=ANSWERERS, ids=lambda answerer: answerer.__name__)
-def ask(request: pytest.FixtureRequest, run: Path, server: Server) -> Asked:
+def ask(request: pytest.FixtureRequest, run: Path, server: Server) -> Ask:
     """Asks a method by name with arguments: in process, over gRPC, and over gRPC with await."""
     return lambda method, *arguments, **named: request.param(run, server.address, method, arguments, named)

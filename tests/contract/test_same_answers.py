@@ -10,7 +10,7 @@ import pytest
 
 from dualform import ProbeRows, SlotKeys, Vectors, errors
 from dualform.answers import Scan
-from dualform.questions import GroupSum, Output, TopK
+from dualform.questions import GroupSum, MaskCancellation, NetworkWeights, Output, TopK
 from tests.wire.values import same
 
 RNG = np.random.default_rng(0)
@@ -40,6 +40,14 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "a question as a value": ("ask", TopK("0", Vectors(WIDE), 3)),
     "a sum as a value": ("ask", GroupSum("0", ProbeRows("test", (2,)), ("label",))),
     "an output as a value": ("ask", Output("0", ProbeRows("test"), "step < 3", 4)),
+    "output that need not be exact": ("output", "0", WIDE, None, None, True),
+    "weights": ("weights",),
+    "weights masked": ("weights", "dataset = 'first'"),
+    "weights masked by space": ("weights", {"sample": "label <> 2"}, 4),
+    "weights that need not be exact": ("ask", NetworkWeights(None, 3, True)),
+    "cancellation": ("cancellation", "dataset = 'first'"),
+    "cancellation of one layer": ("cancellation", {"sample": "label <> 2"}, 5, "2"),
+    "cancellation where nothing moved": ("ask", MaskCancellation("label >= 0", 0, None)),
     "slots": ("slots", [47, 0, 3]),
     "slots of a space": ("slots", np.array([1, 2]), "sample"),
     "no slots": ("slots", []),
@@ -72,6 +80,14 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "unknown probe row": (("topk", "0", "test/7"), errors.NotFound, ""),
     "no probe row": (("topk", "0", "test/x"), errors.BadInput, "queries"),
     "unknown slot as query": (("topk", "0", SlotKeys((48,))), errors.NotFound, ""),
+    "a space that is not there": (("slots", [1], "token"), errors.NotFound, "space"),
+    "no layer to cancel in": (("cancellation", "label = 1", None, "nix"), errors.NotFound, "layer"),
+    "no mask to cancel": (("cancellation", ""), errors.BadInput, "where"),
+    "a mask of a space that is not there": (("weights", {"token": "label = 1"}), errors.NotFound, "space"),
+    "masks that are no texts": (("weights", {"sample": 3}), errors.BadInput, "where"),
+    "weights of a step after the end": (("weights", None, 99), errors.BadInput, "at_step"),
+    "weights of no slot": (("weights", "step > 99"), errors.EmptyMask, "where"),
+    "no question": (("ask", "topk"), errors.BadInput, "question"),
     "unknown slot": (("slots", [48]), errors.NotFound, ""),
     "step after the end": (("output", "0", WIDE, None, 99), errors.BadInput, "at_step"),
     "step before the start": (("output", "0", WIDE, None, -1), errors.BadInput, "at_step"),

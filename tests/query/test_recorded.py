@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers import Answers
 from dualform.errors import NotFound
+from dualform.methods import Answers
 from tests.query import oracle
 
 STEPS, BATCH, INPUTS = 25, 8, 40
@@ -164,7 +164,12 @@ def test_many_threads_get_the_answers_of_one(trained):
     def ask(memory):
         hits = memory.topk("2", "test", k=7, where="label <> 1", by="dataset")
         sums = memory.group_sum("0", "test", by="label", score="abs")
-        return hits.ids.tobytes(), hits.weights.tobytes(), sums.sums.tobytes(), memory.output("2", "test").tobytes()
+        return (
+            hits.ids.tobytes(),
+            hits.weights.tobytes(),
+            sums.sums.tobytes(),
+            memory.output("2", "test").values.tobytes(),
+        )
 
     with dualform.open(trained[0]) as alone:
         expected = ask(alone)

@@ -6,11 +6,11 @@ from hypothesis import assume, given, settings, strategies as st
 
 from dualform import GroupSum, TopK, Vectors
 from dualform.answers import Scan
+from dualform.query.resolved import resolve
 from dualform.query.score import backends
 from dualform.query.sums import group_sum, key_sums
 from dualform.query.view import View
 from dualform.replay import running_best, window
-from dualform.replay.asked import ask
 from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
 from tests.query import arrays
@@ -64,7 +64,7 @@ def test_windows_do_not_show(made, asked, blocks, rows, pending):
         patch.setattr(group_sum, "BUDGET", 0 if kind == "sum of many" else 1 << 20)
         patch.setattr(running_best, "_PENDING", pending)
         expected = arrays.engine(memory).ask(question)
-        running = RunningBest(ask(view, question)) if kind == "top" else RunningSums(ask(view, question))
+        running = RunningBest(resolve(view, question)) if kind == "top" else RunningSums(resolve(view, question))
         layer = memory.layer("x")
         gatherer = window.Gatherer(memory, layer, [running], BACKEND, blocks * 8 * 4 * keys.shape[1])
         for start in range(0, len(keys), rows):
@@ -92,7 +92,7 @@ def test_sums_that_float64_rounds_are_added_in_the_same_blocks(seed, monkeypatch
     question = GroupSum("x", Vectors(rng.normal(size=(3, 3))), ("label",))
     monkeypatch.setattr(key_sums, "BLOCK", 8)
     monkeypatch.setattr(window, "BLOCK", 8)
-    running = RunningSums(ask(View(memory, BACKEND, 1 << 20), question))
+    running = RunningSums(resolve(View(memory, BACKEND, 1 << 20), question))
     gatherer = window.Gatherer(memory, memory.layer("x"), [running], BACKEND, 16 * 4 * 3)
     for start in range(0, 60, 7):
         gatherer.append(keys[start : start + 7])

@@ -9,12 +9,40 @@ from typing import Any
 
 import numpy as np
 
-from dualform.answers import Certificate, Columns, GroupSums, Hits, LayerInfo, MemoryInfo, Probe, ProbeInfo, Scan
+from dualform.answers import (
+    Cancellation,
+    Certificate,
+    Columns,
+    Grade,
+    GroupSums,
+    Hits,
+    LayerInfo,
+    MemoryInfo,
+    Outputs,
+    Probe,
+    ProbeInfo,
+    Scan,
+    Weights,
+)
 from dualform.errors import Cancelled, NotFound
-from dualform.questions import GroupSum, Output, TopK, as_by, as_queries
+from dualform.methods import Answers
+from dualform.questions import (
+    GroupSum,
+    Inventory,
+    MaskCancellation,
+    NetworkWeights,
+    Output,
+    ProbeLookup,
+    SlotLookup,
+    SqlStatement,
+    TopK,
+    Verification,
+)
 from dualform_service.sharing import queries_of
 
-LAYER = LayerInfo("fc", 3, 2, True, "sample", 4, 4, True, True)
+EXACT = Grade("exact", 1e-7, 2e-8)
+OFF = Grade("off", 0.25, 1e-6, 3, "the weights were moved by hand.")
+LAYER = LayerInfo("fc", 3, 2, True, "sample", 4, 4, True, EXACT)
 INFO = MemoryInfo(
     format=1,
     snapshot=7,
@@ -37,8 +65,8 @@ COLUMNS = {
 }
 
 
-class Canned:
-    """Satisfies the service's Engine. What it was asked stands in `asked`."""
+class Canned(Answers):
+    """An engine for the service. What it was asked stands in `asked`."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -64,57 +92,58 @@ class Canned:
                 raise Cancelled("stopped")
             time.sleep(0.005)
 
-    def info(self) -> MemoryInfo:
+    def ask(self, question: Any, cancelled: Callable[[], bool] | None = None) -> Any:
+        if isinstance(question, Inventory):
+            return self._tell()
+        self._begin(question, cancelled)
+        match question:
+            case TopK() | GroupSum() | Output():
+                return self._scanned(question)
+            case NetworkWeights():
+                arrays = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7)}
+                return Weights(arrays, {"fc": OFF}, {"fc": 0.5}, ("steps",), {"sample": 3}, SCAN)
+            case MaskCancellation():
+                return Cancellation({"fc": 12.5}, SCAN)
+            case SlotLookup():
+                return _columns(question.ids)
+            case SqlStatement():
+                return Columns(COLUMNS)
+            case ProbeLookup(name, layer):
+                queries = None if layer is None else np.ones((2, 3), np.float32)
+                return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries)
+        assert isinstance(question, Verification)
+        tied = Grade("scores only", reason="a weight used twice")
+        return {"fc": Certificate(1e-6, EXACT), "tied": Certificate(None, tied)}
+
+    def _tell(self) -> MemoryInfo:
         self.asked.append("info")
         if self.error is not None:
             raise self.error
         return self.told
 
-    def ask(self, question: Any, cancelled: Callable[[], bool] | None = None) -> Any:
-        self._begin(question, cancelled)
+    def _scanned(self, question: Any) -> Any:
         if isinstance(question, TopK):
             groups = ((3,), (8,)) if question.by else None
             asked = queries_of(question) or 1  # a shared scan is asked with the queries of several
             counts = np.tile([1, 1] if groups else [2], (asked, 1))
             ids, weights = np.tile([1, 3], asked), np.tile(np.array([2.5, -1], np.float32), asked)
-            return Hits(ids, weights, counts, groups, question.by, SCAN)
+            return Hits(ids, weights, counts, groups, question.by, SCAN, "sample")
         if isinstance(question, GroupSum):
             keys = tuple((key,) * len(question.by) for key in (3, None))
-            return GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), question.by, SCAN)
-        assert isinstance(question, Output)
-        return np.array([[0.5, np.inf]], np.float32), SCAN
-
-    def topk(
-        self, layer: str, queries: Any, k: int = 10, where: Any = None, by: Any = None, score: Any = "signed"
-    ) -> Any:
-        return self.ask(TopK(layer, as_queries(queries), k, where, as_by(by), score))
-
-    def group_sum(self, layer: str, queries: Any, by: Any, where: Any = None, score: Any = "signed") -> Any:
-        return self.ask(GroupSum(layer, as_queries(queries), as_by(by), where, score))
-
-    def output(self, layer: str, queries: Any, where: Any = None, at_step: Any = None) -> Any:
-        return self.ask(Output(layer, as_queries(queries), where, at_step))[0]
-
-    def slots(self, ids: Any, space: str | None = None) -> Columns:
-        self._begin((list(ids), space))
-        missing = [one for one in ids if not 0 <= one < 4]
-        if missing:
-            raise NotFound(f"there is no slot {missing[0]}.", hint="Slots: 0 to 3.", field="ids")
-        return Columns({name: column[np.asarray(ids, dtype=int)] for name, column in COLUMNS.items()})
-
-    def sql(self, statement: str, cancelled: Callable[[], bool] | None = None) -> Columns:
-        self._begin(statement, cancelled)
-        return Columns(COLUMNS)
-
-    def probe(self, name: str, layer: str | None = None) -> Probe:
-        self._begin((name, layer))
-        queries = None if layer is None else np.ones((2, 3), np.float32)
-        return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries)
-
-    def verify(self, cancelled: Callable[[], bool] | None = None) -> dict[str, Certificate]:
-        self._begin("verify", cancelled)
-        return {"fc": Certificate(1e-6, True), "tied": Certificate(None, False, "a weight used twice")}
+            return GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), question.by, SCAN, "sample")
+        grade, standing = (OFF, 0.5) if question.allow_inexact else (EXACT, 0.0)
+        return Outputs(np.array([[0.5, np.inf]], np.float32), "sample", grade, standing, SCAN)
 
     def refresh(self) -> bool:
         self.refreshed.set()
         return True
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def _columns(ids: np.ndarray) -> Columns:
+    missing = [one for one in ids.tolist() if not 0 <= one < 4]
+    if missing:
+        raise NotFound(f"there is no slot {missing[0]}.", hint="Slots: 0 to 3.", field="ids")
+    return Columns({name: column[ids] for name, column in COLUMNS.items()})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform.answers import GroupSums, Hits, Scan
+from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
 from dualform.errors import Cancelled, Damaged, DualformError, NotFound, Overloaded, TimedOut
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
@@ -20,7 +20,7 @@ from dualform_service.batching import Batches
 from dualform_service.config import ServiceConfig
 from dualform_service.limits import Deadline
 from dualform_service.server import Server
-from dualform_service.sharing import Question, kind_of
+from dualform_service.sharing import Shareable, kind_of
 from tests.service.canned import Canned
 
 ASKED_ALONE = 1
@@ -54,7 +54,7 @@ class Held:
 
     def __init__(self) -> None:
         self.go, self.begun = threading.Event(), threading.Semaphore(0)
-        self.asked: list[Question] = []
+        self.asked: list[Shareable] = []
         self.stopped = False
         self.failure: Exception | None = None
         """What every further question meets."""
@@ -62,7 +62,7 @@ class Held:
         """Of a probe: what asks for it alone waits for `let_go`."""
         self.let_go = threading.Event()
 
-    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
+    def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any:
         self.asked.append(question)
         if self.failure is not None:
             raise self.failure
@@ -79,7 +79,7 @@ class Held:
         return answer(question, Scan(len(self.asked), 4, 4, "numpy", 0.25))
 
 
-def numbers(question: Question) -> list[int]:
+def numbers(question: Shareable) -> list[int]:
     match question.queries:
         case Vectors(rows):
             return [int(row[0]) for row in rows]
@@ -89,7 +89,7 @@ def numbers(question: Question) -> list[int]:
             return list(slots)
 
 
-def answer(question: Question, scan: Scan) -> Any:
+def answer(question: Shareable, scan: Scan) -> Any:
     own = np.array(numbers(question))
     match question:
         case TopK(by=()):
@@ -103,7 +103,8 @@ def answer(question: Question, scan: Scan) -> Any:
             return Hits(ids, ids.astype(np.float32), counts, ((1,), (2,)), question.by, scan)
         case GroupSum():
             return GroupSums(((1,), (2,)), np.stack([own, own + 0.5], axis=1), np.array([3, 4]), question.by, scan)
-    return np.stack([own, -own], axis=1).astype(np.float32), scan
+    values = np.stack([own, -own], axis=1).astype(np.float32)
+    return Outputs(values, "sample", Grade("exact"), 0.0, scan)
 
 
 def same(got: Any, right: Any) -> bool:
@@ -120,10 +121,10 @@ def same(got: Any, right: Any) -> bool:
     return np.array_equal(got[0], right[0])
 
 
-class Asked(threading.Thread):
+class Asker(threading.Thread):
     """One asker; what it got stands in `outcome` once it has ended."""
 
-    def __init__(self, batches: Batches, question: Question, call: Call | None = None) -> None:
+    def __init__(self, batches: Batches, question: Shareable, call: Call | None = None) -> None:
         super().__init__()
         self.call = call or Call()
         self.outcome: Any = None
@@ -163,11 +164,11 @@ def batches(engine):
     made.close()
 
 
-def crowd(engine: Held, batches: Batches, questions: list[Question]) -> list[Asked]:
+def crowd(engine: Held, batches: Batches, questions: list[Shareable]) -> list[Asker]:
     """Asks the first, and the others while its scan is under way."""
-    first = Asked(batches, questions[0])
+    first = Asker(batches, questions[0])
     assert engine.begun.acquire(timeout=5)
-    others = [Asked(batches, question) for question in questions[1:]]
+    others = [Asker(batches, question) for question in questions[1:]]
     until(lambda: batches.waiting() == len(others))
     return [first, *others]
 
@@ -199,7 +200,7 @@ def test_a_lone_asker_is_asked_as_it_is(engine, batches):
     engine.go.set()
     question = TopK("fc", ProbeRows("test", (1,)))
     for _ in range(3):
-        asker = Asked(batches, question)
+        asker = Asker(batches, question)
         asker.join()
     assert [one is question for one in engine.asked] == [True] * 3
 
@@ -243,7 +244,7 @@ def test_a_whole_probe_is_of_no_kind():
 
 def test_at_most_so_many_kinds_are_scanned_at_once(engine):
     batches = Batches(engine, 2)
-    askers = [Asked(batches, question) for question in OTHERS]
+    askers = [Asker(batches, question) for question in OTHERS]
     until(lambda: batches.waiting() == len(OTHERS) - 2)
     assert len(engine.asked) == 2
     engine.go.set()
@@ -276,7 +277,7 @@ def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
         assert not asker.is_alive()
     until(lambda: batches.waiting() == 0)
     monkeypatch.undo()
-    again = Asked(batches, TopK("fc", ProbeRows("test", (1,))))
+    again = Asker(batches, TopK("fc", ProbeRows("test", (1,))))
     again.join()
     assert again.outcome.ids.tolist() == [1]
 
@@ -316,7 +317,7 @@ def test_a_question_that_gets_no_turn_fails_and_the_next_is_asked(engine, batche
         with pytest.raises(RuntimeError, match="can't start new thread"):
             batches.ask(question, kind_of(question), Deadline(Call(), 10.0))  # type: ignore[arg-type]
     engine.go.set()
-    again = Asked(batches, question)
+    again = Asker(batches, question)
     again.join()
     assert again.outcome.ids.tolist() == [1]
 
@@ -337,7 +338,7 @@ def test_those_whose_line_gets_no_further_turn_fail(engine, batches, monkeypatch
             asker.join(5)
             assert not asker.is_alive()
     assert [str(error) for error in outcomes] == ["can't start new thread"] * 2
-    again = Asked(batches, question)
+    again = Asker(batches, question)
     again.join()
     assert again.outcome.ids.tolist() == [1]
 
@@ -375,9 +376,9 @@ def test_a_shared_scan_goes_on_while_anybody_waits_and_then_stops(engine, batche
 
 def test_a_deadline_ends_one_askers_wait(engine, batches):
     question = TopK("fc", ProbeRows("test", (1,)))
-    first = Asked(batches, question)
+    first = Asker(batches, question)
     assert engine.begun.acquire(timeout=5)
-    hasty = Asked(batches, question, Call(0.05))
+    hasty = Asker(batches, question, Call(0.05))
     hasty.join()
     assert isinstance(hasty.outcome, TimedOut)
     assert batches.waiting() == 0

@@ -19,7 +19,7 @@ from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vect
 from dualform_client import Client
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from dualform_service.sharing import Question, joined, parts
+from dualform_service.sharing import Shareable, joined, parts
 from tests.service.test_batching import same
 from tests.store import small_memory
 
@@ -33,7 +33,7 @@ class Slow:
     def __init__(self, engine: Any) -> None:
         self.engine, self.scans = engine, 0
 
-    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
+    def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any:
         time.sleep(0.005)
         self.scans += 1
         return self.engine.ask(question, cancelled)
@@ -55,11 +55,11 @@ def engine(memory: Path) -> Iterator[Any]:
         yield engine
 
 
-def questions(count: int) -> list[Question]:
+def questions(count: int) -> list[Shareable]:
     """Of many kinds, some of them wrong: a width, a row, a slot, a probe, a column, a mask that leaves nothing."""
     rng = np.random.default_rng(3)
     wheres = [None, "label = 3", "dataset = 'first'", "seen", "slot < 0", "nothing = 1"]
-    made: list[Question] = []
+    made: list[Shareable] = []
     for i in range(count):
         layer = ("layer-0", "layer-1")[i % 2]
         width = WIDTHS[layer] + (i % 13 == 0)
@@ -82,7 +82,7 @@ def questions(count: int) -> list[Question]:
     return made
 
 
-def outcome(ask: Callable[[Question], Any], question: Question) -> Any:
+def outcome(ask: Callable[[Shareable], Any], question: Shareable) -> Any:
     try:
         return ask(question)
     except DualformError as error:
@@ -93,7 +93,7 @@ def test_every_asker_gets_the_bits_and_the_errors_that_it_would_get_alone(engine
     asked = questions(400)
     rights = [outcome(engine.ask, question) for question in asked]
     kinds = {type(right).__name__ for right in rights}
-    assert kinds >= {"Hits", "GroupSums", "tuple", "BadInput", "EmptyMask", "NotFound"}
+    assert kinds >= {"Hits", "GroupSums", "Outputs", "BadInput", "EmptyMask", "NotFound"}
     slow = Slow(engine)
     with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(48) as pool:
         got = list(pool.map(lambda question: outcome(client.ask, question), asked))

@@ -7,8 +7,8 @@ import pytest
 
 from dualform.answers import Columns
 from dualform.errors import BadInput
-from dualform.questions import ProbeRows, SlotKeys, TopK, Vectors
-from dualform_proto import answers, columns, matrix, questions
+from dualform.questions import ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
+from dualform_proto import answers, columns, matrix, questions, weights
 from dualform_proto.v1 import dualform_pb2 as pb
 
 F32 = pb.ELEMENT_TYPE_FLOAT32
@@ -119,12 +119,11 @@ def test_k_that_is_not_given():
     [
         TopK("\ud800", ProbeRows("p")),
         TopK("l", ProbeRows("p"), where="\ud800"),
-        TopK("l", ProbeRows("p"), by=(3,)),
         TopK("l", ProbeRows("p"), k=2**70),
         TopK("l", SlotKeys((2**70,))),
         TopK("l", ProbeRows("p", (1.5,))),
     ],
-    ids=["layer", "where", "by", "k", "slot", "row"],
+    ids=["layer", "where", "k", "slot", "row"],
 )
 def test_a_question_that_no_message_can_hold(question):
     with pytest.raises(BadInput):
@@ -134,7 +133,41 @@ def test_a_question_that_no_message_can_hold(question):
 @pytest.mark.parametrize("ids", [[1.5], [[1]], ["a"], [2**70], [None]])
 def test_ids_that_are_no_whole_numbers(ids):
     with pytest.raises(BadInput, match="ids must be a list of whole numbers"):
-        questions.encode_slots(ids, None)
+        SlotLookup(ids)
+
+
+def test_a_grade_that_is_not_given_is_never_exact():
+    with pytest.raises(BadInput, match=r"^grade is 0, which this version does not know\.$"):
+        weights.decode_outputs(pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32))))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "says"),
+    [
+        (pb.Parameter(name="w", shape=[2], dtype=F32, data=b"x" * 4), r"^parameter 'w' holds 4 bytes where 2 numbers"),
+        (
+            pb.Parameter(name="w", shape=[-1, -1], dtype=F32, data=b"x" * 4),
+            r"'w' is of the shape \[-1, -1\]",
+        ),
+        (pb.Parameter(name="w", shape=[1], data=b"x" * 4), "^parameter 'w' is of element type 0, which this version"),
+    ],
+    ids=["length", "shape", "type"],
+)
+def test_a_parameter_whose_parts_do_not_fit(parameter, says):
+    with pytest.raises(BadInput, match=says):
+        weights.decode_weights(pb.WeightsResponse(parameters=[parameter]))
+
+
+def test_two_masks_of_one_space():
+    masks = [pb.Remark(name="token", text="a = 1"), pb.Remark(name="token", text="b = 1")]
+    request = pb.WeightsRequest(where=pb.Masks(by_space=pb.SpaceMasks(masks=masks)))
+    with pytest.raises(BadInput, match=r"^where names a slot space twice\.$"):
+        questions.decode_weights(request)
+
+
+def test_cancellation_without_a_mask():
+    with pytest.raises(BadInput, match=r"^cancellation needs a where\."):
+        questions.decode_cancellation(pb.CancellationRequest())
 
 
 def test_booleans_of_another_byte_are_read_as_true():

@@ -9,15 +9,28 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings, strategies as st
 
-from dualform_proto import answers, columns, info, matrix, questions
+from dualform.errors import BadInput
+from dualform.questions import Question
+from dualform_proto import answers, columns, grade, info, matrix, questions, scan, weights
+from dualform_proto.calls import CALLS, call_of
+from dualform_proto.v1 import dualform_pb2 as pb
 from tests.wire import values
 
 CASES = {
     "TopK": (values.topks, questions.encode_topk, questions.decode_topk),
     "GroupSum": (values.group_sums, questions.encode_group_sum, questions.decode_group_sum),
     "Output": (values.outputs, questions.encode_output, questions.decode_output),
+    "NetworkWeights": (values.network_weights, questions.encode_weights, questions.decode_weights),
+    "MaskCancellation": (values.mask_cancellations, questions.encode_cancellation, questions.decode_cancellation),
+    "SlotLookup": (values.slot_lookups, questions.encode_slots, questions.decode_slots),
+    "SqlStatement": (values.sql_statements, questions.encode_sql, questions.decode_sql),
+    "ProbeLookup": (values.probe_lookups, questions.encode_probe, questions.decode_probe),
+    "Grade": (values.grades, grade.encode_grade, grade.decode_grade),
+    "Outputs": (values.outputs_answers, weights.encode_outputs, weights.decode_outputs),
+    "Weights": (values.weights(), weights.encode_weights, weights.decode_weights),
+    "Cancellation": (values.cancellations, weights.encode_cancellation, weights.decode_cancellation),
     "Queries": (values.queries, questions.encode_queries, questions.decode_queries),
-    "Scan": (values.scans, answers.encode_scan, answers.decode_scan),
+    "Scan": (values.scans, scan.encode_scan, scan.decode_scan),
     "Hits": (values.hits(), answers.encode_hits, answers.decode_hits),
     "GroupSums": (values.sums(), answers.encode_group_sums, answers.decode_group_sums),
     "Probe": (values.probes(), answers.encode_probe_answer, answers.decode_probe_answer),
@@ -42,26 +55,15 @@ def test_comes_back_as_it_was(case, data):
     assert values.same(decode(over_the_wire(encode(value))), value)
 
 
-@settings(max_examples=40, deadline=None)
-@given(values.matrices(np.float32), values.scans)
-def test_outputs_come_back_as_they_were(outputs, scan):
-    answer = answers.decode_outputs(over_the_wire(answers.encode_outputs(outputs, scan)))
-    assert values.same(answer, (outputs, scan))
+def test_every_kind_of_question_has_its_call():
+    assert set(CALLS) == set(Question.__subclasses__())
+    service = pb.DESCRIPTOR.services_by_name["Memory"]
+    assert {call.method for call in CALLS.values()} == {method.name for method in service.methods}
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(values.int64s), st.none() | values.texts)
-def test_slot_ids_come_back_as_they_were(ids, space):
-    decoded, its_space = questions.decode_slots(over_the_wire(questions.encode_slots(ids, space)))
-    assert decoded.dtype == np.int64
-    assert decoded.tolist() == ids
-    assert its_space == space
-
-
-@settings(max_examples=20, deadline=None)
-@given(values.texts, st.none() | values.texts)
-def test_the_name_of_a_probe_comes_back_as_it_was(name, layer):
-    assert questions.decode_probe(over_the_wire(questions.encode_probe(name, layer))) == (name, layer)
+def test_what_is_no_question_has_no_call():
+    with pytest.raises(BadInput, match=r"^str is no question\. See dualform\.questions\.$"):
+        call_of("topk")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", values.NUMBER_TYPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,19 +11,35 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dualform.answers import (
+    Cancellation,
     Certificate,
     Columns,
+    Grade,
     GroupSums,
     Hits,
     LayerInfo,
     MemoryInfo,
+    Outputs,
     Probe,
     ProbeInfo,
     Scan,
+    Weights,
 )
-from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
+from dualform.questions import (
+    GroupSum,
+    MaskCancellation,
+    NetworkWeights,
+    Output,
+    ProbeLookup,
+    ProbeRows,
+    SlotKeys,
+    SlotLookup,
+    SqlStatement,
+    TopK,
+    Vectors,
+)
 
-NUMBER_TYPES = ("f4", "f8", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
+NUMBER_TYPES = ("f2", "f4", "f8", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
 
 FEW = st.integers(0, 4)
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
@@ -53,7 +70,14 @@ names = st.lists(texts, max_size=3, unique=True).map(tuple)
 scores = st.sampled_from(["signed", "abs"])
 topks = st.builds(TopK, texts, queries, st.integers(1, 2**62), st.none() | texts, names, scores)
 group_sums = st.builds(GroupSum, texts, queries, names.filter(bool), st.none() | texts, scores)
-outputs = st.builds(Output, texts, queries, st.none() | texts, st.none() | counts)
+steps = st.none() | counts
+outputs = st.builds(Output, texts, queries, st.none() | texts, steps, st.booleans())
+masks = texts | st.dictionaries(texts, texts, max_size=3)
+network_weights = st.builds(NetworkWeights, st.none() | masks, steps, st.booleans())
+mask_cancellations = st.builds(MaskCancellation, masks.filter(bool), steps, st.none() | texts, st.booleans())
+slot_lookups = st.builds(SlotLookup, st.lists(int64s).map(lambda ids: np.array(ids, dtype=np.int64)), st.none() | texts)
+sql_statements = st.builds(SqlStatement, texts)
+probe_lookups = st.builds(ProbeLookup, texts, st.none() | texts)
 scans = st.builds(Scan, counts, counts, counts, texts, finite)
 
 
@@ -95,7 +119,7 @@ def hits(draw: Any) -> Hits:
     total = int(each.sum())
     ids = draw(arrays.arrays(np.int64, total))
     weights = draw(arrays.arrays(np.float32, total))
-    return Hits(ids, weights, each, groups, by, draw(scans))
+    return Hits(ids, weights, each, groups, by, draw(scans), draw(texts))
 
 
 @st.composite
@@ -103,7 +127,7 @@ def sums(draw: Any) -> GroupSums:
     by = draw(names.filter(bool))
     groups = draw(group_keys(len(by)))
     values = draw(arrays.arrays(np.float64, (draw(st.integers(1, 3)), len(groups))))
-    return GroupSums(groups, values, draw(arrays.arrays(np.int64, len(groups))), by, draw(scans))
+    return GroupSums(groups, values, draw(arrays.arrays(np.int64, len(groups))), by, draw(scans), draw(texts))
 
 
 @st.composite
@@ -114,9 +138,35 @@ def probes(draw: Any) -> Probe:
     return Probe(draw(texts), draw(labels), draw(some), draw(some))
 
 
-layer_infos = st.builds(
-    LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), st.booleans(), texts
+grades = st.builds(
+    Grade,
+    st.sampled_from(["exact", "exact to bfloat16", "off", "scores only"]),
+    st.none() | finite,
+    st.none() | finite,
+    st.none() | counts,
+    texts,
 )
+layer_infos = st.builds(LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), grades)
+outputs_answers = st.builds(Outputs, matrices(np.float32), texts, grades, finite, scans)
+parameters = st.sampled_from(["f2", "f4", "f8", "i8", "?"]).flatmap(
+    lambda dtype: arrays.arrays(np.dtype(dtype), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+cancellations = st.builds(Cancellation, st.dictionaries(texts, st.floats(), max_size=3), scans)
+
+
+@st.composite
+def weights(draw: Any) -> Weights:
+    layers = draw(st.lists(texts, max_size=3, unique=True))
+    return Weights(
+        draw(st.dictionaries(texts, parameters, max_size=3)),
+        {layer: draw(grades) for layer in layers},
+        {layer: draw(finite) for layer in layers},
+        draw(names),
+        draw(st.dictionaries(texts, counts, max_size=3)),
+        draw(scans),
+    )
+
+
 infos = st.builds(
     MemoryInfo,
     format=counts,
@@ -132,7 +182,7 @@ infos = st.builds(
     probes=st.lists(st.builds(ProbeInfo, texts, counts, names), max_size=3).map(tuple),
 )
 certificates = st.dictionaries(
-    texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), st.booleans(), texts), max_size=3
+    texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), grades), max_size=3
 )
 
 
@@ -153,4 +203,6 @@ def same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
     return bool(one == other)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import click
 import numpy as np
 
-from dualform.answers import Answers, Columns, Hits
+from dualform.answers import Columns, Hits
+from dualform.methods import Answers
 from dualform.questions import Queries, Score
-from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe
+from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade
 from dualform_client.cli.options import (
     abs_option,
+    allow_inexact_option,
     at_step_option,
     by_option,
     json_option,
@@ -53,13 +56,13 @@ def topk(
       dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
     """
     hits = memory.topk(layer, queries, k, where, by, _score(absolute))
-    found = list(_hits(hits, _slots_of(memory, layer, hits)))
+    found = list(_hits(hits, _slots_of(memory, hits)))
     if as_json:
-        print_json({"hits": found})
+        print_json({"hits": found, "space": hits.space})
         return
     rows = [{**hit.pop("group", {}), **hit} for hit in found]
     columns = list(rows[0]) if rows else ["query", "slot", "score"]
-    took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} slots, {hits.scan.seconds:.3g} s"
+    took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
     print_table(f"{layer}: {took}", columns, [list(row.values()) for row in rows])
 
 
@@ -67,11 +70,10 @@ def _score(absolute: bool) -> Score:
     return "abs" if absolute else "signed"
 
 
-def _slots_of(memory: Answers, layer: str, hits: Hits) -> dict[int, dict[str, Any]]:
+def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
     """The slot columns of all hits, by slot."""
-    space = next(one.space for one in memory.info().layers if one.name == layer)
     ids = np.unique(hits.ids)
-    columns = memory.slots(ids, space) if len(ids) else Columns({})
+    columns = memory.slots(ids, hits.space) if len(ids) else Columns({})
     return {record["slot"]: record for record in columns.records()}
 
 
@@ -119,7 +121,7 @@ def sums(
             {**dict(zip(answer.by, key, strict=True)), "count": count}
             for key, count in zip(answer.groups, counts, strict=True)
         ]
-        print_json({"groups": groups, "sums": answer.sums})
+        print_json({"groups": groups, "sums": answer.sums, "space": answer.space})
         return
     per_query = [f"query {query}" for query in range(len(answer.sums))] if len(answer.sums) > 1 else ["sum"]
     rows = [
@@ -135,9 +137,16 @@ def sums(
 @query_option
 @where_option
 @at_step_option
+@allow_inexact_option
 @json_option
 def output(
-    memory: Answers, layer: str, queries: Queries, where: str | None, at_step: int | None, as_json: bool
+    memory: Answers,
+    layer: str,
+    queries: Queries,
+    where: str | None,
+    at_step: int | None,
+    allow_inexact: bool,
+    as_json: bool,
 ) -> None:
     """What a layer answers when part of its memory is masked, or as of an earlier step.
 
@@ -145,15 +154,18 @@ def output(
     Example:
       dualform output runs/demo --layer layer-2 --query test-digits/17 --where "step < 100"
     """
-    outputs = memory.output(layer, queries, where, at_step)
-    removed = cancellation(memory, where, at_step, layer)
+    outputs = memory.output(layer, queries, where, at_step, allow_inexact)
+    removed = cancellation(memory, where, at_step, layer, allow_inexact)
     if as_json:
-        print_json({"outputs": outputs, **({"cancellation": removed} if removed is not None else {})})
+        record = {"space": outputs.space, "grade": asdict(outputs.grade), "standing": outputs.standing}
+        print_json({"outputs": outputs.values, **record, **({"cancellation": removed} if removed is not None else {})})
         return
     shown = min(outputs.shape[1], SHOWN_OUTPUTS)
     rows = [[query, int(row.argmax()), *row[:shown].tolist()] for query, row in enumerate(outputs)]
     more = "" if shown == outputs.shape[1] else f", the first {shown} of {outputs.shape[1]} (--json gives all)"
     print_table(f"{layer}: outputs{more}", ["query", "largest", *map(str, range(shown))], rows)
+    if not outputs.grade.exact:
+        print_note(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")
     if where is not None:
         print_note(WHAT_A_MASK_MEANS)
         if removed:

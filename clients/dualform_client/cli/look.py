@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from dualform.answers import Answers, MemoryInfo
+from dualform.answers import Certificate, MemoryInfo
+from dualform.methods import Answers
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_table
 from dualform_client.cli.target import asks_target
@@ -24,10 +26,11 @@ def info(memory: Answers, as_json: bool) -> None:
     """
     told = memory.info()
     if as_json:
-        print_json(asdict(told))
+        layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in told.layers]
+        print_json({**asdict(told), "layers": layers})
         return
     slots = ", ".join(f"{count} {space} slots" for space, count in told.slots.items())
-    state = "still recording, or cut off" if told.recording else "finished"
+    state = f"still recording, or cut off after step {told.steps - 1}" if told.recording else "finished"
     print_line(f"{told.steps} steps of {told.optimizer}, {slots}; snapshot {told.snapshot}, {state}")
     _print_layers(told)
     if told.datasets:
@@ -41,7 +44,7 @@ def info(memory: Answers, as_json: bool) -> None:
 
 
 def _print_layers(told: MemoryInfo) -> None:
-    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", "exact", "reason"]
+    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", "grade", "reason"]
     rows = [
         [
             layer.name,
@@ -52,7 +55,7 @@ def _print_layers(told: MemoryInfo) -> None:
             layer.slots,
             layer.distinct_keys,
             _yes(layer.values),
-            _yes(layer.exact),
+            str(layer.grade),
             layer.reason,
         ]
         for layer in told.layers
@@ -94,9 +97,18 @@ def verify(memory: Answers, as_json: bool) -> None:
     """
     certificates = memory.verify()
     if as_json:
-        print_json({layer: asdict(certificate) for layer, certificate in certificates.items()})
+        print_json({layer: _certificate(certificate) for layer, certificate in certificates.items()})
         return
-    rows = [[layer, c.relative_error, _yes(c.exact), c.reason] for layer, c in certificates.items()]
+    rows = [[layer, c.relative_error, str(c.grade), c.reason] for layer, c in certificates.items()]
     print_table(
-        "||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", "exact", "reason"], rows
+        "||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", "grade", "reason"], rows
     )
+
+
+def _certificate(one: Certificate) -> dict[str, Any]:
+    return {
+        "relative_error": one.relative_error,
+        "exact": one.exact,
+        "reason": one.reason,
+        "grade": asdict(one.grade),
+    }

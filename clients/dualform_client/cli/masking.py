@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+from dualform.answers import Grade
+from dualform.errors import BadInput
+from dualform.methods import Answers
 
 WHAT_A_MASK_MEANS = (
     "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
@@ -12,13 +15,37 @@ WHAT_A_MASK_MEANS = (
 
 
 def cancellation(
-    memory: Any, where: str | None, at_step: int | None, layer: str | None = None
-) -> dict[str, float] | None:
-    """By layer, the removed terms' sum of norms over the norm of their sum. None without a mask, or from a server."""
-    if where is None or not hasattr(memory, "cancellation"):
-        return None
-    figures: dict[str, float] = memory.cancellation(where, at_step, layer)
-    return figures
+    memory: Answers,
+    where: str | Mapping[str, str] | None,
+    at_step: int | None,
+    layer: str | None = None,
+    allow_inexact: bool = False,
+) -> Mapping[str, float] | None:
+    """By layer, the removed terms' sum of norms over the norm of their sum. None without a mask."""
+    return None if where is None else memory.cancellation(where, at_step, layer, allow_inexact)
+
+
+def one_mask(where: str | None, by_space: Sequence[tuple[str, str]]) -> str | dict[str, str] | None:
+    """What --where and --where-space say together. Raises BadInput for both, or for a space given twice."""
+    if not by_space:
+        return where
+    if where is not None:
+        raise BadInput(
+            "--where and --where-space are given together.",
+            hint="Give one mask for all spaces, or one for each with --where-space.",
+            field="where",
+        )
+    masks = dict(by_space)
+    if len(masks) < len(by_space):
+        raise BadInput("--where-space names a space twice.", hint="Join its masks with AND.", field="where")
+    return masks
+
+
+def describe_grade(grade: Grade, standing: float) -> str:
+    """A sentence or two on a record that is not exact."""
+    reason = f": {grade.reason.rstrip('.')}" if grade.reason else ""
+    added = f" What moved outside the record, {standing:.2g} of the way, was added." if standing else ""
+    return f"{grade}{reason}.{added}"
 
 
 def describe(figures: Mapping[str, float]) -> str:

@@ -57,6 +57,16 @@ where_option = click.option("--where", metavar="SQL", help="Only slots for which
 at_step_option = click.option(
     "--at-step", type=int, metavar="N", help="As of N recorded steps; 0 is the initial network. Default: the end."
 )
+allow_inexact_option = click.option(
+    "--allow-inexact", is_flag=True, help="Answer from a record that is not exact, however far off it is."
+)
+where_space_option = click.option(
+    "--where-space",
+    type=(str, str),
+    multiple=True,
+    metavar="SPACE SQL",
+    help="A mask for one slot space; repeatable. Spaces that are not named stay whole.",
+)
 abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute values of the scores.")
 
 

@@ -11,8 +11,9 @@ import click
 from dualform_client.cli.failure import FAILED
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
-from dualform_client.cli.target import check_folder, read_token
+from dualform_client.cli.target import read_token
 from dualform_client.health import is_serving
+from dualform_client.target import check_folder
 
 _FILE = click.Path(path_type=Path)
 

@@ -10,33 +10,25 @@ from typing import Any
 
 import click
 
-from dualform.answers import Answers
-from dualform.errors import BadInput, NotAMemory
-from dualform_client.client import Client
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform_client.target import check_folder, connect, open_folder
 from dualform_proto.address import is_address
 
 NOT_SERVED = "This needs the memory's folder, not a server."
 
 
-def open_folder(path: str) -> Any:
+def open_run(path: str) -> Answers:
     """The engine over a memory's folder, a context manager. Raises NotAMemory, and BadInput for an address."""
-    folder = Path(path)
-    if not folder.exists() and is_address(path):
+    check_run(path)
+    return open_folder(Path(path))
+
+
+def check_run(path: str) -> None:
+    """Raises NotAMemory where there is no such folder, BadInput for an address."""
+    if not Path(path).exists() and is_address(path):
         raise BadInput(NOT_SERVED, hint="Run it where the memory lies.", field="target")
-    check_folder(folder)
-    from dualform.query.engine import open_memory
-
-    return open_memory(folder)
-
-
-def check_folder(folder: Path) -> None:
-    """Raises NotAMemory where there is no such folder."""
-    if not folder.exists():
-        raise NotAMemory(
-            f"There is no folder {folder}.", hint="`dualform demo` makes a memory in runs/demo.", field="target"
-        )
-    if not folder.is_dir():
-        raise NotAMemory(f"{folder} is a file; a memory is a folder.", field="target")
+    check_folder(Path(path))
 
 
 @contextmanager
@@ -48,19 +40,9 @@ def open_target(
     timeout: float | None = None,
 ) -> Iterator[Answers]:
     """Whoever answers for the target. Raises NotAMemory or BadInput where it is neither a folder nor an address."""
-    if not Path(target).exists() and is_address(target):
-        token = read_token(token_file) if token_file else None
-        with Client(target, timeout=timeout, token=token, tls=tls, authority=authority) as client:
-            yield client
-        return
-    if not Path(target).exists() and not any(mark in target for mark in "/\\."):
-        raise BadInput(
-            f"{target!r} is neither a folder nor host:port.",
-            hint="Name a memory's folder, for example runs/demo, or a server, for example 127.0.0.1:50051.",
-            field="target",
-        )
-    with open_folder(target) as engine:
-        yield engine
+    token = read_token(token_file) if token_file and not Path(target).exists() else None
+    with connect(target, timeout=timeout, token=token, tls=tls, authority=authority) as memory:
+        yield memory
 
 
 def read_token(file: Path) -> str:

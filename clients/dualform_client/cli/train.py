@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dualform.extras import require_studies
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_table
 from dualform_client.cli.progress import progress_bars
@@ -26,6 +27,7 @@ def demo(out: Path, as_json: bool) -> None:
     Example:
       dualform demo --out runs/demo
     """
+    require_studies()
     from dualform_studies.demo import run_demo
 
     with progress_bars() as progress:
@@ -53,6 +55,7 @@ def study(name: str, as_json: bool, **told: Any) -> None:
       dualform study continual --data data --out runs/continual
       dualform study aesop --data data --out runs/aesop --prompt "the Fox and the"
     """
+    require_studies()
     from dualform_studies.assignment import Assignment
     from dualform_studies.studies import run_study
 

@@ -127,7 +127,7 @@ def _examine(
         "accuracy": judged.accuracy(),
         "verify": {name: certificate_report(certificate) for name, certificate in verified.items()},
         "weights_as_of_first": relative_errors(trained.after_first, weights["as_of_first"], initial, layers),
-        "cancellation": memory.cancellation(where=without(pair[1])),
+        "cancellation": dict(memory.cancellation(where=without(pair[1]))),
         "disk_bytes": bytes_on_disk(out),
         "interference": {
             "spoilt": len(judged.interfered()),

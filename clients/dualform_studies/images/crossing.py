@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dualform.answers import Answers
+from dualform.methods import Answers
 from dualform.questions import ProbeRows
 from dualform_studies.images.recorded import Look
 from dualform_studies.pages.folder import Report
@@ -24,7 +24,7 @@ def ask_crossing(memory: Answers, layers: Sequence[str], look: Look, images: int
     report: Report = {}
     for layer in layers:
         hits = memory.topk(layer, queries, k=k, score="abs")
-        of_best = np.asarray(memory.slots(hits.ids)["dataset"], dtype=object).reshape(len(hits), -1)
+        of_best = np.asarray(memory.slots(hits)["dataset"], dtype=object).reshape(len(hits), -1)
         answer = memory.group_sum(layer, queries, by="dataset", score="abs")
         others = [at for at, (name,) in enumerate(answer.groups) if name != own]
         report[layer] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Answers
+from dualform.methods import Answers
 from dualform.questions import ProbeRows
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.figures import draw_distribution, draw_sums, draw_top_images

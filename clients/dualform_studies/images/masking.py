@@ -101,7 +101,7 @@ def sweep(
                 "datapoints": count,
                 "masked": judged(masked),
                 "retrained": judged(other),
-                "cancellation": memory.cancellation(where=part.mask),
+                "cancellation": dict(memory.cancellation(where=part.mask)),
                 "moved": relative_errors(whole, masked, initial, layer_names(widths)),
             }
         )

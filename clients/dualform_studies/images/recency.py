@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
-from dualform.answers import Answers
+from dualform.methods import Answers
 from dualform.questions import ProbeRows
 from dualform_studies.images.query_figure import Query, query_figure
 from dualform_studies.pages.folder import Report
@@ -63,7 +63,7 @@ def ask_recency(
     found = {}
     for layer in layers:
         hits = memory.topk(layer, queries, k=k, where=f"step < {total}", score="abs")
-        steps = np.asarray(memory.slots(hits.ids)["step"], dtype=np.int64)
+        steps = np.asarray(memory.slots(hits)["step"], dtype=np.int64)
         found[layer] = Recency(steps.reshape(len(hits), -1), total)
     return found
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dualform import Recorder
-from dualform.answers import Answers
+from dualform.methods import Answers
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.network import build_network
 from dualform_studies.images.recipe import Recipe

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.query.engine import Engine, open_memory
 from dualform.questions import ProbeRows
-from dualform.store.rows import SegmentCache
-from dualform.store.snapshot import Snapshot
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.error_norm import error_norm_sums
@@ -29,8 +28,6 @@ BESIDE = {6: Beside("Figure 4", "Figure 5", "Figure 10"), 3: Beside("Figure 14",
 
 _DATED = 200
 """Test images whose best datapoints are dated."""
-_HELD = 1 << 30
-"""Bytes of keys and values held while they are gone through once, in order."""
 
 
 def ask_single(
@@ -86,20 +83,21 @@ def _date(memory: Engine, layers: Sequence[str], look: Look, query: Query, folde
 
 def _weigh(out: Path, dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], query: Query) -> Report:
     """The cells of Table 1 for sums weighted by the error's norm, by look; the query's sums at the first are drawn."""
-    memory = Snapshot.open(out, SegmentCache(_HELD))
     report: Report = {}
     drawn = []
-    for look in looks:
-        outputs = memory.probe(look.probe).outputs
-        assert outputs is not None, "record stores what the network answers"
-        report[str(look.step)] = {}
-        for layer in layers:
-            classes, sums = error_norm_sums(memory, layer, look.probe, look.step)
-            strongest = classes[sums.argmax(axis=1)]
-            report[str(look.step)][layer] = count_cells(strongest, dataset.test.labels, outputs.argmax(axis=1))
-            if look == looks[0]:
-                groups = tuple((dataset.name, int(label)) for label in classes)
-                counts = np.zeros(len(groups), dtype=np.int64)
-                drawn.append(LayerSpotlight(layer, groups, [], sums[query.row], counts, []))
+    with open_memory(out) as memory:
+        for look in looks:
+            given, cells = look.classes_given(memory), {}
+            for layer in layers:
+                classes, sums = error_norm_sums(memory, layer, look.probe, look.step)
+                cells[layer] = count_cells(classes[sums.argmax(axis=1)], dataset.test.labels, given)
+                if look == looks[0]:
+                    drawn.append(_spotlight(dataset, layer, classes, sums[query.row]))
+            report[str(look.step)] = cells
     draw_weighted_sums(report_folder(out) / "error-norm-sums.png", drawn, query, [dataset])
     return report
+
+
+def _spotlight(dataset: Dataset, layer: str, classes: NDArray[np.int64], sums: NDArray[np.float64]) -> LayerSpotlight:
+    groups = tuple((dataset.name, int(label)) for label in classes)
+    return LayerSpotlight(layer, groups, [], sums, np.zeros(len(groups), dtype=np.int64), [])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Answers
+from dualform.methods import Answers
 from dualform.questions import ProbeRows
 
 _BY = ("dataset", "label")
@@ -84,7 +84,7 @@ def _top_images(memory: Answers, layer: str, query: ProbeRows, where: str | None
     k = 16 * top
     while True:
         hits = memory.topk(layer, query, k=k, where=where, score="abs")
-        records = memory.slots(hits.slots[0]).records()
+        records = memory.slots(hits).records()
         images: dict[tuple[str, int], dict[str, Any]] = {}
         for record, score in zip(records, hits.scores[0], strict=True):
             images.setdefault((record["dataset"], record["sample"]), {**record, "score": abs(float(score))})

@@ -26,7 +26,7 @@ from dualform_studies.images.training import train_part
 from dualform_studies.progress import Progress
 
 Pair: TypeAlias = tuple[Dataset, Dataset]
-Weights: TypeAlias = dict[str, Tensor]
+Weights: TypeAlias = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Answers
+from dualform.methods import Answers
 from dualform.query.engine import open_memory
 from dualform.questions import ProbeRows
 from dualform_studies.images.recorded import Look

@@ -6,7 +6,7 @@ altogether, since every later term would have been another. Both stand side by s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,7 +46,7 @@ class LeftOut:
     """bool[P]: the pairs left out."""
     networks: dict[str, AttentionOnly]
     """By scope of the mask; and "retrained", a network that never saw the pairs."""
-    cancellation: dict[str, float]
+    cancellation: Mapping[str, float]
     """By layer: sum of norms over norm of sum of the terms left out."""
     share: dict[str, float]
     """By layer: norm of the sum left out over that of all that training added."""
@@ -88,14 +88,16 @@ def leave_out(
     return found
 
 
-def _mixed(trained: dict[str, Tensor], masked: dict[str, Tensor], layers: Sequence[str] | None) -> dict[str, Tensor]:
+def _mixed(
+    trained: Mapping[str, Tensor], masked: Mapping[str, Tensor], layers: Sequence[str] | None
+) -> dict[str, Tensor]:
     names = set(masked) if layers is None else {f"{layer}.weight" for layer in layers}
     return {name: masked[name] if name in names else weight for name, weight in trained.items()}
 
 
 def masked_projection(memory: Engine, layer: str, where: str) -> Tensor:
     """[d_out, d]: a projection's weight under a mask, as `memory.weights` gives it, but of this layer alone."""
-    return torch.from_numpy(memory.output(layer, np.eye(WIDTH, dtype=np.float32), where=where)).T.contiguous()
+    return torch.from_numpy(memory.output(layer, np.eye(WIDTH, dtype=np.float32), where=where).values).T.contiguous()
 
 
 def _retrained(
@@ -137,7 +139,7 @@ def sweep_last(memory: Engine, facts: Facts, recipe: Recipe, progress: Progress 
         for pair in range(pairs):
             where = f"NOT ({only(facts, pair)} AND step >= {steps - number})"
             masked = {f"{layer}.weight": masked_projection(memory, layer, where) for layer in PROJECTIONS}
-            network = with_weights(trained | masked)
+            network = with_weights({**trained, **masked})
             with torch.no_grad():
                 known[row, pair] = facts.right(network(facts.pairs))
         say("leaving last steps out", row + 1, len(last))

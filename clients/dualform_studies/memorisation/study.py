@@ -53,7 +53,7 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
             "facts": dict(zip(facts.names, facts.next_tokens.tolist(), strict=True)),
             "known": known,
             "verify": {name: certificate_report(certificate) for name, certificate in verified.items()},
-            "cancellation": memory.cancellation(where=_NO_SLOT),
+            "cancellation": dict(memory.cancellation(where=_NO_SLOT)),
             "disk_bytes": bytes_on_disk(out),
         }
         page.show(certificate_table(report["verify"], report["cancellation"], "all its terms"))

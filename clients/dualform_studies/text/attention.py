@@ -34,7 +34,7 @@ _ASKED = 160
 
 
 @dataclass(frozen=True, eq=False)
-class Asking:
+class Questions:
     """Every token of some prompts as a query."""
 
     prompts: Sequence[Prompt]
@@ -72,7 +72,7 @@ class Asking:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The answers, in the order of `Asking.questions`."""
+    """The answers, in the order of `Questions.questions`."""
 
     hits: Hits
     by_position: GroupSums
@@ -96,7 +96,7 @@ class Attention:
         }
 
 
-def prepare(network: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[Prompt]) -> Asking:
+def prepare(network: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[Prompt]) -> Questions:
     """Let the network read each prompt from a state of zeros, and keep the LSTM's input at each of its tokens."""
     device = next(network.parameters()).device
     tokens = [vocabulary.encode(prompt.text) for prompt in prompts]
@@ -105,7 +105,7 @@ def prepare(network: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[Pr
         queries.append(network.queries(torch.from_numpy(one.ids).to(device)).cpu().numpy()[-_ASKED:])
         rows.append(slice(begin, begin + len(queries[-1])))
         begin = rows[-1].stop
-    return Asking(prompts, tokens, rows, np.concatenate(queries))
+    return Questions(prompts, tokens, rows, np.concatenate(queries))
 
 
 def best(sums: NDArray[np.float64], k: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from dualform_studies.pages.frame import INK, new_figure
-from dualform_studies.text.attention import Asking, Attention, best
+from dualform_studies.text.attention import Attention, Questions, best
 
 _BINS = 400
 """Stretches of the training text that a figure tells apart."""
@@ -17,7 +17,9 @@ _SMOOTHED = 25
 """Steps that a line over training time is averaged over, at most."""
 
 
-def draw_attention(path: Path, asking: Asking, attention: Attention, prompt: int, unit: str, passages: int = 5) -> Path:
+def draw_attention(
+    path: Path, asking: Questions, attention: Attention, prompt: int, unit: str, passages: int = 5
+) -> Path:
     """Sums by training token position along the text, the best of them marked; beside it, the mean weight by step."""
     sums = attention.by_position.sums[asking.rows[prompt].stop - 1]
     positions = attention.positions

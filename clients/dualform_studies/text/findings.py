@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dualform.answers import Answers
+from dualform.methods import Answers
 from dualform_studies.pages.folder import Report
-from dualform_studies.text.attention import Asking, Attention, best
+from dualform_studies.text.attention import Attention, Questions, best
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.passages import Passage, cut, find
 from dualform_studies.text.prompts import Prompt
@@ -23,7 +23,9 @@ _PASSAGES = 5
 """Training passages of a prompt; the paper shows three."""
 
 
-def findings(asking: Asking, attention: Attention, memory: Answers, corpus: Corpus, trained_on: Tokens) -> list[Report]:
+def findings(
+    asking: Questions, attention: Attention, memory: Answers, corpus: Corpus, trained_on: Tokens
+) -> list[Report]:
     """One entry for each prompt; `memory` tells the columns of slots and needs no keys for that."""
     told = _Teller(asking, attention, memory, corpus, trained_on)
     return [told.prompt(number) for number in range(len(asking.prompts))]
@@ -31,7 +33,7 @@ def findings(asking: Asking, attention: Attention, memory: Answers, corpus: Corp
 
 class _Teller:
     def __init__(
-        self, asking: Asking, attention: Attention, memory: Answers, corpus: Corpus, trained_on: Tokens
+        self, asking: Questions, attention: Attention, memory: Answers, corpus: Corpus, trained_on: Tokens
     ) -> None:
         self._asking, self._attention, self._memory = asking, attention, memory
         self._corpus, self._trained_on = corpus, trained_on
@@ -81,7 +83,7 @@ class _Teller:
 
     def _hits(self, number: int) -> list[Report]:
         hits = self._attention.hits
-        records = self._memory.slots(hits.slots[number]).records()
+        records = self._memory.slots(hits.slots[number], hits.space).records()
         return [{**record, "score": float(s)} for record, s in zip(records, hits.scores[number], strict=True)]
 
     def _published(self, table: Published, sums: Any) -> list[Report]:

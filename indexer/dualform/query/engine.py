@@ -3,36 +3,46 @@
     memory = dualform.open("runs/mnist")
     memory.topk("0", "test-mnist/17", k=10, where="dataset <> 'fashion-mnist'")
 
-Shapes: n queries, d_in and d_out of a layer. Safe to use from several threads.
+Shapes: n slots, d_in and d_out of a layer. Safe to use from several threads.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Certificate, Columns, GroupSums, Hits, MemoryInfo, Probe, Scan
 from dualform.errors import BadInput, Cancelled
-from dualform.query import info, resolve
-from dualform.query.asking import Asking
+from dualform.methods import Answers
+from dualform.query import info, network, scores, slots
+from dualform.query.resolved import resolve
 from dualform.query.score import backends
 from dualform.query.search.tally import Tally
 from dualform.query.sql.process import Sql
 from dualform.query.view import Check, View
-from dualform.query.weights import cancellation, certificate, parameters
-from dualform.questions import GroupSum, Output, QueriesLike, Score, TopK, as_by, as_queries
+from dualform.query.weights import certificate
+from dualform.questions import (
+    GroupSum,
+    Inventory,
+    MaskCancellation,
+    NetworkWeights,
+    Output,
+    ProbeLookup,
+    Question,
+    SlotLookup,
+    SqlStatement,
+    TopK,
+    Verification,
+)
+from dualform.store.manifest import Manifest
 from dualform.store.rows import SegmentCache
 from dualform.store.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    import torch
-
+A = TypeVar("A")
 CACHE_BYTES = 1 << 30
 Asker = Callable[[], bool]
 """Says whether the asker went away."""
@@ -50,8 +60,8 @@ def open_memory(path: str | Path, backend: str | None = None, cache_bytes: int =
     return Engine(Snapshot.open(path, segments), backends.choose(backend), cache_bytes, segments)
 
 
-class Engine:
-    """Answers about one memory; satisfies dualform.answers.Answers."""
+class Engine(Answers):
+    """Answers about one memory, with all methods of dualform.methods.Answers."""
 
     def __init__(
         self,
@@ -75,102 +85,58 @@ class Engine:
     def path(self) -> Path:
         return self._view.path
 
-    def info(self) -> MemoryInfo:
-        """What the memory holds, as of the snapshot that questions see."""
-        return info.describe(self._view)
-
-    def topk(
-        self,
-        layer: str,
-        queries: QueriesLike,
-        k: int = 10,
-        where: str | None = None,
-        by: str | Sequence[str] | None = None,
-        score: Score = "signed",
-    ) -> Hits:
-        """The k slots that each query attends to most, or the k of each group.
-
-        Scores are canonical (canonical.py); with score="abs" they are absolute values, and rank as such. Raises
-        BadMask, EmptyMask, BadInput or NotFound, naming what is wrong; Inexact where recorded keys are not finite.
-        """
-        return self.ask(TopK(layer, as_queries(queries), k, where, as_by(by), score))
-
-    def group_sum(
-        self,
-        layer: str,
-        queries: QueriesLike,
-        by: str | Sequence[str],
-        where: str | None = None,
-        score: Score = "signed",
-    ) -> GroupSums:
-        """The sum of scores, or of their absolute values, that each query gives to each group. Raises as `topk`."""
-        return self.ask(GroupSum(layer, as_queries(queries), as_by(by), where, score))
-
-    def output(
-        self, layer: str, queries: QueriesLike, where: str | None = None, at_step: int | None = None
-    ) -> NDArray[np.float32]:
-        """float32[n, d_out]: what the layer answers, bias included, when only the slots of `where` speak.
-
-        Raises as `topk`, and Inexact where the record does not explain the layer's weights.
-        """
-        return self.ask(Output(layer, as_queries(queries), where, at_step))[0]
-
-    @overload
-    def ask(self, question: TopK, cancelled: Asker | None = None) -> Hits: ...
-    @overload
-    def ask(self, question: GroupSum, cancelled: Asker | None = None) -> GroupSums: ...
-    @overload
-    def ask(self, question: Output, cancelled: Asker | None = None) -> tuple[NDArray[np.float32], Scan]: ...
-    def ask(self, question: TopK | GroupSum | Output, cancelled: Asker | None = None) -> Any:
+    def ask(self, question: Question[A], cancelled: Asker | None = None) -> A:
         """The answer to a question. `cancelled` is asked between blocks of work.
 
-        Raises Cancelled once it says so, and what `topk`, `group_sum` and `output` say.
+        Raises Cancelled once it says so, and what the methods say.
         """
-        asking = Asking(self._view, question, _check(cancelled))
+        return cast("A", self._answer(question, _check(cancelled)))
+
+    def _answer(self, question: Any, check: Check) -> Any:
+        view = self._view
         match question:
             case TopK():
-                return asking.top_k(question)
+                return scores.top_k(resolve(view, question), check)
             case GroupSum():
-                return asking.group_sum(question)
+                return scores.group_sum(resolve(view, question), check)
             case Output():
-                return asking.output(question)
+                return network.output(resolve(view, question), check)
+            case NetworkWeights():
+                return network.weights(view, question, check)
+            case MaskCancellation():
+                return network.cancellation(view, question, check)
+            case SlotLookup():
+                return slots.slot_columns(view, question.ids, question.space)
+            case SqlStatement():
+                return self._sql.run(question.text, check)
+            case ProbeLookup():
+                return info.probe(view, question.name, question.layer)
+            case Inventory():
+                return info.describe(view)
+            case Verification():
+                return certificate.certify(view, check)
+        raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
 
-    def weights(self, where: str | None = None, at_step: int | None = None) -> dict[str, torch.Tensor]:
-        """The network's state dict when only the slots of `where` speak, or as of an earlier step.
+    def keys(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[n, d_in]: a layer's inputs of some slots of its space. Raises NotFound for one it does not have."""
+        return slots.keys(self._view, layer, ids)
 
-        Load it into the model to evaluate the masked network. See parameters.state_dict for what stands as it was, and
-        what is raised.
+    def values(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[n, d_out]: the recorded gradients of a layer's outputs, never rescaled. Raises as `keys`."""
+        return slots.values(self._view, layer, ids)
+
+    def key_rows(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: the stored key of each slot, by number: slots of equal numbers share a key. Raises as `keys`."""
+        return slots.key_rows(self._view, layer, ids)
+
+    def coefficients(
+        self, layer: str, ids: Sequence[int] | NDArray[np.int64], at_step: int | None = None
+    ) -> NDArray[np.float64]:
+        """float64[n]: what turns each slot's value into its term of the layer's weight, the first where it has several.
+
+        0.0 for slots of steps from `at_step` on. Raises as `keys`, and BadInput for a step that was not recorded.
         """
-        return parameters.state_dict(self._view, where, at_step, _check(None))
-
-    def cancellation(self, where: str, at_step: int | None = None, layer: str | None = None) -> dict[str, float]:
-        """By layer (all, or the one named), how much the slots that `where` removes cancel (cancellation.py)."""
-        if where is None:
-            raise BadInput("cancellation needs a where.", hint="It is about the slots a mask removes.", field="where")
-        view, check = self._view, _check(None)
-        asked = view.snapshot.layers.values() if layer is None else [view.layer(layer)]
-        return {
-            one.name: cancellation.cancellation(view, one, view.select(one, where), at_step, check) for one in asked
-        }
-
-    def slots(self, ids: Sequence[int] | NDArray[np.int64], space: str | None = None) -> Columns:
-        """The columns of some slots, in the order of `ids`. Raises NotFound for an id that does not exist."""
-        return resolve.slot_columns(self._view, ids, space)
-
-    def sql(self, statement: str, cancelled: Asker | None = None) -> Columns:
-        """The rows of one SELECT over slots, steps, and the other tables of the snapshot.
-
-        Runs in a process of its own that sees nothing else. Raises BadInput with DuckDB's message, TimedOut.
-        """
-        return self._sql.run(statement, _check(cancelled))
-
-    def probe(self, name: str, layer: str | None = None) -> Probe:
-        """A stored probe, with the queries of a layer where one is named. Raises NotFound."""
-        return resolve.probe(self._view, name, layer)
-
-    def verify(self, cancelled: Asker | None = None) -> Mapping[str, Certificate]:
-        """How well the record rebuilds each layer's final weights (certificate.py)."""
-        return certificate.certify(self._view, _check(cancelled))
+        return slots.coefficients(self._view, layer, ids, at_step)
 
     def refresh(self) -> bool:
         """See what was committed since the memory was opened. True where there is something new.
@@ -189,14 +155,6 @@ class Engine:
     def close(self) -> None:
         """End the process that runs SQL. The engine can still be asked; a statement starts another."""
         self._sql.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Engine({str(self.path)!r}, snapshot {self._view.snapshot.commits}, {self._backend.name})"

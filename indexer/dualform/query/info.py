@@ -1,10 +1,10 @@
-"""What a memory holds, in one value."""
+"""What a memory holds, in one value, and its probes."""
 
 from __future__ import annotations
 
-from dualform.answers import LayerInfo, MemoryInfo
+from dualform.answers import LayerInfo, MemoryInfo, Probe
 from dualform.query.view import View
-from dualform.query.weights.exactness import why_not
+from dualform.query.weights.exactness import grade
 from dualform.store.layer import Layer
 
 
@@ -26,7 +26,6 @@ def describe(view: View) -> MemoryInfo:
 
 
 def _describe(view: View, layer: Layer) -> LayerInfo:
-    reason = why_not(view, layer)
     return LayerInfo(
         name=layer.name,
         d_in=layer.d_in,
@@ -36,6 +35,12 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         slots=view.count(layer.space),
         distinct_keys=view.snapshot.keys(layer.name).rows if layer.keys else 0,
         values=layer.values,
-        exact=not reason,
-        reason=reason,
+        grade=grade(view, layer, None),
     )
+
+
+def probe(view: View, name: str, layer: str | None) -> Probe:
+    """A stored probe. Raises NotFound for one that does not exist, or that does not hold the layer."""
+    stored = view.snapshot.probe(name)
+    queries = None if layer is None else stored.queries(view.layer(layer).name)
+    return Probe(name, stored.labels, stored.outputs, queries)

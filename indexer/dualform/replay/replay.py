@@ -17,14 +17,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.answers import GroupSums, Hits, Scan
-from dualform.errors import NotFound, RecordingError
+from dualform.errors import BadInput, NotFound, RecordingError
 from dualform.query.engine import CACHE_BYTES
+from dualform.query.resolved import resolve
 from dualform.query.score import backends
 from dualform.query.view import View
-from dualform.questions import TopK
+from dualform.questions import GroupSum, TopK
 from dualform.record.recorder import Recorder
 from dualform.record.sinks import Header
-from dualform.replay.asked import Question, ask
 from dualform.replay.first_training import FirstTraining
 from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
@@ -34,6 +34,7 @@ from dualform.store.snapshot import Snapshot
 
 WINDOW_BYTES = 128 << 20
 
+Question: TypeAlias = TopK | GroupSum
 Answer: TypeAlias = Hits | GroupSums
 
 
@@ -60,8 +61,8 @@ class Replay(Recorder):
         self._first = FirstTraining(memory)
         backend = backends.choose("numpy")
         view = View(memory, backend, CACHE_BYTES)
-        asked = [ask(view, question) for question in questions]
-        self._running = [RunningBest(one) if isinstance(one.question, TopK) else RunningSums(one) for one in asked]
+        self._running = [_running(view, question) for question in questions]
+        asked = [running.asked for running in self._running]
         self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
         self._slots = [memory.entries(one.layer.name).count for one in asked]
         layers = {one.layer.name: one.layer for one in asked}
@@ -100,3 +101,18 @@ class Replay(Recorder):
             running.answer(Scan(self._scan.snapshot, slots, backend=self._scan.backend))
             for running, slots in zip(self._running, self._slots, strict=True)
         ]
+
+
+def _running(view: View, question: Question) -> RunningBest | RunningSums:
+    """The answer to a question, to grow with the training. Slots and their columns stand in the first run's tables, so
+    mask and groups are settled before a key is seen. Raises what an engine raises, and BadInput for another kind.
+    """
+    if isinstance(question, TopK):
+        return RunningBest(resolve(view, question))
+    if isinstance(question, GroupSum):
+        return RunningSums(resolve(view, question))
+    raise BadInput(
+        f"a replay answers no {type(question).__name__}.",
+        hint="Ask TopK or GroupSum; outputs need a memory with keys and values.",
+        field="questions",
+    )

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from dualform.answers import Hits, Scan
 from dualform.query.groups import Groups
+from dualform.query.resolved import Resolved
 from dualform.query.score.canonical import as_float32
 from dualform.query.score.key_rows import key_rows
 from dualform.query.search.cells import best_of_cells
 from dualform.query.search.ranking import Ranking
 from dualform.questions import TopK
-from dualform.replay.asked import Asked
 from dualform.replay.window import Window, never
 
 _PENDING = 1 << 16
@@ -41,16 +41,15 @@ class _Hits:
 class RunningBest:
     """Hits by cell: query after query, and in each group after group."""
 
-    def __init__(self, asked: Asked) -> None:
-        assert isinstance(asked.question, TopK)
-        self._asked, self._k = asked, asked.question.k
+    def __init__(self, asked: Resolved[TopK]) -> None:
+        self.asked, self._k = asked, asked.question.k
         self._groups = 1 if asked.groups is None else len(asked.groups.counts)
         self._kept = _Hits(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))
         self._pending: list[_Hits] = []
         self.seconds = 0.0
 
     def add(self, window: Window) -> None:
-        asked, k, layer = self._asked, self._k, self._asked.layer.name
+        asked, k, layer = self.asked, self._k, self.asked.layer.name
         selection = window.selection(asked.selection)
         if not selection.count:
             return
@@ -77,13 +76,13 @@ class RunningBest:
 
     def answer(self, scan: Scan) -> Hits:
         self._merge()
-        asked, groups = self._asked, self._asked.groups
+        asked, groups = self.asked, self.asked.groups
         there = np.array([asked.selection.count]) if groups is None else groups.counts
         counts = np.tile(np.minimum(there, self._k), (len(asked.queries), 1))
         names = None if groups is None else groups.keys
         scan = replace(scan, slots_matching=asked.selection.count, seconds=self.seconds)
-        ids = asked.slots_of(self._kept.entries)
-        return Hits(ids, as_float32(self._kept.scores), counts, names, asked.question.by, scan)
+        ids = asked.view.slots_of(asked.layer, self._kept.entries)
+        return Hits(ids, as_float32(self._kept.scores), counts, names, asked.question.by, scan, asked.layer.space)
 
 
 def _own_groups(window: Window, groups: Groups) -> tuple[Groups, NDArray[np.int64]]:

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Scan
+from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import score_every, score_rows
 from dualform.query.sums.group_sum import many
 from dualform.query.sums.key_sums import KeySummer
-from dualform.replay.asked import Asked
+from dualform.questions import GroupSum
 from dualform.replay.window import Window, never
 
 _BATCH = 16
@@ -28,9 +29,9 @@ _BATCH = 16
 
 
 class RunningSums:
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Resolved[GroupSum]) -> None:
         assert asked.groups is not None
-        self._asked, self._groups = asked, asked.groups
+        self.asked, self._groups = asked, asked.groups
         count, width = len(asked.groups.counts), asked.layer.d_in
         self._keys = None if many(width, count) else KeySummer(count, width)
         self._sums = np.zeros((len(asked.queries), count)) if self._keys is None or asked.absolute else None
@@ -46,20 +47,22 @@ class RunningSums:
             return
         for start in range(0, len(self._sums), _BATCH):
             batch = slice(start, start + _BATCH)
-            scores = score_every(window.keys, entries, self._asked.queries[batch], never)
+            scores = score_every(window.keys, entries, self.asked.queries[batch], never)
             for own, score in zip(self._sums[batch], scores, strict=True):
                 # One after the other, as a sum over all slots at once would add them.
-                np.add.at(own, numbers, np.abs(score, out=score) if self._asked.absolute else score)
+                np.add.at(own, numbers, np.abs(score, out=score) if self.asked.absolute else score)
 
     def answer(self, scan: Scan) -> GroupSums:
-        scan = replace(scan, slots_matching=self._asked.selection.count, seconds=self.seconds)
-        return GroupSums(self._groups.keys, self._added(), self._groups.counts, self._groups.by, scan)
+        scan = replace(scan, slots_matching=self.asked.selection.count, seconds=self.seconds)
+        return GroupSums(
+            self._groups.keys, self._added(), self._groups.counts, self._groups.by, scan, self.asked.layer.space
+        )
 
     def _added(self) -> NDArray[np.float64]:
         if self._keys is None:
             assert self._sums is not None
             return self._sums
-        queries, known = self._asked.queries, self._keys.sums()
+        queries, known = self.asked.queries, self._keys.sums()
         signed = score_rows(known.sums, queries)
         if self._sums is None:
             return signed

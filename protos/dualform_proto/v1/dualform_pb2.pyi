@@ -45,6 +45,7 @@ class _ElementTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """one byte, 0 or 1"""
     ELEMENT_TYPE_TEXT: _ElementType.ValueType  # 12
     """in columns only"""
+    ELEMENT_TYPE_FLOAT16: _ElementType.ValueType  # 13
 
 class ElementType(_ElementType, metaclass=_ElementTypeEnumTypeWrapper):
     """What one number of a matrix or column is."""
@@ -64,6 +65,7 @@ ELEMENT_TYPE_BOOL: ElementType.ValueType  # 11
 """one byte, 0 or 1"""
 ELEMENT_TYPE_TEXT: ElementType.ValueType  # 12
 """in columns only"""
+ELEMENT_TYPE_FLOAT16: ElementType.ValueType  # 13
 Global___ElementType: typing_extensions.TypeAlias = ElementType
 
 class _Score:
@@ -83,6 +85,27 @@ SCORE_UNSPECIFIED: Score.ValueType  # 0
 SCORE_SIGNED: Score.ValueType  # 1
 SCORE_ABS: Score.ValueType  # 2
 Global___Score: typing_extensions.TypeAlias = Score
+
+class _GradeName:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _GradeNameEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradeName.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    GRADE_NAME_UNSPECIFIED: _GradeName.ValueType  # 0
+    GRADE_NAME_EXACT: _GradeName.ValueType  # 1
+    GRADE_NAME_EXACT_TO_BFLOAT16: _GradeName.ValueType  # 2
+    GRADE_NAME_OFF: _GradeName.ValueType  # 3
+    GRADE_NAME_SCORES_ONLY: _GradeName.ValueType  # 4
+
+class GradeName(_GradeName, metaclass=_GradeNameEnumTypeWrapper): ...
+
+GRADE_NAME_UNSPECIFIED: GradeName.ValueType  # 0
+GRADE_NAME_EXACT: GradeName.ValueType  # 1
+GRADE_NAME_EXACT_TO_BFLOAT16: GradeName.ValueType  # 2
+GRADE_NAME_OFF: GradeName.ValueType  # 3
+GRADE_NAME_SCORES_ONLY: GradeName.ValueType  # 4
+Global___GradeName: typing_extensions.TypeAlias = GradeName
 
 @typing.final
 class Matrix(google.protobuf.message.Message):
@@ -279,6 +302,46 @@ class Scan(google.protobuf.message.Message):
 Global___Scan: typing_extensions.TypeAlias = Scan
 
 @typing.final
+class Grade(google.protobuf.message.Message):
+    """How exact the record of a layer is as of a step, as measured while the training ran."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    ROUNDING_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    name: Global___GradeName.ValueType
+    error: builtins.float
+    """of the rebuilt weights, relative to the way the real ones went; absent: not measured"""
+    rounding: builtins.float
+    """what float32 rounding of the weights may account for, relative likewise"""
+    since: builtins.int
+    """the step at which the record parted from the weights, where one stands out"""
+    reason: builtins.str
+    """empty where it is exact"""
+    def __init__(
+        self,
+        *,
+        name: Global___GradeName.ValueType = ...,
+        error: builtins.float | None = ...,
+        rounding: builtins.float | None = ...,
+        since: builtins.int | None = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_error", b"_error", "_rounding", b"_rounding", "_since", b"_since", "error", b"error", "rounding", b"rounding", "since", b"since"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_error", b"_error", "_rounding", b"_rounding", "_since", b"_since", "error", b"error", "name", b"name", "reason", b"reason", "rounding", b"rounding", "since", b"since"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_error", b"_error"]) -> typing.Literal["error"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_rounding", b"_rounding"]) -> typing.Literal["rounding"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+
+Global___Grade: typing_extensions.TypeAlias = Grade
+
+@typing.final
 class InfoRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -395,6 +458,7 @@ class LayerInfo(google.protobuf.message.Message):
     VALUES_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
     name: builtins.str
     d_in: builtins.int
     d_out: builtins.int
@@ -404,7 +468,11 @@ class LayerInfo(google.protobuf.message.Message):
     distinct_keys: builtins.int
     values: builtins.bool
     exact: builtins.bool
+    """as `grade` says, for readers that know no grades"""
     reason: builtins.str
+    """likewise"""
+    @property
+    def grade(self) -> Global___Grade: ...
     def __init__(
         self,
         *,
@@ -418,8 +486,10 @@ class LayerInfo(google.protobuf.message.Message):
         values: builtins.bool = ...,
         exact: builtins.bool = ...,
         reason: builtins.str = ...,
+        grade: Global___Grade | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["grade", b"grade"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "grade", b"grade", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values"]) -> None: ...
 
 Global___LayerInfo: typing_extensions.TypeAlias = LayerInfo
 
@@ -488,10 +558,13 @@ class TopKResponse(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
     ids: builtins.bytes
     """int64, query after query, group after group, best first"""
     scores: builtins.bytes
     """float32, one for each of ids"""
+    space: builtins.str
+    """the slot space that ids count in"""
     @property
     def counts(self) -> Global___Matrix:
         """int64[n, max(G, 1)]: how many of ids belong to each query and group"""
@@ -510,9 +583,10 @@ class TopKResponse(google.protobuf.message.Message):
         counts: Global___Matrix | None = ...,
         groups: Global___Columns | None = ...,
         scan: Global___Scan | None = ...,
+        space: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "ids", b"ids", "scan", b"scan", "scores", b"scores"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "ids", b"ids", "scan", b"scan", "scores", b"scores", "space", b"space"]) -> None: ...
 
 Global___TopKResponse: typing_extensions.TypeAlias = TopKResponse
 
@@ -555,8 +629,10 @@ class GroupSumResponse(google.protobuf.message.Message):
     SUMS_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
     counts: builtins.bytes
     """int64[G]: slots in each group"""
+    space: builtins.str
     @property
     def groups(self) -> Global___Columns:
         """one row a group, in value order, NULLs last"""
@@ -574,9 +650,10 @@ class GroupSumResponse(google.protobuf.message.Message):
         sums: Global___Matrix | None = ...,
         counts: builtins.bytes = ...,
         scan: Global___Scan | None = ...,
+        space: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["groups", b"groups", "scan", b"scan", "sums", b"sums"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "scan", b"scan", "sums", b"sums"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "scan", b"scan", "space", b"space", "sums", b"sums"]) -> None: ...
 
 Global___GroupSumResponse: typing_extensions.TypeAlias = GroupSumResponse
 
@@ -588,10 +665,13 @@ class OutputRequest(google.protobuf.message.Message):
     QUERIES_FIELD_NUMBER: builtins.int
     WHERE_FIELD_NUMBER: builtins.int
     AT_STEP_FIELD_NUMBER: builtins.int
+    ALLOW_INEXACT_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
     at_step: builtins.int
     """recorded steps taken: 0 is the initial network; absent: the end"""
+    allow_inexact: builtins.bool
+    """answer from a record that is further from the weights than the bound allows"""
     @property
     def queries(self) -> Global___Queries: ...
     def __init__(
@@ -601,9 +681,10 @@ class OutputRequest(google.protobuf.message.Message):
         queries: Global___Queries | None = ...,
         where: builtins.str | None = ...,
         at_step: builtins.int | None = ...,
+        allow_inexact: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "at_step", b"at_step", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
     @typing.overload
@@ -617,22 +698,258 @@ class OutputResponse(google.protobuf.message.Message):
 
     OUTPUTS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
+    STANDING_FIELD_NUMBER: builtins.int
+    space: builtins.str
+    standing: builtins.float
+    """size of what moved the weights outside the record and was added, relative to their way"""
     @property
     def outputs(self) -> Global___Matrix:
         """float32[n, d_out]"""
 
     @property
     def scan(self) -> Global___Scan: ...
+    @property
+    def grade(self) -> Global___Grade: ...
     def __init__(
         self,
         *,
         outputs: Global___Matrix | None = ...,
         scan: Global___Scan | None = ...,
+        space: builtins.str = ...,
+        grade: Global___Grade | None = ...,
+        standing: builtins.float = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["outputs", b"outputs", "scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["outputs", b"outputs", "scan", b"scan"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["grade", b"grade", "outputs", b"outputs", "scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["grade", b"grade", "outputs", b"outputs", "scan", b"scan", "space", b"space", "standing", b"standing"]) -> None: ...
 
 Global___OutputResponse: typing_extensions.TypeAlias = OutputResponse
+
+@typing.final
+class Masks(google.protobuf.message.Message):
+    """A mask for all slot spaces, masks by space, or neither: all slots."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALL_FIELD_NUMBER: builtins.int
+    BY_SPACE_FIELD_NUMBER: builtins.int
+    all: builtins.str
+    @property
+    def by_space(self) -> Global___SpaceMasks: ...
+    def __init__(
+        self,
+        *,
+        all: builtins.str = ...,
+        by_space: Global___SpaceMasks | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["all", b"all", "by_space", b"by_space", "masks", b"masks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "by_space", b"by_space", "masks", b"masks"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["masks", b"masks"]) -> typing.Literal["all", "by_space"] | None: ...
+
+Global___Masks: typing_extensions.TypeAlias = Masks
+
+@typing.final
+class SpaceMasks(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MASKS_FIELD_NUMBER: builtins.int
+    @property
+    def masks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
+        """name: the slot space; text: its mask. Spaces that are not named stay whole"""
+
+    def __init__(
+        self,
+        *,
+        masks: collections.abc.Iterable[Global___Remark] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["masks", b"masks"]) -> None: ...
+
+Global___SpaceMasks: typing_extensions.TypeAlias = SpaceMasks
+
+@typing.final
+class WeightsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WHERE_FIELD_NUMBER: builtins.int
+    AT_STEP_FIELD_NUMBER: builtins.int
+    ALLOW_INEXACT_FIELD_NUMBER: builtins.int
+    at_step: builtins.int
+    allow_inexact: builtins.bool
+    @property
+    def where(self) -> Global___Masks: ...
+    def __init__(
+        self,
+        *,
+        where: Global___Masks | None = ...,
+        at_step: builtins.int | None = ...,
+        allow_inexact: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "at_step", b"at_step", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "where", b"where"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+
+Global___WeightsRequest: typing_extensions.TypeAlias = WeightsRequest
+
+@typing.final
+class WeightsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    NOT_RECORDED_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
+    @property
+    def parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Parameter]:
+        """of recorded layers first, in their order"""
+
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LayerRecord]: ...
+    @property
+    def not_recorded(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """parameters that stand as at the end of the training"""
+
+    @property
+    def kept(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
+        """by slot space: slots that the mask left"""
+
+    @property
+    def scan(self) -> Global___Scan: ...
+    def __init__(
+        self,
+        *,
+        parameters: collections.abc.Iterable[Global___Parameter] | None = ...,
+        layers: collections.abc.Iterable[Global___LayerRecord] | None = ...,
+        not_recorded: collections.abc.Iterable[builtins.str] | None = ...,
+        kept: collections.abc.Iterable[Global___Count] | None = ...,
+        scan: Global___Scan | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kept", b"kept", "layers", b"layers", "not_recorded", b"not_recorded", "parameters", b"parameters", "scan", b"scan"]) -> None: ...
+
+Global___WeightsResponse: typing_extensions.TypeAlias = WeightsResponse
+
+@typing.final
+class Parameter(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    dtype: Global___ElementType.ValueType
+    data: builtins.bytes
+    """the numbers, the last dimension fastest"""
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        dtype: Global___ElementType.ValueType = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "dtype", b"dtype", "name", b"name", "shape", b"shape"]) -> None: ...
+
+Global___Parameter: typing_extensions.TypeAlias = Parameter
+
+@typing.final
+class LayerRecord(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
+    STANDING_FIELD_NUMBER: builtins.int
+    layer: builtins.str
+    standing: builtins.float
+    @property
+    def grade(self) -> Global___Grade: ...
+    def __init__(
+        self,
+        *,
+        layer: builtins.str = ...,
+        grade: Global___Grade | None = ...,
+        standing: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["grade", b"grade"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["grade", b"grade", "layer", b"layer", "standing", b"standing"]) -> None: ...
+
+Global___LayerRecord: typing_extensions.TypeAlias = LayerRecord
+
+@typing.final
+class CancellationRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WHERE_FIELD_NUMBER: builtins.int
+    AT_STEP_FIELD_NUMBER: builtins.int
+    LAYER_FIELD_NUMBER: builtins.int
+    ALLOW_INEXACT_FIELD_NUMBER: builtins.int
+    at_step: builtins.int
+    layer: builtins.str
+    """absent: every recorded layer"""
+    allow_inexact: builtins.bool
+    @property
+    def where(self) -> Global___Masks: ...
+    def __init__(
+        self,
+        *,
+        where: Global___Masks | None = ...,
+        at_step: builtins.int | None = ...,
+        layer: builtins.str | None = ...,
+        allow_inexact: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "at_step", b"at_step", "layer", b"layer", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "layer", b"layer", "where", b"where"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
+
+Global___CancellationRequest: typing_extensions.TypeAlias = CancellationRequest
+
+@typing.final
+class CancellationResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIGURES_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
+    @property
+    def figures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Figure]: ...
+    @property
+    def scan(self) -> Global___Scan: ...
+    def __init__(
+        self,
+        *,
+        figures: collections.abc.Iterable[Global___Figure] | None = ...,
+        scan: Global___Scan | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["figures", b"figures", "scan", b"scan"]) -> None: ...
+
+Global___CancellationResponse: typing_extensions.TypeAlias = CancellationResponse
+
+@typing.final
+class Figure(google.protobuf.message.Message):
+    """The sum of the removed terms' norms over the norm of their sum; NaN where they move nothing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: builtins.int
+    FIGURE_FIELD_NUMBER: builtins.int
+    layer: builtins.str
+    figure: builtins.float
+    def __init__(
+        self,
+        *,
+        layer: builtins.str = ...,
+        figure: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["figure", b"figure", "layer", b"layer"]) -> None: ...
+
+Global___Figure: typing_extensions.TypeAlias = Figure
 
 @typing.final
 class SlotsRequest(google.protobuf.message.Message):
@@ -643,6 +960,7 @@ class SlotsRequest(google.protobuf.message.Message):
     ids: builtins.bytes
     """int64"""
     space: builtins.str
+    """absent: the only one there is"""
     def __init__(
         self,
         *,
@@ -793,11 +1111,16 @@ class Certificate(google.protobuf.message.Message):
     RELATIVE_ERROR_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
     layer: builtins.str
     relative_error: builtins.float
     """absent where the layer cannot be rebuilt at all"""
     exact: builtins.bool
+    """as `grade` says"""
     reason: builtins.str
+    """likewise"""
+    @property
+    def grade(self) -> Global___Grade: ...
     def __init__(
         self,
         *,
@@ -805,9 +1128,10 @@ class Certificate(google.protobuf.message.Message):
         relative_error: builtins.float | None = ...,
         exact: builtins.bool = ...,
         reason: builtins.str = ...,
+        grade: Global___Grade | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "relative_error", b"relative_error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "exact", b"exact", "layer", b"layer", "reason", b"reason", "relative_error", b"relative_error"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "grade", b"grade", "relative_error", b"relative_error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "exact", b"exact", "grade", b"grade", "layer", b"layer", "reason", b"reason", "relative_error", b"relative_error"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_relative_error", b"_relative_error"]) -> typing.Literal["relative_error"] | None: ...
 
 Global___Certificate: typing_extensions.TypeAlias = Certificate

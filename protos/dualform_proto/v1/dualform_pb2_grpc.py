@@ -54,6 +54,16 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputResponse.FromString,
                 _registered_method=True)
+        self.Weights = channel.unary_unary(
+                '/dualform.v1.Memory/Weights',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.WeightsRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.WeightsResponse.FromString,
+                _registered_method=True)
+        self.Cancellation = channel.unary_unary(
+                '/dualform.v1.Memory/Cancellation',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.CancellationRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.CancellationResponse.FromString,
+                _registered_method=True)
         self.Slots = channel.unary_unary(
                 '/dualform.v1.Memory/Slots',
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.SlotsRequest.SerializeToString,
@@ -102,6 +112,20 @@ class MemoryServicer(object):
 
     def Output(self, request, context):
         """A layer's output when only the slots of a mask speak.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Weights(self, request, context):
+        """The parameters of the whole network when only the slots of a mask speak.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancellation(self, request, context):
+        """How much the terms that a mask removes cancel each other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +181,16 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.Output,
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputResponse.SerializeToString,
+            ),
+            'Weights': grpc.unary_unary_rpc_method_handler(
+                    servicer.Weights,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.WeightsRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.WeightsResponse.SerializeToString,
+            ),
+            'Cancellation': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancellation,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.CancellationRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.CancellationResponse.SerializeToString,
             ),
             'Slots': grpc.unary_unary_rpc_method_handler(
                     servicer.Slots,
@@ -287,6 +321,60 @@ class Memory(object):
             '/dualform.v1.Memory/Output',
             dualform__proto_dot_v1_dot_dualform__pb2.OutputRequest.SerializeToString,
             dualform__proto_dot_v1_dot_dualform__pb2.OutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Weights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/Weights',
+            dualform__proto_dot_v1_dot_dualform__pb2.WeightsRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.WeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancellation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/Cancellation',
+            dualform__proto_dot_v1_dot_dualform__pb2.CancellationRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.CancellationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -94,6 +94,38 @@ _MemoryOutputType = typing_extensions.TypeVar(
     ],
 )
 
+_MemoryWeightsType = typing_extensions.TypeVar(
+    '_MemoryWeightsType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.WeightsRequest,
+        dualform_proto.v1.dualform_pb2.WeightsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.WeightsRequest,
+        dualform_proto.v1.dualform_pb2.WeightsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.WeightsRequest,
+        dualform_proto.v1.dualform_pb2.WeightsResponse,
+    ],
+)
+
+_MemoryCancellationType = typing_extensions.TypeVar(
+    '_MemoryCancellationType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.CancellationRequest,
+        dualform_proto.v1.dualform_pb2.CancellationResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.CancellationRequest,
+        dualform_proto.v1.dualform_pb2.CancellationResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.CancellationRequest,
+        dualform_proto.v1.dualform_pb2.CancellationResponse,
+    ],
+)
+
 _MemorySlotsType = typing_extensions.TypeVar(
     '_MemorySlotsType',
     grpc.UnaryUnaryMultiCallable[
@@ -158,7 +190,7 @@ _MemoryVerifyType = typing_extensions.TypeVar(
     ],
 )
 
-class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryOutputType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType]):
+class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryOutputType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType]):
     @typing.overload
     def __init__(self: MemoryStub[
         grpc.UnaryUnaryMultiCallable[
@@ -176,6 +208,14 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.OutputRequest,
             dualform_proto.v1.dualform_pb2.OutputResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.WeightsRequest,
+            dualform_proto.v1.dualform_pb2.WeightsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.CancellationRequest,
+            dualform_proto.v1.dualform_pb2.CancellationResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.SlotsRequest,
@@ -214,6 +254,14 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.OutputResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.WeightsRequest,
+            dualform_proto.v1.dualform_pb2.WeightsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.CancellationRequest,
+            dualform_proto.v1.dualform_pb2.CancellationResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.SlotsRequest,
             dualform_proto.v1.dualform_pb2.SlotsResponse,
         ],
@@ -243,6 +291,12 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
     Output: _MemoryOutputType
     """A layer's output when only the slots of a mask speak."""
 
+    Weights: _MemoryWeightsType
+    """The parameters of the whole network when only the slots of a mask speak."""
+
+    Cancellation: _MemoryCancellationType
+    """How much the terms that a mask removes cancel each other."""
+
     Slots: _MemorySlotsType
     """The columns of slots, by id."""
 
@@ -271,6 +325,14 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.OutputRequest,
         dualform_proto.v1.dualform_pb2.OutputResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.WeightsRequest,
+        dualform_proto.v1.dualform_pb2.WeightsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.CancellationRequest,
+        dualform_proto.v1.dualform_pb2.CancellationResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.SlotsRequest,
@@ -322,6 +384,22 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[dualform_proto.v1.dualform_pb2.OutputResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.OutputResponse]]:
         """A layer's output when only the slots of a mask speak."""
+
+    @abc.abstractmethod
+    def Weights(
+        self,
+        request: dualform_proto.v1.dualform_pb2.WeightsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.WeightsResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.WeightsResponse]]:
+        """The parameters of the whole network when only the slots of a mask speak."""
+
+    @abc.abstractmethod
+    def Cancellation(
+        self,
+        request: dualform_proto.v1.dualform_pb2.CancellationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.CancellationResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.CancellationResponse]]:
+        """How much the terms that a mask removes cancel each other."""
 
     @abc.abstractmethod
     def Slots(

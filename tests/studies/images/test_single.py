@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dualform
+from dualform.query.engine import open_memory
 from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
@@ -86,7 +87,8 @@ def test_sums_weighted_by_the_errors_norm_are_those_of_float64(miniature, layer:
         norms[slot] = share * clip[step] * np.linalg.norm(errors[slot])
     scores = np.abs(queries @ keys.T) * norms
     expected = np.stack([scores[:, labels == label].sum(axis=1) for label in range(10)], axis=1)
-    classes, sums = error_norm_sums(memory, layer, probe, look)
+    with open_memory(out) as engine:
+        classes, sums = error_norm_sums(engine, layer, probe, look)
     assert classes.tolist() == list(range(10))
     np.testing.assert_allclose(sums, expected, rtol=2e-5)
     assert report["error_norm"][str(look)][layer] == cells_of(expected, true, given)

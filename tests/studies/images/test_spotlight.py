@@ -52,7 +52,8 @@ class BruteForce:
         counts = np.array([[len(rows) for rows in best]])
         return Hits(ids, scores[ids].astype(np.float32), counts, tuple(self.groups) if by else None)
 
-    def slots(self, ids: np.ndarray, space: None = None) -> Columns:
+    def slots(self, hits: Hits) -> Columns:
+        ids = hits.ids
         return Columns(
             {"slot": ids, "dataset": self.dataset[ids], "label": self.label[ids], "sample": self.sample[ids]}
         )

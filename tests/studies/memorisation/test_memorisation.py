@@ -128,7 +128,7 @@ def test_all_steps_left_out_is_the_pair_left_out(memory):
     assert sweep.last == [2, 3, 8, 15, 22, 27, 30]
     for pair in range(2):
         trained, masked = memory.weights(), memory.weights(where=f"NOT ({only(FACTS, pair)})")
-        trained |= {f"{layer}.weight": masked[f"{layer}.weight"] for layer in ("query", "key", "value")}
+        trained = {**trained, **{f"{layer}.weight": masked[f"{layer}.weight"] for layer in ("query", "key", "value")}}
         right = FACTS.right(with_weights(trained)(FACTS.pairs))
         assert sweep.itself[-1, pair] == right[pair]
         assert sweep.others[-1, pair] == pytest.approx(np.delete(right, pair).mean())

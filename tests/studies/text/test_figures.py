@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.answers import GroupSums, Hits
-from dualform_studies.text.attention import Asking, Attention
+from dualform_studies.text.attention import Attention, Questions
 from dualform_studies.text.figures import _together, binned, draw_attention
 from dualform_studies.text.prompts import Prompt
 from dualform_studies.text.tokens import Vocabulary
@@ -37,7 +37,7 @@ def test_the_figure_names_its_axes_and_units(tmp_path: Path) -> None:
     hits = Hits(np.arange(1), np.ones(1, dtype=np.float32), np.ones((1, 1), dtype=np.int64))
     text = "ab"
     tokens = Vocabulary(text, "character").encode(text)
-    asking = Asking([Prompt("prompt-1", text)], [tokens], [slice(0, 2)], np.ones((2, 4), dtype=np.float32))
+    asking = Questions([Prompt("prompt-1", text)], [tokens], [slice(0, 2)], np.ones((2, 4), dtype=np.float32))
     attention = Attention(hits, by_position, by_position, by_step)
     path = draw_attention(tmp_path / "figure.png", asking, attention, 0, "character")
     assert path.stat().st_size > 10_000

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Certificate
+from dualform.answers import Certificate, Grade
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import why_not
+from dualform.query.weights.exactness import grade
 from dualform.query.weights.rebuilt import build
 from dualform.store.layer import Layer
 
@@ -29,18 +29,19 @@ def _certify(
     final: Mapping[str, NDArray[Any]] | None,
     check: Check,
 ) -> Certificate:
-    reason = why_not(view, layer)
-    if not view.snapshot.rule or not layer.values:
-        return Certificate(None, False, reason)
+    known = grade(view, layer, None)
+    if not view.snapshot.linear or not layer.values:
+        return Certificate(None, known)
     if final is None or any(parameter.name not in final for parameter in layer.parameters):
-        return Certificate(None, False, reason or "the training was cut off, so there are no final weights.")
+        cut = Grade("off", reason="the training was cut off, so there are no final weights.")
+        return Certificate(None, cut if known.exact else known)
     rebuilt = build(view, layer, view.select(layer, None), None, check)
     wanted = _joined(final, layer)
     found = _joined(rebuilt.parameters, layer)
     error, moved = np.linalg.norm(wanted - found), np.linalg.norm(wanted - _joined(initial, layer))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
-        return Certificate(math.inf if error else 0.0, not reason and not error, reason)
-    return Certificate(float(error / moved), not reason, reason)
+        return Certificate(math.inf if error else 0.0, Grade("off", math.inf) if error and known.exact else known)
+    return Certificate(float(error / moved), known)
 
 
 def _joined(weights: Mapping[str, NDArray[Any]], layer: Layer) -> NDArray[np.float64]:

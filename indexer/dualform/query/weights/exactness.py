@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.view import View
 from dualform.store.batch import TOLERANCE
@@ -40,12 +41,26 @@ def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:
     return ""
 
 
-def require_exact(view: View, layer: Layer, at_step: int | None) -> None:
-    """Raises Inexact where the layer cannot be rebuilt as of `at_step`."""
+def grade(view: View, layer: Layer, at_step: int | None) -> Grade:
+    """How exact the record of a layer is as of `at_step`."""
     reason = why_not(view, layer, at_step)
-    if reason:
+    if not reason:
+        return Grade("exact")
+    return Grade("off" if _can_be_rebuilt(view, layer) else "scores only", reason=reason)
+
+
+def _can_be_rebuilt(view: View, layer: Layer) -> bool:
+    return layer.keys and layer.values and view.snapshot.linear
+
+
+def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool) -> Grade:
+    """The grade. Raises Inexact where the layer cannot be rebuilt, or is not exact and need not be answered so."""
+    found = grade(view, layer, at_step)
+    reason = found.reason
+    if reason and not (allow_inexact and found.name != "scores only"):
         raise Inexact(
             f"layer {layer.name!r} cannot be rebuilt: {reason}",
             hint="Its scores (topk, group_sum) are exact all the same." if layer.keys else "Record it with its keys.",
             field="layer",
         )
+    return found

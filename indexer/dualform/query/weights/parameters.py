@@ -3,56 +3,78 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import EmptyMask, Inexact, MissingPackage
+from dualform.answers import Grade
+from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import why_not
-from dualform.query.weights.rebuilt import build, check_step
-
-if TYPE_CHECKING:
-    import torch
+from dualform.query.weights.exactness import grade
+from dualform.query.weights.rebuilt import check_step, rebuild
 
 
-def state_dict(view: View, where: str | None, at_step: int | None, check: Check) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer under the model's own name: those of recorded layers rebuilt, in float32.
+@dataclass(frozen=True, eq=False)
+class Network:
+    arrays: Mapping[str, NDArray[Any]]
+    """Every parameter and buffer under the model's own name: those of recorded layers rebuilt, in float32."""
+    not_recorded: tuple[str, ...]
+    """Those of no recorded layer, which stand as at the end of the training."""
+    grades: Mapping[str, Grade]
+    """By layer."""
+    standing: Mapping[str, float]
+    """By layer."""
+    kept: Mapping[str, int]
+    """By slot space: how many slots the mask left."""
 
-    The others stand as at the end of the training, with a UserWarning that names them where the question is not about
-    the end. Raises Inexact where a recorded layer cannot be rebuilt, MissingPackage without torch.
+
+def state_dict(
+    view: View, where: str | Mapping[str, str] | None, at_step: int | None, allow_inexact: bool, check: Check
+) -> Network:
+    """The network as of a step under one mask, or under masks by slot space.
+
+    Warns of what is not recorded where the question is not about the end. Raises Inexact where a recorded layer cannot
+    be rebuilt, EmptyMask where no slot is left.
     """
-    tensor = _from_numpy()
     check_step(view, at_step)
-    reasons = {name: why_not(view, layer, at_step) for name, layer in view.snapshot.layers.items()}
-    if any(reasons.values()):
-        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
-        raise Inexact(f"the network cannot be rebuilt. {listed}", hint="Ask single layers for their output instead.")
-    arrays = dict(_recorded(view, where, at_step, check))
-    others = {name: a for name, a in view.stored_weights("final").items() if name not in arrays}
+    _require(view, at_step, allow_inexact)
+    rebuilt = _recorded(view, where, at_step, allow_inexact, check)
+    stored = view.stored_weights("final")
+    others = {name: np.array(array) for name, array in stored.items() if name not in rebuilt.arrays}
     if others and (where is not None or at_step is not None):
-        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=3)
-    order = view.stored_weights("initial")
-    merged = {**others, **arrays}
-    return {name: tensor(merged[name]) for name in [*order, *(n for n in merged if n not in order)]}
+        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=6)
+    return Network({**rebuilt.arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
-def _recorded(view: View, where: str | None, at_step: int | None, check: Check) -> dict[str, NDArray[Any]]:
+def _require(view: View, at_step: int | None, allow_inexact: bool) -> None:
+    grades = {name: grade(view, layer, at_step) for name, layer in view.snapshot.layers.items()}
+    refused = {
+        name: found.reason
+        for name, found in grades.items()
+        if found.reason and not (allow_inexact and found.name != "scores only")
+    }
+    if refused:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise Inexact(f"the network cannot be rebuilt. {listed}", hint="Ask single layers for their output instead.")
+
+
+def _recorded(
+    view: View, where: str | Mapping[str, str] | None, at_step: int | None, allow_inexact: bool, check: Check
+) -> Network:
     """The rebuilt parameters of the recorded layers."""
-    selections = {layer.name: view.select(layer, where) for layer in view.snapshot.layers.values()}
-    if where is not None and not any(selection.count for selection in selections.values()):
+    layers = view.snapshot.layers
+    masks = {one.name: where.get(one.space) if isinstance(where, Mapping) else where for one in layers.values()}
+    selections = {name: view.select(layer, masks[name]) for name, layer in layers.items()}
+    kept = {layers[name].space: selection.count for name, selection in selections.items()}
+    if where and not any(kept.values()):
         raise EmptyMask(f"where leaves no slot: {where}", field="where")
-    arrays: dict[str, NDArray[Any]] = {}
-    for layer in view.snapshot.layers.values():
-        rebuilt = build(view, layer, selections[layer.name], at_step, check)
-        arrays |= {name: parameter.astype(np.float32) for name, parameter in rebuilt.parameters.items()}
-    return arrays
-
-
-def _from_numpy() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage("torch is not installed.", hint="pip install 'dualform[record]' brings it.") from None
-    return lambda array: torch.from_numpy(np.array(array))
+    arrays = dict[str, NDArray[Any]]()
+    grades, standing = dict[str, Grade](), dict[str, float]()
+    for name, layer in layers.items():
+        rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check)
+        arrays |= {part: parameter.astype(np.float32) for part, parameter in rebuilt.parameters.items()}
+        grades[name], standing[name] = rebuilt.grade, rebuilt.standing
+    return Network(arrays, (), grades, standing, kept)

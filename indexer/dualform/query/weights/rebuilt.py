@@ -13,14 +13,15 @@ had when recording began are no slots, so no mask removes them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers import Grade
 from dualform.errors import BadInput
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import require_exact
+from dualform.query.weights.exactness import require
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
@@ -34,6 +35,9 @@ class Rebuilt:
     """float64[d_out]: the sum of all biases; None where there is none."""
     parameters: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """By the name that the model gives them; float64[d_out, columns] and float64[d_out]."""
+    grade: Grade = field(default_factory=lambda: Grade("exact"))
+    standing: float = 0.0
+    """Size of the standing term relative to the way the weights went; 0.0 where there is none."""
 
     @property
     def nbytes(self) -> int:
@@ -52,11 +56,13 @@ def check_step(view: View, at_step: int | None) -> None:
         )
 
 
-def rebuild(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Rebuilt:
+def rebuild(
+    view: View, layer: Layer, selection: Selection, at_step: int | None, allow_inexact: bool, check: Check
+) -> Rebuilt:
     """The weights as the selected slots leave them. Raises Inexact where the record does not explain the layer."""
     check_step(view, at_step)
-    require_exact(view, layer, at_step)
-    return build(view, layer, selection, at_step, check)
+    grade = require(view, layer, at_step, allow_inexact)
+    return replace(build(view, layer, selection, at_step, check), grade=grade)
 
 
 def build(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Rebuilt:

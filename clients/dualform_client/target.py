@@ -1,0 +1,58 @@
+"""A memory by the place where it is: a folder, answered in this process, or host:port, answered over gRPC."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from dualform.errors import BadInput, NotAMemory
+from dualform.extras import missing_package
+from dualform.methods import Answers
+from dualform_client.client import Client
+from dualform_proto.address import is_address
+
+
+def connect(
+    target: str | PathLike[str],
+    *,
+    timeout: float | None = 60.0,
+    token: str | None = None,
+    tls: bool = False,
+    authority: str | Path | None = None,
+) -> Answers:
+    """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
+
+    A context manager. `timeout`, `token`, `tls` and `authority` are those of `Client`, and only a server heeds them. A
+    folder needs the engine's extra, [cpu] or [gpu]. Raises NotAMemory or BadInput where the target is neither.
+    """
+    place = Path(target)
+    if not place.exists() and isinstance(target, str):
+        if is_address(target):
+            return Client(target, timeout=timeout, token=token, tls=tls, authority=authority)
+        if not any(mark in target for mark in "/\\."):
+            raise BadInput(
+                f"{target!r} is neither a folder nor host:port.",
+                hint="Name a memory's folder, for example runs/demo, or a server, for example 127.0.0.1:50051.",
+                field="target",
+            )
+    return open_folder(place)
+
+
+def open_folder(folder: Path) -> Answers:
+    """The engine over a memory's folder. Raises NotAMemory, and MissingPackage without the engine's extra."""
+    check_folder(folder)
+    try:
+        from dualform.query.engine import open_memory
+    except ImportError as error:
+        raise missing_package(error) or error from None
+    return open_memory(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises NotAMemory where there is no such folder."""
+    if not folder.exists():
+        raise NotAMemory(
+            f"There is no folder {folder}.", hint="`dualform demo` makes a memory in runs/demo.", field="target"
+        )
+    if not folder.is_dir():
+        raise NotAMemory(f"{folder} is a file; a memory is a folder.", field="target")

@@ -1,0 +1,13 @@
+"""Answers of a memory, as plain values."""
+
+from dualform.answers.cancellation import Cancellation as Cancellation
+from dualform.answers.certificate import Certificate as Certificate
+from dualform.answers.columns import Columns as Columns
+from dualform.answers.grade import Grade as Grade
+from dualform.answers.group_sums import GroupSums as GroupSums
+from dualform.answers.hits import GroupKey as GroupKey, Hits as Hits
+from dualform.answers.memory_info import LayerInfo as LayerInfo, MemoryInfo as MemoryInfo, ProbeInfo as ProbeInfo
+from dualform.answers.outputs import Outputs as Outputs
+from dualform.answers.probe import Probe as Probe
+from dualform.answers.scan import Scan as Scan
+from dualform.answers.weights import Weights as Weights

@@ -1,0 +1,34 @@
+"""How exact the record of a layer is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+GradeName: TypeAlias = Literal["exact", "exact to bfloat16", "off", "scores only"]
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How exact the record of a layer is as of a step, as measured while the training ran."""
+
+    name: GradeName
+    """Whether weights rebuilt from the record are those of the training; "scores only": they cannot be rebuilt."""
+    error: float | None = None
+    """Distance of the rebuilt weights from the real ones, relative to the way those went; None where not measured."""
+    rounding: float | None = None
+    """What float32 rounding of the weights alone may account for, relative to the same way."""
+    since: int | None = None
+    """The recorded step at which the record parted from the weights, where one step stands out."""
+    reason: str = ""
+    """Why it is not exact; empty where it is."""
+
+    @property
+    def exact(self) -> bool:
+        return self.name == "exact"
+
+    def __str__(self) -> str:
+        if self.name != "off" or self.error is None:
+            return self.name
+        since = "" if self.since is None else f" since step {self.since}"
+        return f"off by {self.error:.1e}{since}"

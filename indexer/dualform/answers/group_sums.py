@@ -1,0 +1,27 @@
+"""The attention that queries give to groups of training datapoints. Shapes: n queries, G groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers.hits import GroupKey
+from dualform.answers.scan import Scan
+
+
+@dataclass(frozen=True, eq=False)
+class GroupSums:
+    """The summed attention weight of each group, for each query."""
+
+    groups: tuple[GroupKey, ...]
+    """One tuple of `by` values per group, in value order, NULLs (None) last."""
+    sums: NDArray[np.float64]
+    """float64[n, G]."""
+    counts: NDArray[np.int64]
+    """int64[G]: slots in each group."""
+    by: tuple[str, ...] = ()
+    scan: Scan = field(default_factory=Scan)
+    space: str = ""
+    """The slot space whose slots were summed."""

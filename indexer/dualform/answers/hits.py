@@ -1,0 +1,53 @@
+"""The training datapoints that queries attend to most. Shapes: n queries, G groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers.scan import Scan
+
+GroupKey: TypeAlias = tuple[Any, ...]
+"""The values of a grouping's columns that one group has; None stands for NULL."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """The best slots of each query, best first: score descending, then slot ascending.
+
+    `slots[i]` is int64[hits] and `scores[i]` float32[hits] for query i. Where the question had `by`, `groups` holds one
+    tuple of values per group, and `slots[i][g]`, `scores[i][g]` the best of group g. A group or mask with fewer than k
+    slots gives fewer hits, never padding.
+    """
+
+    ids: NDArray[np.int64]
+    """All slots, query after query, group after group."""
+    weights: NDArray[np.float32]
+    """The score of each of `ids`: its attention weight."""
+    counts: NDArray[np.int64]
+    """int64[n, max(G, 1)]: how many of `ids` belong to each query and group."""
+    groups: tuple[GroupKey, ...] | None = None
+    by: tuple[str, ...] = ()
+    scan: Scan = field(default_factory=Scan)
+    space: str = ""
+    """The slot space that `ids` count in."""
+
+    @property
+    def slots(self) -> Sequence[Any]:
+        return self._split(self.ids)
+
+    @property
+    def scores(self) -> Sequence[Any]:
+        return self._split(self.weights)
+
+    def _split(self, column: NDArray[Any]) -> list[Any]:
+        parts = iter(np.split(column, np.cumsum(self.counts.ravel())[:-1]))
+        rows = [[next(parts) for _ in range(self.counts.shape[1])] for _ in range(self.counts.shape[0])]
+        return [row[0] for row in rows] if self.groups is None else rows
+
+    def __len__(self) -> int:
+        return int(self.counts.shape[0])

@@ -1,0 +1,65 @@
+"""What a memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dualform.answers.grade import Grade
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    name: str
+    d_in: int
+    """Width of a key, without the 1 that stands for the bias."""
+    d_out: int
+    bias: bool
+    space: str
+    """The slot space that the layer's slots are of."""
+    slots: int
+    distinct_keys: int
+    """Keys stored: fewer than slots where the layer's inputs repeat, 0 where none were kept (see `reason`)."""
+    values: bool
+    """Whether error signals were stored."""
+    grade: Grade
+    """How exact the layer's record is at the end of the training, as measured."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether outputs and weights rebuilt from the record are those of the training."""
+        return self.grade.exact
+
+    @property
+    def reason(self) -> str:
+        """Why they are not; empty where they are."""
+        return self.grade.reason
+
+
+@dataclass(frozen=True)
+class ProbeInfo:
+    name: str
+    rows: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """What a memory holds, as of one snapshot."""
+
+    format: int
+    snapshot: int
+    recording: bool
+    """False once the recorder has left; a training that was killed stays True."""
+    slots: Mapping[str, int]
+    """Slots by space."""
+    steps: int
+    optimizer: str
+    layers: tuple[LayerInfo, ...]
+    skipped: Mapping[str, str]
+    """Linear and other layers that were not recorded, with the reason."""
+    datasets: Mapping[str, int]
+    """Slots by dataset, over all spaces; slots without one are left out."""
+    columns: Mapping[str, str]
+    """Slot columns and their DuckDB types."""
+    probes: tuple[ProbeInfo, ...]

@@ -1,0 +1,63 @@
+"""What a layer answers when only some slots speak. Shapes: n queries, d_out outputs of the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
+
+from dualform.answers.grade import Grade
+from dualform.answers.scan import Scan
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs(NDArrayOperatorsMixin):
+    """float32[n, d_out], taken by NumPy as such: functions, operators, indexing and len() work on `values`."""
+
+    values: NDArray[np.float32]
+    """float32[n, d_out]."""
+    space: str
+    """The slot space of the layer, whose slots the mask chose among."""
+    grade: Grade
+    """How exact the layer's record is as of the step that was asked for."""
+    standing: float = 0.0
+    """Size of what moved the weights outside the record and was added to them, relative to the way they went; 0.0 where
+    nothing was added."""
+    scan: Scan = field(default_factory=Scan)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False and dtype is not None and np.dtype(dtype) != self.values.dtype:
+            raise ValueError(f"outputs are {self.values.dtype}, and {np.dtype(dtype)} would take a copy.")
+        array: NDArray[Any] = self.values.astype(self.values.dtype if dtype is None else dtype, copy=bool(copy))
+        return array
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(isinstance(out, Outputs) for out in options.get("out", ())):
+            return NotImplemented  # an answer is not to be written into
+        arrays = [one.values if isinstance(one, Outputs) else one for one in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        return self.values.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index]
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        return iter(self.values)

@@ -1,0 +1,20 @@
+"""What answering a question took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The snapshot that an answer saw, and the work that it took."""
+
+    snapshot: int = 0
+    """Number of commits the answer saw."""
+    slots_scanned: int = 0
+    """Slots of the layer in that snapshot; of all spaces for weights."""
+    slots_matching: int = 0
+    """Slots that the mask left."""
+    backend: str = ""
+    """What scored the keys: numpy, torch, faiss, torch-cuda, faiss-gpu."""
+    seconds: float = 0.0

@@ -1,0 +1,56 @@
+"""The parameters of a whole network when only some slots speak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dualform.answers.grade import Grade
+from dualform.answers.scan import Scan
+from dualform.extras import optional
+
+
+@dataclass(frozen=True, eq=False)
+class Weights(Mapping[str, Any]):
+    """A torch tensor under each of the model's own parameter names: `load_state_dict` takes it as it is.
+
+    The tensors share memory with `arrays`, and are made when the first is asked for; without torch, `arrays` has the
+    same numbers.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    """Every parameter and buffer: those of recorded layers in the order of the layers, then the others by name."""
+    grades: Mapping[str, Grade]
+    """By recorded layer: how exact its record is as of the step that was asked for."""
+    standing: Mapping[str, float]
+    """By recorded layer: the size of what moved its weights outside the record and was added to them, relative to the
+    way they went; 0.0 where nothing was added."""
+    not_recorded: tuple[str, ...] = ()
+    """Parameters and buffers of no recorded layer: they stand as at the end of the training."""
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """By slot space: how many slots the mask left."""
+    scan: Scan = field(default_factory=Scan)
+
+    @cached_property
+    def _tensors(self) -> dict[str, Any]:
+        torch = optional("torch")
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def __repr__(self) -> str:
+        return f"Weights({len(self)} parameters: {', '.join(self)})"

@@ -1,0 +1,225 @@
+"""The methods of whoever answers questions about one memory, spelled once over `ask`.
+
+The body of each method makes the question; `ask` answers it: the engine in process, a client over gRPC, an asynchronous
+client with an awaitable. Shapes: n queries, G groups, d_out outputs of a layer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Hits
+from dualform.errors import BadInput
+from dualform.questions import (
+    GroupSum,
+    Inventory,
+    MaskCancellation,
+    NetworkWeights,
+    Output,
+    ProbeLookup,
+    QueriesLike,
+    Question,
+    Score,
+    SlotLookup,
+    SqlStatement,
+    TopK,
+    Verification,
+    as_by,
+    as_ids,
+    as_queries,
+)
+
+P = ParamSpec("P")
+A = TypeVar("A")
+
+
+class _Method(Generic[P, A]):
+    """The type of a method that asks a question: it returns the answer, or an awaitable of it."""
+
+    @overload
+    def __get__(self, memory: Answers, owner: object = None) -> Callable[P, A]: ...
+    @overload
+    def __get__(self, memory: AsyncAnswers, owner: object = None) -> Callable[P, Awaitable[A]]: ...
+    @overload
+    def __get__(self, memory: None, owner: object = None) -> Callable[Concatenate[Any, P], Any]: ...
+    def __get__(self, memory: object, owner: object = None) -> Any:
+        raise NotImplementedError("a type only: methods are plain functions")
+
+
+def _asks(question: Callable[Concatenate[Any, P], Question[A]]) -> _Method[P, A]:
+    """The method that asks the question which a function makes of its arguments."""
+
+    @wraps(question)
+    def method(self: Any, *arguments: P.args, **named: P.kwargs) -> Any:
+        return self.ask(question(self, *arguments, **named))
+
+    return cast("_Method[P, A]", method)
+
+
+class _Methods:
+    """What can be asked. All raise BadInput, NotFound and what the questions say, naming what is wrong."""
+
+    @_asks
+    def info(self) -> Inventory:
+        """What the memory holds, as of the snapshot that questions see."""
+        return Inventory()
+
+    @_asks
+    def topk(
+        self,
+        layer: str,
+        queries: QueriesLike,
+        k: int = 10,
+        where: str | None = None,
+        by: str | Sequence[str] | None = None,
+        score: Score = "signed",
+    ) -> TopK:
+        """Hits: the k slots that each query attends to most, or the k of each group.
+
+        Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such.
+        Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite.
+        """
+        return TopK(layer, as_queries(queries), k, where, as_by(by), score)
+
+    @_asks
+    def group_sum(
+        self,
+        layer: str,
+        queries: QueriesLike,
+        by: str | Sequence[str],
+        where: str | None = None,
+        score: Score = "signed",
+    ) -> GroupSum:
+        """GroupSums: the sum of scores, or of their absolute values, that each query gives to each group.
+
+        Raises as `topk`.
+        """
+        return GroupSum(layer, as_queries(queries), as_by(by), where, score)
+
+    @_asks
+    def output(
+        self,
+        layer: str,
+        queries: QueriesLike,
+        where: str | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+    ) -> Output:
+        """Outputs, float32[n, d_out]: what the layer answers, bias included, when only the slots of `where` speak.
+
+        Raises as `topk`, and Inexact where the record is too far from the layer's weights, unless `allow_inexact`.
+        """
+        return Output(layer, as_queries(queries), where, at_step, allow_inexact)
+
+    @_asks
+    def weights(
+        self,
+        where: str | Mapping[str, str] | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+    ) -> NetworkWeights:
+        """Weights: the network's parameters when only the slots of `where` speak, or as of an earlier step.
+
+        Load them into the model to evaluate the masked network. `where` may name a mask for each of several slot
+        spaces; those that it does not name stay whole. Raises as `output`.
+        """
+        return NetworkWeights(where, at_step, allow_inexact)
+
+    @_asks
+    def cancellation(
+        self,
+        where: str | Mapping[str, str],
+        at_step: int | None = None,
+        layer: str | None = None,
+        allow_inexact: bool = False,
+    ) -> MaskCancellation:
+        """Cancellation: by layer (all, or the one named), how much the slots that `where` removes cancel each other.
+
+        Raises as `output`.
+        """
+        return MaskCancellation(where, at_step, layer, allow_inexact)
+
+    @_asks
+    def slots(self, ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None = None) -> SlotLookup:
+        """The columns of some slots, in their order: of all hits of an answer, or of ids that count in `space`.
+
+        Raises BadInput for ids without a space where the memory has several, NotFound for an id that does not exist.
+        """
+        return _lookup(ids, space)
+
+    @_asks
+    def sql(self, statement: str) -> SqlStatement:
+        """The rows of one SELECT over slots, steps, and the other tables of the snapshot.
+
+        Runs in a process of its own that sees nothing else. Raises BadInput with DuckDB's message, TimedOut.
+        """
+        return SqlStatement(statement)
+
+    @_asks
+    def probe(self, name: str, layer: str | None = None) -> ProbeLookup:
+        """A stored probe, with the queries of a layer where one is named. Raises NotFound."""
+        return ProbeLookup(name, layer)
+
+    @_asks
+    def verify(self) -> Verification:
+        """By layer, the certificate: how well the record rebuilds the final weights, and the grade measured."""
+        return Verification()
+
+
+def _lookup(ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None) -> SlotLookup:
+    if not isinstance(ids, Hits):
+        return SlotLookup(as_ids(ids), space)
+    if space is not None and space != ids.space:
+        raise BadInput(
+            f"the hits are of the space {ids.space!r}, not {space!r}.",
+            hint="Hits know their space: ask slots(hits).",
+            field="space",
+        )
+    return SlotLookup(ids.ids, ids.space or None)
+
+
+class Answers(_Methods, ABC):
+    """Whoever answers questions about one memory: the engine in process, the client over gRPC. A context manager."""
+
+    @abstractmethod
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question given as a value."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what answering holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncAnswers(_Methods, ABC):
+    """The same with `await`."""
+
+    @abstractmethod
+    async def ask(self, question: Question[A]) -> A:
+        """The answer to a question given as a value."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of what answering holds."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,86 @@
+"""Answers that are rebuilt from the record: a layer's outputs, the network's weights, and what cancels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dualform.answers import Cancellation, Outputs, Scan, Weights
+from dualform.query.resolved import Resolved
+from dualform.query.slots import check_space
+from dualform.query.view import Check, View
+from dualform.query.weights import cancellation as figures, parameters
+from dualform.query.weights.output import outputs
+from dualform.query.weights.rebuilt import rebuild
+from dualform.questions import MaskCancellation, NetworkWeights, Output
+from dualform.store.layer import Layer
+
+
+def output(asked: Resolved[Output], check: Check) -> Outputs:
+    """What the layer answers when only the selected slots speak."""
+    question, view = asked.question, asked.view
+    weights = rebuild(view, asked.layer, asked.selection, question.at_step, question.allow_inexact, check)
+    values = outputs(weights, asked.queries, check)
+    return Outputs(values, asked.layer.space, weights.grade, weights.standing, asked.scan())
+
+
+def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
+    """Every parameter and buffer under the model's own name. See parameters.state_dict."""
+    began = time.perf_counter()
+    masks = question.where
+    for space in masks if isinstance(masks, Mapping) else ():
+        check_space(view, space)
+    network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
+    return Weights(
+        arrays=_ordered(view, network.arrays),
+        grades=network.grades,
+        standing=network.standing,
+        not_recorded=network.not_recorded,
+        kept=network.kept,
+        scan=_scan(view, network.kept, began),
+    )
+
+
+def _ordered(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Parameters of recorded layers in the layers' order, then the others by name: files keep no order."""
+    recorded = [part.name for layer in view.snapshot.layers.values() for part in layer.parameters]
+    known = dict.fromkeys(name for name in recorded if name in arrays)
+    return {name: arrays[name] for name in [*known, *sorted(name for name in arrays if name not in known)]}
+
+
+def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancellation:
+    """The figure of each layer that the mask speaks of. Raises Inexact where the record does not explain one."""
+    began = time.perf_counter()
+    named = view.snapshot.layers.values() if question.layer is None else [view.layer(question.layer)]
+    masks = _masks(view, question.where)
+    found, kept = dict[str, float](), dict[str, int]()
+    for layer in named:
+        where = masks.get(layer.space) if isinstance(masks, Mapping) else masks
+        if where is None:
+            continue
+        found[layer.name], kept[layer.space] = _figure(view, layer, where, question, check)
+    return Cancellation(found, _scan(view, kept, began))
+
+
+def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str]:
+    for space in where if isinstance(where, Mapping) else ():
+        check_space(view, space)
+    return where
+
+
+def _figure(view: View, layer: Layer, where: str, question: MaskCancellation, check: Check) -> tuple[float, int]:
+    selection = view.select(layer, where)
+    figure = figures.cancellation(view, layer, selection, question.at_step, question.allow_inexact, check)
+    return figure, selection.count
+
+
+def _scan(view: View, kept: Mapping[str, int], began: float) -> Scan:
+    return Scan(
+        snapshot=view.snapshot.commits,
+        slots_scanned=sum(view.count(space) for space in kept),
+        slots_matching=sum(kept.values()),
+        seconds=time.perf_counter() - began,
+    )

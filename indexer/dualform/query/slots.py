@@ -1,0 +1,79 @@
+"""Single slots: their columns, keys, values and coefficients. Shapes: n slots, d_in and d_out of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Columns
+from dualform.errors import BadInput, NotFound
+from dualform.query.resolved import within
+from dualform.query.view import View
+from dualform.questions import as_ids
+from dualform.store.layer import Layer
+from dualform.store.snapshot import as_numpy
+
+
+def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Columns:
+    """All columns of some slots, in the order of `ids`.
+
+    Raises NotFound for an id or a space that does not exist, BadInput without a space where there are several.
+    """
+    space = check_space(view, space)
+    rows = within(ids, view.count(space), "slot", "ids")
+    table = view.snapshot.space(space).at(rows, list(view.columns(space)))
+    return Columns({name: as_numpy(table[name]) for name in table.column_names})
+
+
+def check_space(view: View, space: str | None) -> str:
+    """The space, or the only one there is. Raises NotFound and BadInput as `slot_columns`."""
+    spaces = view.spaces
+    if space is None:
+        if len(spaces) > 1:
+            raise BadInput(
+                f"slot ids count in one of several spaces: {', '.join(spaces)}.",
+                hint="Ask slots(hits), which know their space, or slots(ids, space).",
+                field="space",
+            )
+        return spaces[0]
+    if space not in spaces:
+        raise NotFound(f"no space {space!r}.", hint=f"Spaces: {', '.join(spaces)}.", field="space")
+    return space
+
+
+def keys(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+    """float32[n, d_in]: the layer's inputs of some slots. Raises NotFound for a slot that it does not have."""
+    found = view.layer(layer)
+    return view.snapshot.keys(layer).of_entries(_entries(view, found, ids))
+
+
+def values(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+    """float32[n, d_out]: the recorded gradients of the layer's outputs. Raises NotFound as `keys`."""
+    found = view.layer(layer)
+    return view.snapshot.values(layer).take(_entries(view, found, ids))
+
+
+def key_rows(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: the stored key of each slot, by number. Raises NotFound as `keys`."""
+    entries = _entries(view, view.layer(layer), ids)
+    rows = view.snapshot.keys(layer).row_of_entry
+    return entries if rows is None else rows[entries]
+
+
+def coefficients(
+    view: View, layer: str, ids: Sequence[int] | NDArray[np.int64], at_step: int | None
+) -> NDArray[np.float64]:
+    """float64[n]: what turns each slot's value into its term of the layer's first weight, after `at_step` steps.
+
+    0.0 for slots of later steps. Raises NotFound as `keys`, BadInput for a step that was not recorded.
+    """
+    found = view.layer(layer)
+    steps = view.slot_steps(found)[_entries(view, found, ids)]
+    return view.coefficients(found, found.weights[0].name, at_step).per_step[steps]
+
+
+def _entries(view: View, layer: Layer, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    rows = within(as_ids(ids), view.count(layer.space), "slot", "ids")
+    return view.entries_of(layer, rows)

@@ -1,0 +1,25 @@
+"""Questions to a memory, as plain values. The type of a question says the type of its answer."""
+
+from dualform.questions.arguments import as_by as as_by, as_ids as as_ids, as_masks as as_masks
+from dualform.questions.lookups import (
+    Inventory as Inventory,
+    ProbeLookup as ProbeLookup,
+    SlotLookup as SlotLookup,
+    SqlStatement as SqlStatement,
+    Verification as Verification,
+)
+from dualform.questions.queries import (
+    ProbeRows as ProbeRows,
+    Queries as Queries,
+    QueriesLike as QueriesLike,
+    SlotKeys as SlotKeys,
+    Vectors as Vectors,
+    as_queries as as_queries,
+)
+from dualform.questions.question import Question as Question
+from dualform.questions.rebuilt import (
+    MaskCancellation as MaskCancellation,
+    NetworkWeights as NetworkWeights,
+    Output as Output,
+)
+from dualform.questions.scores import GroupSum as GroupSum, Score as Score, TopK as TopK

@@ -1,0 +1,67 @@
+"""Arguments of questions, checked and brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput
+
+
+def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Column names of a grouping: "label", ("dataset", "label"), or None for none."""
+    names = (by,) if isinstance(by, str) else by or ()
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise BadInput(f"by is {by!r}.", hint='Name columns, for example by="label".', field="by")
+    names = tuple(names)
+    if len(set(names)) < len(names):
+        raise BadInput(f"by names a column twice: {', '.join(names)}.", field="by")
+    return names
+
+
+def as_ids(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n] of slot ids. Raises BadInput where they are no one-dimensional integers."""
+    try:
+        array = np.asarray(ids)
+        whole = array.astype(np.int64) if not array.size or array.dtype.kind in "iu" else None
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole.ndim != 1:
+        raise BadInput("ids must be a list of whole numbers.", hint="Slots count from 0.", field="ids")
+    return whole
+
+
+def check_layer(layer: str) -> None:
+    """Raises BadInput where it is no text."""
+    if not isinstance(layer, str):
+        raise BadInput(f"layer is {layer!r}.", hint="Give a layer's name.", field="layer")
+
+
+def check_score(score: str) -> None:
+    """Raises BadInput where it is no kind of score."""
+    if score not in ("signed", "abs"):
+        raise BadInput(f"score is {score!r}.", hint='It is "signed" or "abs".', field="score")
+
+
+def check_step(at_step: int | None) -> None:
+    """Raises BadInput where it is no number of steps."""
+    if at_step is None:
+        return
+    if isinstance(at_step, bool) or not isinstance(at_step, int | np.integer) or at_step < 0:
+        raise BadInput(f"at_step is {at_step!r}.", hint="Steps count from 0.", field="at_step")
+
+
+def as_masks(where: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:
+    """A mask, or a copy of masks by slot space. Raises BadInput where a space or a mask is no text."""
+    if where is None or isinstance(where, str):
+        return where
+    texts = isinstance(where, Mapping) and all(isinstance(text, str) for pair in where.items() for text in pair)
+    if not texts:
+        raise BadInput(
+            f"where is {where!r}.",
+            hint='Give one mask, or masks by slot space, for example {"token": "label <> 3"}.',
+            field="where",
+        )
+    return dict(where)

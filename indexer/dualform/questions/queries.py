@@ -1,0 +1,88 @@
+"""Queries: inputs of a layer. Shapes: n queries, d dimensions of a layer's input.
+
+They check themselves when they are made, as far as that needs no memory: widths and probes are checked by whoever
+answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dualform.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Queries given as numbers."""
+
+    rows: NDArray[np.float32]
+    """float32[n, d], finite."""
+
+    def __post_init__(self) -> None:
+        try:
+            with np.errstate(over="ignore"):  # what overflows float32 is infinite there, and refused below
+                rows = np.asarray(self.rows, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"queries must be numbers: {error}.", field="queries") from None
+        if rows.ndim == 1:
+            rows = rows[None, :]
+        if rows.ndim != 2:
+            raise BadInput(
+                f"queries must be float32[n, d] or float32[d], got an array of {rows.ndim} dimensions.", field="queries"
+            )
+        if not len(rows):
+            raise BadInput("queries hold no row.", hint="Ask with at least one query.", field="queries")
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            raise BadInput(
+                f"query {int(np.argmin(finite))} holds NaN or infinity.",
+                hint="Scores are inner products: every number must be finite in float32.",
+                field="queries",
+            )
+        object.__setattr__(self, "rows", np.ascontiguousarray(rows))
+
+
+@dataclass(frozen=True)
+class ProbeRows:
+    """Queries stored in the memory under a probe's name."""
+
+    probe: str
+    rows: tuple[int, ...] | None = None
+    """Row numbers from 0; None asks with every row."""
+
+
+@dataclass(frozen=True)
+class SlotKeys:
+    """The keys of training datapoints themselves, as queries."""
+
+    slots: tuple[int, ...]
+
+
+Queries: TypeAlias = Vectors | ProbeRows | SlotKeys
+QueriesLike: TypeAlias = Queries | ArrayLike | str
+
+
+def as_queries(queries: QueriesLike) -> Queries:
+    """Vectors, ProbeRows or SlotKeys as they are; numbers as Vectors; "probe" and "probe/3,17" as ProbeRows.
+
+    Raises BadInput where a text names no row numbers after its last slash.
+    """
+    if isinstance(queries, Vectors | ProbeRows | SlotKeys):
+        return queries
+    if not isinstance(queries, str):
+        return Vectors(np.asarray(queries))
+    name, slash, rows = queries.rpartition("/")
+    if not slash:
+        return ProbeRows(queries)
+    try:
+        return ProbeRows(name, tuple(int(row) for row in rows.split(",")))
+    except ValueError:
+        raise BadInput(
+            f"{queries!r} names no probe row: {rows!r} is no row number.",
+            hint="Write PROBE/ROW, for example test-mnist/17, or PROBE/3,17 for several.",
+            field="queries",
+        ) from None

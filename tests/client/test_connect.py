@@ -1,0 +1,70 @@
+"""A memory by its place: a folder or an address, the same questions and the same answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform.errors import BadInput, NotAMemory
+from dualform_client import Client, connect
+from dualform_service.server import Server
+from tests.contract.recorded import record
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("connect") / "run")
+
+
+def test_a_folder_and_its_server_give_the_same_answers(run):
+    query = np.ones((2, 6))
+    with dualform.connect(run) as folder, Server(folder) as server, dualform.connect(server.address) as served:
+        assert (type(folder), type(served)) == (dualform.Engine, Client)
+        for ask in (
+            lambda memory: memory.topk("0", query).ids.tobytes(),
+            lambda memory: memory.output("0", query, where="step < 3").values.tobytes(),
+            lambda memory: {name: array.tobytes() for name, array in memory.weights().arrays.items()},
+            lambda memory: dict(memory.cancellation("step < 3")),
+        ):
+            assert ask(folder) == ask(served)
+
+
+def test_a_text_names_a_folder_as_a_path_does(run):
+    with connect(str(run)) as memory:
+        assert memory.info().slots == {"sample": 48}
+
+
+def test_neither_a_folder_nor_an_address():
+    with pytest.raises(BadInput) as caught:
+        connect("mnist")
+    assert caught.value.message == "'mnist' is neither a folder nor host:port."
+    with pytest.raises(NotAMemory, match=r"^There is no folder runs/nowhere\."):
+        connect("runs/nowhere")
+
+
+def test_connecting_to_a_server_loads_neither_torch_nor_faiss_nor_duckdb(run):
+    code = (
+        "import sys, dualform\n"
+        "dualform.connect('127.0.0.1:1').close()\n"
+        "print(sorted({'torch', 'faiss', 'duckdb', 'pyarrow'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
+
+
+def test_without_the_engines_packages_a_folder_names_the_extra_and_a_server_still_answers(run):
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['duckdb', 'faiss', 'torch', 'pyarrow']))\n"
+        "import dualform\n"
+        "dualform.connect('127.0.0.1:1').close()\n"
+        "try:\n    dualform.connect(sys.argv[1])\n"
+        "except dualform.DualformError as error:\n    print(type(error).__name__, error.hint)"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("MissingPackage pip install 'dualform[cpu]'")
