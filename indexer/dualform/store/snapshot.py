@@ -166,13 +166,18 @@ class Snapshot:
         """A table other than slots, for example steps, factors or defects."""
         return whole(self._tables, name)
 
+    def whole_tables(self, names: Iterable[str]) -> dict[str, pa.Table]:
+        """Several tables, read at once."""
+        with self._tables.reading():
+            return {name: self.table(name) for name in names}
+
     def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
         """A cursor on the tables of the optimizer's log and the like, in memory; slots are not among them."""
         with self._loading:
             if self._database is None:
                 self._database = duckdb.connect(":memory:")
-                for name in [name for name in TABLES if name not in _LARGE]:
-                    self._database.register("loaded", self.table(name))
+                for name, rows in self.whole_tables(name for name in TABLES if name not in _LARGE).items():
+                    self._database.register("loaded", rows)
                     self._database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM loaded")
                     self._database.unregister("loaded")
             return self._database.cursor()
@@ -227,11 +232,12 @@ class Snapshot:
     def check_tables(self) -> list[str]:
         """What is wrong with any table, one sentence each: every column is read."""
         problems = []
-        for table, types in self._tables.types.items():
-            try:
-                self._tables.columns(table, list(types))
-            except Damaged as error:
-                problems.append(error.message)
+        with self._tables.reading():
+            for table, types in self._tables.types.items():
+                try:
+                    self._tables.columns(table, list(types))
+                except Damaged as error:
+                    problems.append(error.message)
         return problems
 
     def initial(self) -> dict[str, NDArray[Any]]:
