@@ -21,7 +21,7 @@ def key_value_blocks(
         stop = min(start + BLOCK, len(stays))
         own = stays[start:stop]
         if own.any():
-            yield np.flatnonzero(own) + start, keys.slot_block(start, stop)[own], values.block(start, stop)[own]
+            yield np.flatnonzero(own) + start, keys.entry_block(start, stop)[own], values.block(start, stop)[own]
 
 
 def sgd_coefficients(memory: Snapshot, parameter: str) -> NDArray[np.float64]:

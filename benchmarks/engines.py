@@ -28,8 +28,8 @@ class Fresh:
         memory = Snapshot.open(self._path, self._segments)
         for layer in memory.layers.values():
             keys = memory.keys(layer.name)
-            last = keys.slots if slots is None else slots
-            last_row = last if keys.row_of_slot is None else int(keys.row_of_slot[:last].max()) + 1
+            last = keys.entries if slots is None else slots
+            last_row = last if keys.row_of_entry is None else int(keys.row_of_entry[:last].max()) + 1
             for start in range(0, last_row, BLOCK):
                 keys.block(start, min(start + BLOCK, last_row))
             if layer.values:

@@ -79,7 +79,7 @@ class StudyKeys:
         keys = self._memory.keys(LAYER)
         for start in range(first, last, BLOCK):
             stop = min(start + BLOCK, last)
-            block = np.ascontiguousarray(keys.slot_block(start, stop))
+            block = np.ascontiguousarray(keys.entry_block(start, stop))
             yield SlotBlock(block, {name: column[start:stop] for name, column in columns.items()})
 
     def queries(self, count: int) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def measure(path: Path) -> None:
     print(f"{memory.count('token'):,} slots of {memory.samples(['step']).num_rows:,} samples, {memory.commits} commits")
     view, layer = View(memory, backend, 1 << 30), memory.layer("tokens")
     ids = np.random.default_rng(1).integers(0, memory.count("token"), 10)
-    questions = {
+    questions: dict[str, Callable[[], int]] = {
         "label = 3": lambda: view.select(layer, "label = 3").count,
         "ten slots": lambda: memory.space("token").at(ids, list(memory.columns("token"))).num_rows,
         "dataset = 'first' AND label < 5": lambda: view.select(layer, "dataset = 'first' AND label < 5").count,

@@ -137,10 +137,10 @@ def _sums(memory: Snapshot, layer: str, queries: NDArray[np.float32], groups: Gr
     """The oracle's sums, slot block by slot block."""
     keys = memory.keys(layer)
     found = oracle.Sums(np.zeros((len(queries), groups.count)), np.zeros((len(queries), groups.count)))
-    for start in range(0, keys.slots, BLOCK):
-        stop = min(start + BLOCK, keys.slots)
+    for start in range(0, keys.entries, BLOCK):
+        stop = min(start + BLOCK, keys.entries)
         part = Groups(groups.by, groups.numbers[start:stop], groups.count)
-        block = oracle.sums(keys.slot_block(start, stop), queries, [part])[0]
+        block = oracle.sums(keys.entry_block(start, stop), queries, [part])[0]
         found.signed[:] += block.signed
         found.absolute[:] += block.absolute
     return found

@@ -66,7 +66,7 @@ def batch(rng: np.random.Generator, step: int, rows: int, inputs: np.ndarray) ->
         ],
     }
     defects = [Defect(step, "layer-1", "made up")] if step == 2 else []
-    watch = [WatchLog(step, "layer-1.weight", 1e-9, 2e-9, 0.5, 1e-8)]
+    watch = [WatchLog(step, "layer-1.weight", 1e-9, 2e-9, 0.5, 1e-8, 3e-9)]
     return Batch(step, said, [Extent("sample", 0, rows, None)], layers, logs=[log(step)], defects=defects, watch=watch)
 
 

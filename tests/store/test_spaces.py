@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged, NotFound
+from dualform.query.engine import Engine
+from dualform.query.score.backends import choose
 from dualform.store.check import check_memory
 from dualform.store.journal import journal_path
+from dualform.store.shard_tables import ShardTables
 from dualform.store.snapshot import Snapshot
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
 
@@ -117,3 +120,26 @@ def test_columns_of_samples_are_told_from_those_of_slots(tmp_path):
     assert columns.tolist() == [labels[datapoint] for datapoint in spread]
     with pytest.raises(NotFound, match=r"no space 'sample'\. Spaces: token"):
         memory.space("sample")
+
+
+def test_opening_reads_where_slots_lie_and_a_mask_reads_the_columns_that_it_names(tmp_path, monkeypatch):
+    write(tmp_path / "memory", (2,))
+    loaded = []
+    load = ShardTables._load
+
+    def noted(self, connection, table, names):
+        loaded.extend((table, name) for name in names)
+        load(self, connection, table, names)
+
+    monkeypatch.setattr(ShardTables, "_load", noted)
+    memory = Snapshot.open(tmp_path / "memory")
+    tables = {table for table, _ in loaded}
+    assert tables == {"extents_token", "entries", "segments"}
+    assert not {name for table, name in loaded if table == "extents_token"} & {"row", "position", "token", "dataset"}
+    del loaded[:]
+    with Engine(memory, choose("numpy")) as engine:
+        engine._view.select(engine._view.layer("every"), "label > 3")
+        assert set(loaded) == {("extents_token", "row"), ("samples", "row"), ("samples", "step"), ("samples", "label")}
+        del loaded[:]
+        engine._view.select(engine._view.layer("every"), "label > 3 AND position < 2")
+        assert loaded == [("extents_token", "position")]

@@ -178,6 +178,19 @@ def test_settings_are_those_that_the_optimizer_has(tmp_path):
     assert each == [(0, 0, 0.5, None, None), (1, 0, 0.25, 0.9, True)]
 
 
+def test_settings_that_are_known_before_have_columns_from_the_start(tmp_path):
+    writer = open_writer(tmp_path / "memory", settings={"lr": "DOUBLE", "nesterov": "BOOLEAN"})
+    with tables_of(tmp_path / "memory") as connection:
+        assert connection.sql("FROM steps").columns == ["step", "updated", "first_step", "lr", "clip", "nesterov"]
+        assert connection.sql("FROM parameter_groups").columns == ["step", "group", "lr", "nesterov"]
+    (one,) = batches_of([2])
+    writer.append(one)
+    writer.close()
+    with tables_of(tmp_path / "memory") as connection:
+        assert connection.sql("SELECT lr, nesterov, momentum FROM steps").fetchall() == [(0.1, False, 0.9)]
+        assert connection.sql("FROM watch").fetchall() == [(0, "layer-1.weight", 1e-9, 2e-9, 0.5, 1e-8, 3e-9)]
+
+
 def refused(path: Path, batches: list[Batch], layers: tuple[Layer, ...] = LAYERS) -> BadInput:
     writer = open_writer(path, layers=layers)
     for one in batches[:-1]:

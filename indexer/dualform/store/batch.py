@@ -102,7 +102,7 @@ class Defect:
 class WatchLog:
     """One parameter after the update of one step. Random R[d_in, 8] for a weight W; a bias is taken as it is.
 
-    The first three are Frobenius norms over sqrt(8) for a weight, plain norms for a bias; all four are absolute.
+    The first three are Frobenius norms over sqrt(8) for a weight, plain norms for a bias; all five are absolute.
     """
 
     step: int
@@ -115,6 +115,8 @@ class WatchLog:
     """||(W - W_0) R||."""
     rounding: float
     """The floor that float32's rounding of W sets: the root of the sum over updates of u^2 ||W||_F^2 / 3."""
+    noise: float = 0.0
+    """What rounding of weights and gradients may account for in `one_step`."""
 
 
 @dataclass(frozen=True)

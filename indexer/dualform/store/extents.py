@@ -41,8 +41,8 @@ class Extents:
     def __init__(
         self, plain: pa.Table, lists: Callable[[str], Lists], unknown: Callable[[], tuple[Integers, Integers]]
     ) -> None:
-        """`plain`: the table without its lists. `lists`: a column of lists by name. `unknown`: steps, ascending, that
-        have a datapoint for slots whose row is not known, and those datapoints."""
+        """`plain`: the table without its lists. `lists`: a column of lists by name. `unknown`: the
+        datapoints, ascending, that stand for slots whose row is not known; their steps come first."""
         self._lists, self._unknown = lists, unknown
         self.step, self.call = _integers(plain, "step"), _integers(plain, "call")
         self.first_slot, self.slots = _integers(plain, "first_slot"), _integers(plain, "slots")
@@ -110,8 +110,7 @@ class Extents:
         known = self.first_datapoint[places.extent] + np.ma.getdata(row)
         if not isinstance(row, np.ma.MaskedArray):
             return np.asarray(known)
-        steps, datapoints = self._unknown()
-        return np.asarray(np.where(row.mask, _looked_up(steps, datapoints, self.step_of(places)), known))
+        return np.asarray(np.where(row.mask, self._unknown_datapoint[places.extent], known))
 
     @cached_property
     def regular(self) -> bool:
@@ -214,6 +213,20 @@ class Extents:
         return int(each[0]) if (each == each[0]).all() else np.repeat(each, self._full_rows)
 
     @cached_property
+    def _unknown_datapoint(self) -> Integers:
+        """int64[E]: the datapoint of slots whose row is not known; -1 where there is none.
+
+        It is the next one of its kind behind the extent's first datapoint, if it is of the same step.
+        """
+        steps, datapoints = self._unknown()
+        if not len(datapoints):
+            return np.full(len(self.step), -1)
+        place = np.minimum(np.searchsorted(datapoints, self.first_datapoint), len(datapoints) - 1)
+        return np.where(
+            (steps[place] == self.step) & (datapoints[place] >= self.first_datapoint), datapoints[place], -1
+        )
+
+    @cached_property
     def _full_rows(self) -> Integers:
         return self.slots // np.maximum(self.length, 1)
 
@@ -231,11 +244,3 @@ class Extents:
 def _integers(table: pa.Table, name: str) -> Integers:
     column = table[name]
     return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), dtype=np.int64)
-
-
-def _looked_up(keys: Integers, values: Integers, wanted: Integers) -> Integers:
-    """The value of each wanted key, keys ascending; -1 for one that is not there."""
-    if not len(keys):
-        return np.full(len(wanted), -1)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, values[place], -1)

@@ -19,7 +19,7 @@ from dualform.store.layer import Layer
 from dualform.store.layer_writer import LayerWriter
 from dualform.store.samples_writer import SamplesWriter
 from dualform.store.step_rows import StepRows
-from dualform.store.tables import TABLES, extents_table, rows_table
+from dualform.store.tables import TABLES, ColumnTypes, extents_table, rows_table
 
 _PLAIN = ("defects", "watch", "labels", "digests")
 
@@ -28,7 +28,12 @@ class Gathered:
     """Rows of a shard on their way to its journal and its segments."""
 
     def __init__(
-        self, folder: Path, blocks: Blocks, layers: Sequence[Layer], label_names: Mapping[str, Sequence[str]]
+        self,
+        folder: Path,
+        blocks: Blocks,
+        layers: Sequence[Layer],
+        label_names: Mapping[str, Sequence[str]],
+        settings: ColumnTypes,
     ) -> None:
         self._folder, self._blocks = folder, blocks
         self.spaces: dict[str, ExtentsWriter] = {}
@@ -40,7 +45,7 @@ class Gathered:
         self._layers: dict[str, LayerWriter] = {}
         self._digested: dict[str, str] = {}
         self._samples = SamplesWriter()
-        self._steps = StepRows()
+        self._steps = StepRows(settings)
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _PLAIN}
         for dataset, names in label_names.items():
             self._rows["labels"] += [(dataset, label, name) for label, name in enumerate(names)]
@@ -100,7 +105,7 @@ class Gathered:
             self._steps.append(log)
         self._rows["defects"] += [(d.step, d.layer, d.reason) for d in batch.defects]
         self._rows["watch"] += [
-            (w.step, w.parameter, w.one_step, w.accumulated, w.way, w.rounding) for w in batch.watch
+            (w.step, w.parameter, w.one_step, w.accumulated, w.way, w.rounding, w.noise) for w in batch.watch
         ]
 
     def _columns_known(self) -> tuple[int, ...]:

@@ -62,9 +62,9 @@ def shard_folder(number: int) -> str:
     return f"shard-{number:05d}"
 
 
-def first_columns(spaces: list[str]) -> dict[str, dict[str, str]]:
+def first_columns(spaces: list[str], settings: ColumnTypes = SETTINGS) -> dict[str, dict[str, str]]:
     """`Manifest.columns` before the first step."""
-    return {"samples": dict(SAMPLES), "steps": dict(SETTINGS), **{space: {} for space in spaces}}
+    return {"samples": dict(SAMPLES), "steps": {**SETTINGS, **settings}, **{space: {} for space in spaces}}
 
 
 @dataclass

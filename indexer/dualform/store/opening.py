@@ -1,13 +1,15 @@
-"""Opens the folder of a memory: its manifest, its journal and its tables, held against each other."""
+"""Opens the folder of a memory: manifests, journals and tables of its shards, held against each other."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dualform.errors import Damaged
+import numpy as np
+
+from dualform.errors import Damaged, NotAMemory
 from dualform.store import shard
 from dualform.store.dense_rows import DenseRows
 from dualform.store.extents import PLAIN
@@ -15,15 +17,21 @@ from dualform.store.held_rows import HeldRows
 from dualform.store.journal import Frames, journal_path, read_frames
 from dualform.store.key_source import KeySource
 from dualform.store.layer import Layer
-from dualform.store.manifest import Manifest
+from dualform.store.manifest import SHARD_FILE, Manifest
 from dualform.store.matrix_file import Header, flat_index_header, npy_header
+from dualform.store.merged_tables import MergedTables
 from dualform.store.rows import SegmentCache
 from dualform.store.segment import Segment
-from dualform.store.shard_tables import ShardTables, whole
+from dualform.store.shard_tables import ShardTables, Tables, whole
 from dualform.store.tables import TABLES, extents_table
 
 _TRIES = 100
 _HEADERS: Mapping[str, Header] = {"keys": flat_index_header, "values": npy_header}
+
+Sources = dict[tuple[str, str], list[KeySource]]
+"""Where rows come from, in order, by (layer, "keys" or "values")."""
+State = list[tuple[Manifest, int]]
+"""By shard, what its manifest says and how long its journal is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,43 +39,76 @@ class Opened:
     """What a snapshot is made of."""
 
     manifest: Manifest
-    tables: ShardTables
-    sources: dict[tuple[str, str], list[KeySource]]
-    """In order, by (layer, "keys" or "values")."""
-    frames: Frames
-    journal_bytes: int
-    """Of the journal when it was read, or before."""
+    """Of all shards."""
+    tables: Tables
+    sources: Sources
+    """Shard after shard."""
+    rows: Mapping[tuple[str, str], Sequence[int]]
+    """How many rows each shard has, by layer and kind."""
+    frames: int
+    torn: bool
+    state: State
 
 
 def open_folder(folder: Path, cache: SegmentCache) -> Opened:
     """Raises NotAMemory where there is no memory, Damaged where a file is missing, cut short or altered."""
-    manifest, frames, journal_bytes = _manifest_and_journal(folder)
-    part = manifest.shards[0]
-    first: dict[str, Sequence[str]] = {extents_table(space): PLAIN for space in manifest.spaces}
-    first |= {name: list(TABLES[name]) for name in ("entries", "segments")}
-    place = folder / part.folder
-    tables = ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, frames.tables)
-    sources = _sources(place, manifest, tables, frames, cache)
-    _check_sizes(folder, manifest, sources)
-    return Opened(manifest, tables, sources, frames, journal_bytes)
+    state, frames = _at_one_moment(folder)
+    tables, sources = [], []
+    for (manifest, _), journal in zip(state, frames, strict=True):
+        part = manifest.shards[0]
+        first: dict[str, Sequence[str]] = {extents_table(space): PLAIN for space in manifest.spaces}
+        first |= {name: list(TABLES[name]) for name in ("entries", "segments")}
+        place = folder / part.folder
+        tables.append(ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, journal.tables))
+        sources.append(_sources(place, manifest, tables[-1], journal, cache))
+    manifest = _joined([manifest for manifest, _ in state])
+    rows = {key: [_count(own.get(key, [])) for own in sources] for own in sources for key in own}
+    found = Opened(
+        manifest,
+        tables[0] if len(tables) == 1 else _merged(tables, manifest, state),
+        sources[0] if len(sources) == 1 else _stacked(sources, rows),
+        rows,
+        sum(journal.count for journal in frames),
+        any(journal.torn for journal in frames),
+        state,
+    )
+    _check_sizes(folder, manifest, found.sources)
+    return found
 
 
-def _manifest_and_journal(folder: Path) -> tuple[Manifest, Frames, int]:
-    """Both as of one moment: a training that goes on may commit in between, and start another journal."""
+def read_state(folder: Path) -> State:
+    """What the manifests of a memory's shards say at this moment. Raises NotAMemory or Damaged."""
+    first = Manifest.read(folder)
+    state = [(replace(first, shards=first.shards[:1]), _journal_bytes(folder, first))]
+    for part in first.shards[1:]:
+        try:
+            own = Manifest.read(folder / part.folder, SHARD_FILE)
+        except NotAMemory:
+            if not first.recording:
+                raise Damaged(f"{folder / part.folder} is missing, or has no {SHARD_FILE}.") from None
+            raise NotAMemory(
+                f"{folder} is not a whole memory yet: {part.folder} has not begun.",
+                hint="Wait until every process of the training has taken its first step.",
+            ) from None
+        state.append((own, _journal_bytes(folder, own)))
+    return state
+
+
+def _at_one_moment(folder: Path) -> tuple[State, list[Frames]]:
+    """Manifests and journals: a training that goes on may commit in between, and start another journal."""
     for _ in range(_TRIES):
-        manifest = Manifest.read(folder)
-        if len(manifest.shards) != 1:
-            raise Damaged(f"{folder} has {len(manifest.shards)} shards; this version reads memories of one.")
-        part, size = manifest.shards[0], journal_bytes(folder, manifest)
-        frames = read_frames(folder / part.folder, part.commits, manifest.tables())
-        if Manifest.read(folder) == manifest:
-            return manifest, frames or Frames(), size
+        state = read_state(folder)
+        frames = [
+            read_frames(folder / own.shards[0].folder, own.shards[0].commits, own.tables()) or Frames()
+            for own, _ in state
+        ]
+        if [manifest for manifest, _ in read_state(folder)] == [manifest for manifest, _ in state]:
+            return state, frames
         time.sleep(0.01)
     raise Damaged(f"{folder}: its commits came faster than they could be read.")
 
 
-def journal_bytes(folder: Path, manifest: Manifest) -> int:
-    """How long the journal of a memory's last commit is; 0 where there is none."""
+def _journal_bytes(folder: Path, manifest: Manifest) -> int:
     part = manifest.shards[0]
     try:
         return journal_path(folder / part.folder, part.commits).stat().st_size
@@ -75,12 +116,63 @@ def journal_bytes(folder: Path, manifest: Manifest) -> int:
         return 0
 
 
-def _sources(
-    place: Path, manifest: Manifest, tables: ShardTables, frames: Frames, cache: SegmentCache
-) -> dict[tuple[str, str], list[KeySource]]:
+def _joined(manifests: Sequence[Manifest]) -> Manifest:
+    """The manifest of the whole: what any shard has seen."""
+    first = manifests[0]
+    layers = {layer.name: layer for manifest in reversed(manifests) for layer in manifest.layers}
+    order = dict.fromkeys(layer.name for manifest in manifests for layer in manifest.layers)
+    columns: dict[str, dict[str, str]] = {}
+    for manifest in manifests:
+        for table, types in manifest.columns.items():
+            columns[table] = {**columns.get(table, {}), **types}
+    return replace(
+        first,
+        layers=[layers[name] for name in order],
+        spaces=list(dict.fromkeys(space for manifest in manifests for space in manifest.spaces)),
+        columns=columns,
+        shards=[manifest.shards[0] for manifest in manifests],
+        recording=any(manifest.recording for manifest in manifests),
+    )
+
+
+def _merged(tables: Sequence[ShardTables], manifest: Manifest, state: State) -> MergedTables:
+    """While any shard is being recorded, the memory ends at the last step that all of those have on disk."""
+    ends = [_last_step(own) for own, (part, _) in zip(tables, state, strict=True) if part.recording]
+    spaces = {layer.name: layer.space for layer in manifest.layers}
+    return MergedTables(tables, manifest.tables(), spaces, min(ends) if ends else None)
+
+
+def _last_step(tables: ShardTables) -> int:
+    steps = np.asarray(tables.columns("samples", ["step"])[0])
+    return int(steps.max(initial=-1))
+
+
+def _stacked(sources: Sequence[Sources], rows: Mapping[tuple[str, str], Sequence[int]]) -> Sources:
+    """Those of all shards, each numbering its rows behind the shards before it."""
+    found: Sources = {}
+    for key, counts in rows.items():
+        before = 0
+        for own, count in zip(sources, counts, strict=True):
+            found.setdefault(key, []).extend(_behind(source, before) for source in own.get(key, []))
+            before += count
+    return found
+
+
+def _behind(source: KeySource, rows: int) -> KeySource:
+    if isinstance(source, DenseRows):
+        return replace(source, segment=replace(source.segment, first_row=source.first_row + rows))
+    assert isinstance(source, HeldRows)
+    return replace(source, first_row=source.first_row + rows)
+
+
+def _count(sources: Sequence[KeySource]) -> int:
+    return sources[-1].first_row + sources[-1].rows if sources else 0
+
+
+def _sources(place: Path, manifest: Manifest, tables: ShardTables, frames: Frames, cache: SegmentCache) -> Sources:
     """The committed segments of each layer, and behind them the rows of the journal."""
     layers = {layer.name: layer for layer in manifest.layers}
-    found: dict[tuple[str, str], list[KeySource]] = {}
+    found: Sources = {}
     for row in whole(tables, "segments").to_pylist():
         layer, kind = row["layer"], row["kind"]
         segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
@@ -89,8 +181,7 @@ def _sources(
     journal = journal_path(place, manifest.shards[0].commits)
     for (layer, kind), (first, content) in frames.matrices.items():
         before = found.setdefault((layer, kind), [])
-        last = before[-1].first_row + before[-1].rows if before else 0
-        if first != last or content.shape[1] != _width(layers[layer], kind):
+        if first != _count(before) or content.shape[1] != _width(layers[layer], kind):
             raise Damaged(f"{journal} was altered: its {kind} of layer {layer!r} do not follow the committed ones.")
         if len(content):
             before.append(HeldRows((journal, layer, kind, len(content)), first, content))
@@ -101,7 +192,7 @@ def _width(layer: Layer, kind: str) -> int:
     return layer.d_in if kind == "keys" else layer.d_out
 
 
-def _check_sizes(folder: Path, manifest: Manifest, sources: Mapping[tuple[str, str], Sequence[KeySource]]) -> None:
+def _check_sizes(folder: Path, manifest: Manifest, sources: Sources) -> None:
     dense = [source for each in sources.values() for source in each if isinstance(source, DenseRows)]
     expected = {source.segment.path: source.segment.size for source in dense}
     expected |= {folder / name: mark.bytes for name, mark in manifest.files.items()}

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
@@ -97,6 +98,25 @@ class Rows:
                 own = ordered[first:last] - source.first_row
                 taken[order[first:last]] = source.holding(own)[own]
         return taken
+
+
+class OrderedRows(Rows):
+    """Rows that are stored in another order than that of the entries, as those of several shards are."""
+
+    def __init__(self, sources: Sequence[KeySource], width: int, row_of_entry: NDArray[np.int64]) -> None:
+        super().__init__(sources, width)
+        self._row_of_entry = row_of_entry
+        self.rows = len(row_of_entry)
+
+    def block(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self.take(np.arange(start, stop))
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self._stored.take(self._row_of_entry[rows])
+
+    @cached_property
+    def _stored(self) -> Rows:
+        return Rows(self.sources, self.width)
 
 
 class Keys(Rows):

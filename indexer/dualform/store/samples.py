@@ -29,7 +29,7 @@ class Samples:
         return self._tables.columns(TABLE, [name])[0]
 
     def unknown(self) -> tuple[Integers, Integers]:
-        """The steps, ascending, that have a datapoint for slots whose row is not known, and those datapoints."""
+        """Steps and numbers of the datapoints, ascending, that stand for slots whose row is not known."""
         return self._unknown
 
     @cached_property

@@ -6,7 +6,8 @@ last entries stand in memory.json. DuckDB is held for as long as reading takes, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from threading import RLock
 from typing import Protocol, TypeAlias
@@ -39,6 +40,10 @@ class Tables(Protocol):
         """Raises Damaged, naming the file, where one is not what was committed."""
         ...
 
+    def reading(self) -> AbstractContextManager[None]:
+        """A moment in which many columns are read, through one connection."""
+        ...
+
 
 def whole(tables: Tables, table: str, names: Iterable[str] | None = None) -> pa.Table:
     """A table, or some of its columns."""
@@ -59,6 +64,9 @@ class HeldTables:
         if table in self._tables:
             return [self._tables[table][name] for name in names]
         return [pa.chunked_array([], type=arrow_type(self.types[table][name])) for name in names]
+
+    def reading(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class ShardTables:
@@ -82,7 +90,8 @@ class ShardTables:
         self._path, self._marks, self._journal = path, marks, journal
         self._held: dict[tuple[str, str], pa.ChunkedArray] = {}
         self._loading = RLock()
-        with _Reading(path) as connection:
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        with _read_only(path) as connection, _damaged_if_wrong(path):
             log = connection.execute('SELECT "table", "column", "rows", digest FROM commits ORDER BY rowid').fetchall()
             self._commits = self._checked_commits(log)
             for table, columns in first.items():
@@ -94,10 +103,26 @@ class ShardTables:
     def columns(self, table: str, names: Sequence[str]) -> list[pa.ChunkedArray]:
         with self._loading:
             missing = [name for name in names if (table, name) not in self._held]
-            if missing:
-                with _Reading(self._path) as connection:
-                    self._load(connection, table, missing)
+            if missing and self._connection is not None:
+                with _damaged_if_wrong(self._path):
+                    self._load(self._connection, table, missing)
+            elif missing:
+                with self.reading():
+                    return self.columns(table, names)
             return [self._held[table, name] for name in names]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._loading:
+            if self._connection is not None:
+                yield
+                return
+            with _read_only(self._path) as connection:
+                self._connection = connection
+                try:
+                    yield
+                finally:
+                    self._connection = None
 
     def _checked_commits(self, log: Sequence[tuple[str, str, int, str]]) -> Commits:
         """The log of commits up to the marks."""
@@ -144,23 +169,21 @@ def _check_length(path: Path) -> None:
         raise Damaged(f"{path} was altered or cut short: it has {path.stat().st_size} bytes.")
 
 
-class _Reading:
-    """A read-only connection for a moment; whatever goes wrong means that the file is damaged."""
+@contextmanager
+def _read_only(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection for a moment."""
+    with ExitStack() as stack:
+        with _damaged_if_wrong(path):
+            connection = stack.enter_context(opened(path, read_only=True))
+        yield connection
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._opened = path, opened(path, read_only=True)
 
-    def __enter__(self) -> duckdb.DuckDBPyConnection:
-        try:
-            return self._opened.__enter__()
-        except duckdb.Error as error:
-            raise self._damaged(error) from None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._opened.__exit__(None, None, None)
-        # DuckDB answers a damaged file with errors of many kinds, and Arrow with others.
-        if isinstance(error, Exception) and not isinstance(error, DualformError):
-            raise self._damaged(error) from None
-
-    def _damaged(self, error: Exception) -> Damaged:
-        return Damaged(f"{self._path} was altered or cut short: {(str(error).splitlines() or [''])[0]}")
+@contextmanager
+def _damaged_if_wrong(path: Path) -> Iterator[None]:
+    """DuckDB answers a damaged file with errors of many kinds, and Arrow with others: all become Damaged."""
+    try:
+        yield
+    except DualformError:
+        raise
+    except Exception as error:
+        raise Damaged(f"{path} was altered or cut short: {(str(error).splitlines() or [''])[0]}") from None

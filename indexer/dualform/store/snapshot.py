@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from dualform.answers import ProbeInfo
 from dualform.errors import Damaged, NotFound
 from dualform.store.entries import Entries
-from dualform.store.journal import Frames
 from dualform.store.key_source import KeySource
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
-from dualform.store.opening import journal_bytes, open_folder
+from dualform.store.merged_tables import MergedTables
+from dualform.store.opening import Opened, open_folder, read_state
 from dualform.store.probes import StoredProbe
-from dualform.store.rows import Keys, Rows, SegmentCache
+from dualform.store.rows import Keys, OrderedRows, Rows, SegmentCache
 from dualform.store.samples import Samples, as_numpy
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.space import Space
@@ -46,25 +46,20 @@ class Snapshot:
     """One snapshot of a memory. Reads; never writes."""
 
     def __init__(
-        self,
-        path: Path,
-        manifest: Manifest,
-        tables: Tables,
-        sources: Sources,
-        frames: Frames | None = None,
-        journal_bytes: int = 0,
+        self, path: Path, manifest: Manifest, tables: Tables, sources: Sources, opened: Opened | None = None
     ) -> None:
+        """`opened`: what was found in a folder; None for a snapshot that memory holds."""
         self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
         self.skipped = manifest.skipped
         self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
         self.spaces = list(manifest.spaces)
         self.sources = sources
-        self.frames = frames.count if frames else 0
+        self.frames = opened.frames if opened else 0
         """Frames of the journal that this snapshot holds beyond the last commit."""
-        self.torn = frames.torn if frames else False
+        self.torn = opened.torn if opened else False
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
-        self._tables, self._journal_bytes = tables, journal_bytes
+        self._tables, self._opened = tables, opened
         self._samples = Samples(tables)
         self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
         self._entries: dict[str, Entries] = {}
@@ -79,14 +74,14 @@ class Snapshot:
         """
         folder = Path(path)
         found = open_folder(folder, cache or SegmentCache())
-        snapshot = cls(folder, found.manifest, found.tables, found.sources, found.frames, found.journal_bytes)
+        snapshot = cls(folder, found.manifest, found.tables, found.sources, found)
         snapshot.check_counts()
         return snapshot
 
     @property
     def commits(self) -> int:
         """Number of commits that this snapshot holds."""
-        return self.manifest.shards[0].commits
+        return sum(part.commits for part in self.manifest.shards)
 
     @property
     def recording(self) -> bool:
@@ -114,8 +109,7 @@ class Snapshot:
 
     def moved(self) -> bool:
         """Whether the memory on disk holds more by now."""
-        manifest = Manifest.read(self.path)
-        return manifest != self.manifest or journal_bytes(self.path, manifest) != self._journal_bytes
+        return self._opened is not None and read_state(self.path) != self._opened.state
 
     def layer(self, name: str) -> Layer:
         """Raises NotFound, listing the layers that exist."""
@@ -166,13 +160,18 @@ class Snapshot:
         """A table other than slots, for example steps, factors or defects."""
         return whole(self._tables, name)
 
+    def whole_tables(self, names: Iterable[str]) -> dict[str, pa.Table]:
+        """Several tables, read at once."""
+        with self._tables.reading():
+            return {name: self.table(name) for name in names}
+
     def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
         """A cursor on the tables of the optimizer's log and the like, in memory; slots are not among them."""
         with self._loading:
             if self._database is None:
                 self._database = duckdb.connect(":memory:")
-                for name in [name for name in TABLES if name not in _LARGE]:
-                    self._database.register("loaded", self.table(name))
+                for name, rows in self.whole_tables(name for name in TABLES if name not in _LARGE).items():
+                    self._database.register("loaded", rows)
                     self._database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM loaded")
                     self._database.unregister("loaded")
             return self._database.cursor()
@@ -203,6 +202,9 @@ class Snapshot:
             )
         entries = self.entries(layer).count
         of_entry = self._key_rows(found) if found.repeats else None
+        if isinstance(self._tables, MergedTables):
+            order = self._tables.entry_order(layer)
+            of_entry = order if of_entry is None else of_entry[order]
         keys = Keys(self.sources.get((layer, "keys"), []), found.d_in, entries, of_entry)
         self._require(found, "keys", keys.rows if of_entry is None else len(of_entry))
         return keys
@@ -212,7 +214,10 @@ class Snapshot:
         found = self.layer(layer)
         if not found.values:
             raise NotFound(f"layer {layer!r} was recorded without values.", hint="Record with values=True.")
-        values = Rows(self.sources.get((layer, "values"), []), found.d_out)
+        sources = self.sources.get((layer, "values"), [])
+        if isinstance(self._tables, MergedTables):
+            return OrderedRows(sources, found.d_out, self._tables.entry_order(layer))
+        values = Rows(sources, found.d_out)
         self._require(found, "values", values.rows)
         return values
 
@@ -227,11 +232,12 @@ class Snapshot:
     def check_tables(self) -> list[str]:
         """What is wrong with any table, one sentence each: every column is read."""
         problems = []
-        for table, types in self._tables.types.items():
-            try:
-                self._tables.columns(table, list(types))
-            except Damaged as error:
-                problems.append(error.message)
+        with self._tables.reading():
+            for table, types in self._tables.types.items():
+                try:
+                    self._tables.columns(table, list(types))
+                except Damaged as error:
+                    problems.append(error.message)
         return problems
 
     def initial(self) -> dict[str, NDArray[Any]]:
@@ -264,6 +270,9 @@ class Snapshot:
             raise Damaged(f"{shard}: layer {layer.name!r} has {rows} {kind} for {entries} slots.")
 
     def _key_rows(self, layer: Layer) -> NDArray[np.int64]:
+        if isinstance(self._tables, MergedTables):
+            rows = self._opened.rows.get((layer.name, "keys"), []) if self._opened else []
+            return self._tables.key_rows(layer.name, rows)
         table = whole(self._tables, "key_rows", ("layer", "key_rows"))
         lists = table.filter(pa.compute.equal(table["layer"], layer.name))["key_rows"]
         parts = [np.asarray(chunk.flatten(), dtype=np.int64) for chunk in lists.chunks]

@@ -15,9 +15,9 @@ from dualform.store.tables import SETTINGS, TABLES, ColumnTypes, arrow_table, ro
 class StepRows:
     """Gathers logs between two increments, and learns which settings the optimizer has."""
 
-    def __init__(self) -> None:
-        self.settings: dict[str, str] = dict(SETTINGS)
-        """DuckDB types of the optimizer's settings seen so far."""
+    def __init__(self, settings: ColumnTypes) -> None:
+        self.settings: dict[str, str] = dict(SETTINGS) | dict(settings)
+        """DuckDB types of the optimizer's settings: those given, then others as they are seen."""
         self._logs: list[StepLog] = []
 
     def append(self, log: StepLog) -> None:

@@ -85,6 +85,7 @@ TABLES: Mapping[str, ColumnTypes] = {
         "accumulated": "DOUBLE",
         "way": "DOUBLE",
         "rounding": "DOUBLE",
+        "noise": "DOUBLE",
     },
     "labels": {"dataset": "VARCHAR", "label": "BIGINT", "name": "VARCHAR"},
     "digests": {"step": "BIGINT", "layer": "VARCHAR", "keys": "VARCHAR", "columns": "VARCHAR"},

@@ -27,6 +27,7 @@ from dualform.store.journal import JournalWriter
 from dualform.store.layer import Layer
 from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_columns, shard_folder
 from dualform.store.probes import write_probe
+from dualform.store.tables import SETTINGS, ColumnTypes
 from dualform.store.views import view_name, view_statement
 from dualform.store.weights import write_weights
 
@@ -69,6 +70,7 @@ class Writer:
         initial: Mapping[str, NDArray[Any]],
         momentum: Mapping[str, NDArray[Any]],
         label_names: Mapping[str, Sequence[str]],
+        settings: ColumnTypes = SETTINGS,
         shard_number: int = 0,
         shards: int = 1,
         segment_bytes: int = SEGMENT_BYTES,
@@ -76,6 +78,7 @@ class Writer:
     ) -> None:
         """Creates the memory of so many `shards`, or one of its further shards; weights are the first one's to write.
 
+        `settings`: DuckDB types of those that the update rule names; others get their columns when they are first seen.
         `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already,
         NotAMemory where a further shard comes before the first.
         """
@@ -90,7 +93,7 @@ class Writer:
         else:
             check_new_folder(self.path)
         self._folder.joinpath("layers").mkdir(parents=True)
-        self._gathered = Gathered(self._folder, Blocks(), layers, label_names)
+        self._gathered = Gathered(self._folder, Blocks(), layers, label_names, settings)
         spaces = list(self._gathered.spaces) or ["sample"]
         self.manifest = Manifest(
             layers=list(layers),
@@ -99,7 +102,7 @@ class Writer:
             rule=rule,
             reason=reason,
             spaces=spaces,
-            columns=first_columns(spaces),
+            columns=first_columns(spaces, settings),
             shards=[self._shard, *([] if shard_number else [Shard(shard_folder(n)) for n in range(1, shards)])],
         )
         self._database = self._folder / shard.FILE

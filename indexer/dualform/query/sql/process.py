@@ -141,7 +141,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 def _tables(view: View) -> dict[str, pa.Table]:
     """Every table of the snapshot under its own name; slots are views over them, so that none is sent on its own."""
-    return {name: view.snapshot.table(name) for name in view.snapshot.manifest.tables() if name not in _HIDDEN}
+    names = [name for name in view.snapshot.manifest.tables() if name not in _HIDDEN]
+    return view.snapshot.whole_tables(names)
 
 
 def _views(view: View) -> list[str]:

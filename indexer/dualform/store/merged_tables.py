@@ -1,0 +1,170 @@
+"""The tables of several shards as those of one memory: slots in the order (step, shard, call, row, position).
+
+Shapes: E extents of a space over all shards; H entries of a layer.
+
+Datapoints and stored rows stand shard after shard, so that nothing of them is copied; extents are put in order, and
+with them the slots. Logs of the optimizer are the first shard's, whose process writes weights and probes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dualform.store.entries import Entries
+from dualform.store.shard_tables import Tables, whole
+from dualform.store.tables import ColumnTypes, arrow_type, extents_table
+
+Integers = NDArray[np.int64]
+_FROM_ALL = ("defects", "digests")
+
+
+class MergedTables:
+    """Tables (shard_tables.py)."""
+
+    def __init__(
+        self, parts: Sequence[Tables], types: Mapping[str, ColumnTypes], spaces: Mapping[str, str], last: int | None
+    ) -> None:
+        """`spaces`: the space of each layer. `last`: the last step that is part of the memory; None for all."""
+        self.types = types
+        self._parts, self._spaces, self._last = parts, spaces, last
+        self._extents: dict[str, _Merged] = {}
+
+    def rows(self, table: str) -> int:
+        return len(self.columns(table, [next(iter(self.types[table]))])[0])
+
+    def columns(self, table: str, names: Sequence[str]) -> list[pa.ChunkedArray]:
+        if table.startswith("extents_"):
+            merged = self.extents(table)
+            return [merged.column(name, self._joined(table, name)) for name in names]
+        if table == "entries":
+            return [self._entries[name] for name in names]
+        if table == "samples" or table in _FROM_ALL:
+            return [self._numbered(table) if name == "datapoint" else self._joined(table, name) for name in names]
+        kept = self._kept(0, table)
+        return [column.slice(0, kept) for column in self._parts[0].columns(table, names)]
+
+    def _numbered(self, table: str) -> pa.ChunkedArray:
+        return pa.chunked_array([pa.array(np.arange(sum(self._kept(n, table) for n in range(len(self._parts)))))])
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.reading())
+            yield
+
+    def extents(self, table: str) -> _Merged:
+        if table not in self._extents:
+            columns = [self._steps_and_calls(part, table) for part in range(len(self._parts))]
+            samples = [self._kept(part, "samples") for part in range(len(self._parts))]
+            self._extents[table] = _Merged(columns, samples)
+        return self._extents[table]
+
+    def entry_order(self, layer: str) -> Integers:
+        """int64[H]: the place of each entry among those of all shards, shard after shard."""
+        merged = self.extents(extents_table(self._spaces[layer]))
+        before, starts = 0, []
+        for part, firsts, slots in merged.by_part():
+            own = self._entries_of(part, layer)
+            first = own.of(firsts)
+            starts.append(np.where((slots > 0) & (first >= 0), first + before, -1))
+            before += own.count
+        start = np.concatenate([np.empty(0, np.int64), *starts])[merged.order]
+        slots = merged.slots[start >= 0]
+        start = start[start >= 0]
+        return np.repeat(start - (np.cumsum(slots) - slots), slots) + np.arange(int(slots.sum()))
+
+    def key_rows(self, layer: str, stored: Sequence[int]) -> Integers:
+        """int64[entries of all shards, shard after shard]: the row of each one's key; `stored`: rows of each shard."""
+        parts, before = [np.empty(0, np.int64)], 0
+        for part, rows in zip(self._parts, stored, strict=True):
+            table = whole(part, "key_rows", ("layer", "key_rows"))
+            lists = table.filter(pa.compute.equal(table["layer"], layer))["key_rows"]
+            parts += [np.asarray(chunk.flatten(), dtype=np.int64) + before for chunk in lists.chunks]
+            before += rows
+        return np.concatenate(parts)
+
+    @cached_property
+    def _entries(self) -> dict[str, pa.ChunkedArray]:
+        rows: list[tuple[list[str], Integers, Integers]] = []
+        for layer, space in self._spaces.items():
+            merged = self.extents(extents_table(space))
+            has = [
+                (slots > 0) & (self._entries_of(part, layer).of(firsts) >= 0)
+                for part, firsts, slots in merged.by_part()
+            ]
+            kept = np.concatenate([np.empty(0, bool), *has])[merged.order]
+            rows.append(([layer] * int(kept.sum()), merged.first_slot[kept], merged.slots[kept]))
+        return {
+            "layer": pa.chunked_array([pa.array(names, pa.string()) for names, _, _ in rows], pa.string()),
+            "first_slot": pa.chunked_array([pa.array(first) for _, first, _ in rows], pa.int64()),
+            "slots": pa.chunked_array([pa.array(slots) for _, _, slots in rows], pa.int64()),
+        }
+
+    def _entries_of(self, part: int, layer: str) -> Entries:
+        table = whole(self._parts[part], "entries")
+        own = table.filter(pa.compute.equal(table["layer"], layer))
+        return Entries(np.asarray(own["first_slot"]), np.asarray(own["slots"]), -1)
+
+    def _steps_and_calls(self, part: int, table: str) -> Mapping[str, Integers]:
+        names, kept = ("step", "call", "first_slot", "slots"), self._kept(part, table)
+        if table not in self._parts[part].types:
+            return {name: np.empty(0, np.int64) for name in names}
+        found = self._parts[part].columns(table, names)
+        return {name: np.asarray(c.slice(0, kept), dtype=np.int64) for name, c in zip(names, found, strict=True)}
+
+    def _joined(self, table: str, name: str) -> pa.ChunkedArray:
+        """A column of all shards, one after the other; NULL where a shard does not have it."""
+        kind = arrow_type(self.types[table][name])
+        chunks: list[Any] = []
+        for number, part in enumerate(self._parts):
+            kept = self._kept(number, table)
+            if name in part.types.get(table, {}):
+                chunks += part.columns(table, [name])[0].slice(0, kept).chunks
+            else:
+                chunks.append(pa.nulls(kept, kind))
+        return pa.chunked_array(chunks, kind)
+
+    def _kept(self, part: int, table: str) -> int:
+        """Rows of a shard's table up to the last step; tables without steps are kept whole."""
+        types = self._parts[part].types.get(table, {})
+        rows = self._parts[part].rows(table) if types else 0
+        if self._last is None or "step" not in types:
+            return rows
+        return int((np.asarray(self._parts[part].columns(table, ["step"])[0]) <= self._last).sum())
+
+
+class _Merged:
+    """The order of the extents of all shards."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Integers]], samples: Sequence[int]) -> None:
+        self._parts = parts
+        step, call, slots = (np.concatenate([part[name] for part in parts]) for name in ("step", "call", "slots"))
+        counts = [len(part["step"]) for part in parts]
+        shard = np.repeat(np.arange(len(parts)), counts)
+        self.order: Integers = np.lexsort((call, shard, step))
+        self._first_datapoint = np.repeat(np.cumsum([0, *samples[:-1]]), counts)[self.order]
+        self.slots = slots[self.order]
+        """int64[E], in order."""
+        self.first_slot = np.cumsum(self.slots) - self.slots
+        """int64[E], in order."""
+
+    def by_part(self) -> Iterator[tuple[int, Integers, Integers]]:
+        """Shard, first slots within it and numbers of slots, before they are put in order."""
+        for number, part in enumerate(self._parts):
+            yield number, part["first_slot"], part["slots"]
+
+    def column(self, name: str, joined: pa.ChunkedArray) -> pa.ChunkedArray:
+        if name == "first_slot":
+            return pa.chunked_array([pa.array(self.first_slot)])
+        found = joined.take(pa.array(self.order))
+        if name == "first_datapoint":
+            return pa.chunked_array([pa.array(np.asarray(found, dtype=np.int64) + self._first_datapoint)])
+        return found
