@@ -56,7 +56,7 @@ class ListSink:
     @property
     def recorded(self):
         """The batches of steps, without those that bring late news only."""
-        return [batch for batch in self.batches if batch.samples]
+        return list({batch.step: batch for batch in reversed(self.batches)}.values())[::-1]
 
     def parts(self, layer):
         """(step, rows) of each call of a layer."""
@@ -108,7 +108,9 @@ def slot_column(batch, extent, name):
         return given.tolist() if given is not None else [None if length is None else i % length for i in range(n)]
     if name in extent.columns:
         return extent.columns[name].tolist()
-    of_samples = batch.samples[name].tolist() if name in batch.samples else [None] * n
+    if name not in batch.samples:
+        return [None] * n
+    of_samples = batch.samples[name].tolist()
     return [batch.unknown[name] if row < 0 else of_samples[row] for row in rows]
 
 

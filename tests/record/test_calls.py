@@ -44,7 +44,7 @@ def test_a_siamese_network(tmp_path):
 
     sink, inputs, snapshots = record(tmp_path / "m", 3, loss, label=np.arange(5))
     assert sink.defects == []
-    assert [[rows.call for rows in batch.layers["first"]] for batch in sink.batches] == [[0, 1]] * 3
+    assert [[rows.call for rows in batch.layers["first"]] for batch in sink.recorded] == [[0, 1]] * 3
     assert [extent.call for extent in sink.batches[0].extents] == [0, 1]
     assert (sink.keys("first") == torch.cat([part for x in inputs for part in (x, -x)]).numpy()).all()
     assert sink.column("label") == [*range(5)] * 6
@@ -59,7 +59,7 @@ def test_a_layer_that_is_not_called_is_absent(tmp_path):
         return (model.second(hidden) if number != 1 else hidden).square().sum()
 
     sink, _, snapshots = record(tmp_path / "m", 3, loss)
-    assert [list(batch.layers) for batch in sink.batches] == [["first", "second"], ["first"], ["first", "second"]]
+    assert [list(batch.layers) for batch in sink.recorded] == [["first", "second"], ["first"], ["first", "second"]]
     assert sink.keys("second").shape == (10, 4)
     assert (np.abs(sink.keys("second")).sum(1) > 0).all()
     assert sink.defects == []
@@ -74,7 +74,7 @@ def test_a_layer_joins_at_the_first_step_that_reaches_it(tmp_path):
 
     sink, _, snapshots = record(tmp_path / "m", 4, loss, label=np.arange(5))
     assert [layer.name for layer in sink.header.layers] == ["second"]
-    assert [[layer.name for layer in batch.joined] for batch in sink.batches] == [[], [], ["first"], []]
+    assert [[layer.name for layer in batch.joined] for batch in sink.recorded] == [[], [], ["first"], []]
     assert sink.batches[2].joined[0].space == "sample"
     assert not sink.batches[2].joined[0].repeats
     assert set(sink.header.skipped) == {"first", "third"}
@@ -145,7 +145,7 @@ def test_an_adversarial_step(tmp_path):
         return clean + model.second(torch.relu(model.first(x.detach() + 0.1 * slope.sign()))).square().mean()
 
     sink, _, _ = record(tmp_path / "m", 2, loss, label=np.arange(5))
-    assert [[rows.call for rows in batch.layers["second"]] for batch in sink.batches] == [[0, 1]] * 2
+    assert [[rows.call for rows in batch.layers["second"]] for batch in sink.recorded] == [[0, 1]] * 2
 
 
 def test_a_shared_layer_that_sees_other_batches_in_each_call(tmp_path):

@@ -54,7 +54,7 @@ def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
     assert memory.column("sample", "label").tolist() == [int(label) for _, y in data for label in y]
     steps = memory.column("sample", "step")
     for layer in memory.layers.values():
-        keys = memory.keys(layer.name).of_slots(np.arange(72)).astype(np.float64)
+        keys = memory.keys(layer.name).of_entries(np.arange(72)).astype(np.float64)
         values = memory.values(layer.name).take(np.arange(72)).astype(np.float64)
         weight = layer.weights[0].name
         for at_step, expected in enumerate(snapshots):
@@ -88,7 +88,7 @@ def test_without_values_keys_are_those_with_values(tmp_path):
             train(recorder, model, optimizer, batches(3))
     first, second = Snapshot.open(tmp_path / "True"), Snapshot.open(tmp_path / "False")
     for layer in ("0", "2"):
-        assert first.keys(layer).slot_block(0, 24).tobytes() == second.keys(layer).slot_block(0, 24).tobytes()
+        assert first.keys(layer).entry_block(0, 24).tobytes() == second.keys(layer).entry_block(0, 24).tobytes()
 
 
 def test_what_was_recorded_before_an_exception_is_committed(tmp_path):

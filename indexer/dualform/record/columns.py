@@ -50,14 +50,20 @@ class Columns:
                 )
             _check_type(name, self._samples[name], dtype)
         self._levels |= dict.fromkeys(said, "")
-        types = {**_TYPES, **self._samples}
-        return {name: _spread(said.get(name), dtype, rows) for name, dtype in types.items()}
+        return {name: _spread(said.get(name), dtype, rows) for name, dtype in self._types().items()}
+
+    def no_samples(self) -> dict[str, Array]:
+        """The columns of a batch that brings no samples."""
+        return {name: _nulls(0, dtype) for name, dtype in self._types().items()}
+
+    def _types(self) -> dict[str, np.dtype[Any]]:
+        """What each column of samples stores."""
+        return {**_TYPES, **(self._samples or {})}
 
     def unknown(self, metadata: Metadata) -> dict[str, Any]:
         """What is said of slots whose row is not known: the single values; None for everything else."""
-        names = [*_TYPES, *(self._samples or {})]
         single = {name: entry.item() for name, entry in metadata.entries.items() if entry.ndim == 0}
-        return {name: single.get(name) for name in names}
+        return {name: single.get(name) for name in self._types()}
 
     def extents(self, metadata: Metadata, shapes: Sequence[Shape], step: int) -> list[tuple[Extent, Array | None]]:
         """Each shape's extent, and which of its slots stay: int64[n], None for all. Raises BadInput."""

@@ -262,4 +262,4 @@ class Recording:
         """What is known of the optimizer and no batch took along."""
         logs, defects = self._updates.take()
         if logs or defects:
-            self.sink.put(Batch(self.steps - 1, {}, [], {}, logs=logs, defects=defects))
+            self.sink.put(Batch(self.steps - 1, self._columns.no_samples(), [], {}, logs=logs, defects=defects))
