@@ -40,7 +40,7 @@ def _open(path: Path, width: int) -> Writer:
         layers=[Layer(LAYER, width, 1, affine(width, weight, None), "sample", repeats=False, values=False)],
         skipped={},
         optimizer="none",
-        linear=False,
+        rule="",
         reason="a benchmark's memory",
         initial={weight: np.zeros((1, width), dtype=np.float32)},
         momentum={},

@@ -12,6 +12,9 @@ from dualform.store.batch import Batch, Defect, Factor, LayerRows, ParameterGrou
 from dualform.store.layer import Layer, affine
 from dualform.store.writer import Writer
 
+SETTINGS = {
+    "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False,
+}  # fmt: skip
 LAYERS = (
     Layer("layer-0", 6, 5, affine(6, "layer-0.weight", "layer-0.bias"), "sample", repeats=True, values=True),
     Layer("layer-1", 5, 3, affine(5, "layer-1.weight", None), "sample", repeats=False, values=True),
@@ -45,7 +48,7 @@ def batch(rng: np.random.Generator, step: int, rows: int, inputs: np.ndarray) ->
             rng.normal(size=(rows, 5)).astype(np.float32), rng.normal(size=(rows, 3)).astype(np.float32)
         ),
     }
-    group = ParameterGroup(0.1, 0.9)
+    group = ParameterGroup(SETTINGS)
     factors = tuple(Factor(name, 0, 0.5, 1e-8) for name in ("layer-0.weight", "layer-0.bias", "layer-1.weight"))
     defects = [Defect(step, "layer-1", "made up")] if step == 2 else []
     return Batch(step, {"sample": slots}, layers, [StepLog(step, True, step, (group,), factors)], defects)
@@ -58,7 +61,7 @@ def open_writer(path: Path, **options: Any) -> Writer:
         layers=LAYERS,
         skipped={"norm": "no tap for LayerNorm"},
         optimizer="SGD",
-        linear=True,
+        rule="sgd",
         reason="",
         initial=initial | {"layer-1.weight": np.ones((3, 5), np.float32)},
         momentum={},

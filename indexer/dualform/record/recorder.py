@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.metadata import Metadata
-from dualform.record.optimizers import before_each_update
+from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.probes import ProbeTaker, labels_of
 from dualform.record.selection import select
 from dualform.record.sinks import Header, Sink, StoreSink
@@ -73,7 +72,7 @@ class Recorder:
         self._make_sink = _sink
         self._sink: Sink | None = None
         self._state = "new"
-        self._handle: RemovableHandle | None = None
+        self._handle: UpdateHooks | None = None
         self.steps = 0
         """Steps recorded so far."""
         self._calls = 0
@@ -90,7 +89,7 @@ class Recorder:
         self._state = "open"
         for tap in self._taps:
             tap.attach(self)
-        self._handle = before_each_update(self._optimizer, self._updating)
+        self._handle = around_each_update(self._optimizer, self._updating, self._updated)
         return self
 
     def __exit__(
@@ -104,6 +103,7 @@ class Recorder:
         if self._sink is None:
             return
         self._updates.close_step()
+        self._updates.finish(self.steps - 1)
         try:
             try:
                 self._put_logs()
@@ -143,6 +143,7 @@ class Recorder:
             metadata.check_columns(self._columns, self.steps)
         else:
             self._start = Start(self._model, self._optimizer, self._taps)
+        self._updates.look(self.steps - 1)
         record = self._record = StepRecord(self.steps, metadata, self._calls)
         try:
             try:
@@ -226,6 +227,9 @@ class Recorder:
         elif self.steps:
             self._updates.stray(self.steps - 1)
 
+    def _updated(self) -> None:
+        self._updates.updated()
+
     def _update_inside(self, record: StepRecord) -> None:
         if record.updated:
             raise RecordingError(
@@ -242,7 +246,7 @@ class Recorder:
         if self._sink is None:
             self._begin(record)
         slots = record.settle(self._taps, self._spaces)
-        if not self._updates.add(record):
+        if not self._updates.add(record.step, [(name, *rows) for name, rows in slots.rows.items()]):
             record.check_finite()
         for layer, reason in slots.defects.items():
             self._updates.defect(record.step, layer, reason.split(" at step")[0], reason)
@@ -265,8 +269,9 @@ class Recorder:
         if not record.updated:
             self._updates.close_step()
             self._updates.await_update(record.step, record.dtypes)
-        logs, defects = self._updates.take()
-        self._sink.put(Batch(record.step, columns, layers, logs, defects))
+        self._updates.look(record.step)
+        logs, defects, watched = self._updates.take()
+        self._sink.put(Batch(record.step, columns, layers, logs, defects, watched))
 
     def _begin(self, record: StepRecord) -> None:
         """The first step tells which layers there are and what their slots stand for."""
@@ -276,7 +281,9 @@ class Recorder:
                 hint="Run forward and backward inside it, in training mode, through the model the recorder was given.",
             )
         self._spaces = record.spaces()
-        self._updates = Updates(self._optimizer, [tap for tap in self._taps if tap.name in self._spaces])
+        assert self._start is not None
+        known = [tap for tap in self._taps if tap.name in self._spaces]
+        self._updates = Updates(self._optimizer, known, self._start.initial, self._start.buffers)
 
     def _open_sink(self, record: StepRecord) -> None:
         for tap in [tap for tap in self._taps if tap.name not in self._spaces]:
@@ -284,16 +291,19 @@ class Recorder:
             self._taps.remove(tap)
             self.skipped[tap.name] = record.why_unknown(tap)
         self._columns = record.metadata.types()
-        layers = [layer_of(t, self._spaces[t.name], t.name in record.raw, self._keys) for t in self._taps]
+        dtypes = record.dtypes
+        layers = [
+            layer_of(t, self._spaces[t.name], t.name in record.raw, self._keys, dtypes.get(t.name)) for t in self._taps
+        ]
         assert self._start is not None
         self._sink = self._make_sink(self._start.header(self.path, layers, self.skipped, self._label_names))
         self._start = None
 
     def _put_logs(self) -> None:
         """What is known of the optimizer and no batch took along."""
-        logs, defects = self._updates.take()
-        if self._sink is not None and (logs or defects):
-            self._sink.put(Batch(self.steps - 1, {}, {}, logs, defects))
+        logs, defects, watched = self._updates.take()
+        if self._sink is not None and (logs or defects or watched):
+            self._sink.put(Batch(self.steps - 1, {}, {}, logs, defects, watched))
 
     def _require_open(self, what: str) -> None:
         if self._state != "open":

@@ -28,9 +28,10 @@ class Header:
     skipped: Mapping[str, str]
     """Layers that are not recorded, and why."""
     optimizer: str
-    linear: bool
+    rule: str
+    """Name of the optimizer's update rule; empty where there is none."""
     reason: str
-    """Why not linear; empty where it is."""
+    """Why there is none."""
     initial: Mapping[str, NDArray[Any]]
     """The model's state dict before the first step."""
     momentum: Mapping[str, NDArray[Any]]
@@ -81,7 +82,7 @@ class StoreSink:
             layers=header.layers,
             skipped=header.skipped,
             optimizer=header.optimizer,
-            linear=header.linear,
+            rule=header.rule,
             reason=header.reason,
             initial=header.initial,
             momentum=header.momentum,

@@ -1,34 +1,58 @@
-"""What the optimizer did: one log a step, and every reason why a layer cannot be rebuilt exactly."""
+"""What the optimizer did: one log an update, how far the weights are from the record, and what may be the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.optim import Optimizer
 
-from dualform.record.gradient_factor import GradientFactors, Measure
-from dualform.record.optimizers import group_of, read_groups, unscaling
-from dualform.record.step_record import StepRecord
+from dualform.record.gradient_factor import Gradient, GradientFactors
+from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
+from dualform.record.projection import Doubles, surely_finite
+from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.taps import Tap
-from dualform.store.batch import Defect, Factor, StepLog
+from dualform.record.watch import Watch, roundoff
+from dualform.store.batch import Defect, Factor, ParameterGroup, StepLog, WatchLog
+
+_SEED = 0
 
 
 class Updates:
     """Logs and defects of the recorded layers, collected until a batch takes them along."""
 
-    def __init__(self, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
-        """Gradients are held against the recorded slots. Without values nothing can be rebuilt that they would have
-        to explain; where no layer has any, an update is taken to use all steps since the last one.
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        taps: Sequence[Tap],
+        initial: Mapping[str, NDArray[Any]] | None = None,
+        buffers: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
+        state dict before the first step, with the optimizer's `buffers` by then. Without values nothing can be rebuilt
+        that they would have to explain; where no layer has any, an update is taken to use all steps since the last one.
         """
-        self._optimizer = optimizer
+        self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._taps = list(taps)
         valued = [tap for tap in taps if tap.values]
-        self._factors = GradientFactors(valued) if valued else None
         self._valued = {tap.name for tap in valued}
+        # A generator of its own: the training's random numbers must come out as without the recorder.
+        generator = np.random.default_rng(_SEED)
+        self._parameters = RecordedParameters(valued, generator)
+        self._factors = GradientFactors(self._parameters, generator) if valued else None
+        self._watch: Watch | None = None
+        if valued and self._rule is not None:
+            self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
+        self._buffers: list[Tensor | None] | None = None
+        """The optimizer's buffers as its last update left them."""
         self._unused: list[int] = []
         self._logs: list[StepLog] = []
         self._defects: list[Defect] = []
+        self._watched: list[WatchLog] = []
         self._told: set[tuple[str, str]] = set()
         self._open: int | None = None
         self._open_dtypes: Mapping[str, torch.dtype] = {}
@@ -38,18 +62,16 @@ class Updates:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def add(self, record: StepRecord) -> bool:
-        """Take a settled step as gradients that the next update uses. False where NaN or infinity may be among them."""
-        assert record.slots is not None
-        self._unused.append(record.step)
-        if self._factors is None:
-            return record.surely_finite()
-        rows = {
-            name: (keys, errors)
-            for name, (keys, errors) in record.slots.rows.items()
-            if name in self._valued and errors is not None
-        }
-        return self._factors.add(record.step, rows) and record.surely_finite(without=rows)
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]]) -> bool:
+        """Take a step's slots, (layer, keys, errors) for each call, as gradients that the next update uses.
+
+        False where NaN or infinity may be among them.
+        """
+        self._unused.append(step)
+        valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]
+        others = [row for row in rows if row[0] not in self._valued or row[2] is None]
+        finite = self._factors is None or self._factors.add(step, valued)
+        return finite and all(surely_finite(part) for row in others for part in row[1:] if part is not None)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
@@ -75,20 +97,30 @@ class Updates:
 
     def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
-        groups = group_of(self._optimizer)
-        first, measures = next(iter(self._unused), None), list[Measure]()
+        groups, settings = group_of(self._optimizer), read_groups(self._optimizer, self._rule)
+        first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
         if self._factors is not None:
-            first, measures = self._factors.measure(frozenset(groups), unscaling(self._optimizer))
+            gradient = self._factors.measure(frozenset(groups))
             self._factors.renew()
+            first = step if gradient.first_step is None else gradient.first_step
+            own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
+            applied = gradient.factors * unscaling(self._optimizer)
+            factors = tuple(self._factor(i, own[i], applied[i], gradient) for i in range(len(own)))
+            self._tell_unexplained(step, gradient, dtypes)
+            self._watch_update(step, gradient, applied, [settings[group] for group in own], own, dtypes)
         self._unused = []
-        factors = tuple(Factor(m.name, groups.get(m.parameter, 0), m.factor, m.residual) for m in measures)
-        self._logs.append(StepLog(step, True, step if first is None else first, read_groups(self._optimizer), factors))
-        for measure in measures:
-            if not measure.explained:
-                self.defect(step, measure.layer, "gradient", self._why(measure, step, dtypes.get(measure.layer)))
+        self._logs.append(StepLog(step, True, first, settings, factors))
+
+    def updated(self) -> None:
+        """The optimizer has written the weights."""
+        if self._watch is not None and self._rule is not None:
+            self._watch.updated()
+            self._buffers = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
 
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
+        if self._watch is not None:
+            self._watched += self._watch.observe(step)
         for tap in self._taps:
             if any(parameter.grad is not None for parameter in tap.parameters.values()):
                 self.defect(
@@ -96,20 +128,71 @@ class Updates:
                     "with gradients that no slot holds"
                 )  # fmt: skip
 
+    def look(self, step: int) -> None:
+        """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
+        if self._watch is not None and (changed := self._watch.changed()).any():
+            self._watched += self._watch.observe(step, changed)
+
+    def finish(self, step: int) -> None:
+        """The recording ends, `step` being its last: look at the weights once more."""
+        if self._watch is not None and step >= 0:
+            self._watched += self._watch.observe(step)
+
     def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
-        """Note why a layer is inexact from `step` on; once for each kind."""
+        """Note what may make a layer inexact from `step` on; once for each kind."""
         if (layer, kind) not in self._told:
             self._told.add((layer, kind))
             self._defects.append(Defect(step, layer, reason))
 
-    def take(self) -> tuple[list[StepLog], list[Defect]]:
+    def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
         """What no batch has taken along yet."""
-        taken = self._logs, self._defects
-        self._logs, self._defects = [], []
+        taken = self._logs, self._defects, self._watched
+        self._logs, self._defects, self._watched = [], [], []
         return taken
 
-    def _why(self, measure: Measure, step: int, dtype: torch.dtype | None) -> str:
-        what = f"{measure.residual:.1e} of the gradient of {measure.name} at step {step} is not in the recorded slots"
-        if dtype in (torch.bfloat16, torch.float16):
-            return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
-        return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
+    def _factor(self, index: int, group: int, factor: float, gradient: Gradient) -> Factor:
+        name, residual = self._parameters[index].name, float(gradient.residuals[index])
+        return Factor(name, group, None if np.isnan(factor) else float(factor), residual)
+
+    def _watch_update(
+        self,
+        step: int,
+        gradient: Gradient,
+        factors: Doubles,
+        settings: Sequence[ParameterGroup],
+        groups: Sequence[int],
+        dtypes: Mapping[str, torch.dtype],
+    ) -> None:
+        """The weights as they are before the update of `step`, and the update."""
+        if self._watch is None or self._rule is None:
+            return
+        self._tell_buffers(step, self._rule.buffer)
+        self._watched += self._watch.observe(step - 1)
+        own = zip(groups, (group.settings for group in settings), strict=True)
+        error = [max(roundoff(dtypes.get(layer)) for layer in p.layers) for p in self._parameters]
+        self._watch.advance(gradient, factors, list(own), np.array(error))
+
+    def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
+        for parameter, residual, explained in zip(
+            self._parameters, gradient.residuals, gradient.explained, strict=True
+        ):
+            for layer in () if explained else parameter.layers:
+                why = _why(residual, parameter.name, step, dtypes.get(layer))
+                self.defect(step, layer, "gradient", why)
+
+    def _tell_buffers(self, step: int, kind: str) -> None:
+        """Note buffers that are not those that the last update left: an optimizer's state cleared or loaded."""
+        if self._buffers is None or self._rule is None:
+            return
+        now = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
+        for parameter, buffer, before in zip(self._parameters, now, self._buffers, strict=True):
+            for layer in () if buffer is before else parameter.layers:
+                what = "cleared" if buffer is None else "replaced"
+                self.defect(step, layer, "buffer", f"the optimizer's {kind} of {parameter.name} was {what} before step {step}")
+
+
+def _why(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:
+    what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
+    if dtype in (torch.bfloat16, torch.float16):
+        return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
+    return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"

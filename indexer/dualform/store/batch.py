@@ -27,12 +27,8 @@ class LayerRows:
 class ParameterGroup:
     """The optimizer's settings for one parameter group at one update."""
 
-    lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    maximize: bool = False
+    settings: Mapping[str, float | bool]
+    """Those that the update rule names, in its order; the learning rate first."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,31 @@ class StepLog:
 
 
 @dataclass(frozen=True)
+class WatchLog:
+    """How far one parameter was from its record when it was looked at.
+
+    Distances are norms of float64[d_out, 8] / sqrt(8), projected along eight random directions: estimates of the
+    Frobenius norms of whole weights. A bias is not projected, so its norms are its own.
+    """
+
+    step: int
+    """The last recorded step whose end, and update, the weights had behind them."""
+    parameter: str
+    one_step: float
+    """From what the update rule makes of the weights that were seen last."""
+    accumulated: float
+    """From what the record alone makes of the initial weights."""
+    way: float
+    """From the initial weights."""
+    rounding: float
+    """What rounding the weights to their own precision, update after update, may account for in `accumulated`."""
+    noise: float = 0.0
+    """What rounding of weights and gradients may account for in `one_step`."""
+
+
+@dataclass(frozen=True)
 class Defect:
-    """A reason why a layer cannot be rebuilt exactly from `step` on."""
+    """Something at `step` that may be why a layer is not exact."""
 
     step: int
     layer: str
@@ -84,3 +103,4 @@ class Batch:
     logs: list[StepLog] = field(default_factory=list)
     """Logs of steps whose outcome is known by now; not only this step's."""
     defects: list[Defect] = field(default_factory=list)
+    watch: list[WatchLog] = field(default_factory=list)

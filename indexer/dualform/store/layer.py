@@ -47,6 +47,8 @@ class Layer:
     """Whether keys are stored; where they are not, a digest of each step's is."""
     reason: str = ""
     """Why values are not, where it is the kind of layer that has none."""
+    dtype: str = "float32"
+    """What the training computed its product in: float32 or bfloat16."""
 
     @property
     def weights(self) -> tuple[Parameter, ...]:

@@ -50,10 +50,10 @@ class Manifest:
     skipped: dict[str, str]
     """Layers that were not recorded, with the reason."""
     optimizer: str
-    linear: bool
-    """Whether the optimizer's recurrence is linear, so that outputs and weights can be rebuilt."""
+    rule: str
+    """Name of the optimizer's update rule, by which outputs and weights can be rebuilt; empty where there is none."""
     reason: str
-    """Why they cannot, where it is not."""
+    """Why there is none."""
     spaces: dict[str, str]
     """Slot table of each space."""
     columns: dict[str, dict[str, str]]
@@ -70,7 +70,7 @@ class Manifest:
         """Replace memory.json, durably."""
         fields = {
             "format": self.format,
-            "optimizer": {"name": self.optimizer, "linear": self.linear, "reason": self.reason},
+            "optimizer": {"name": self.optimizer, "rule": self.rule, "reason": self.reason},
             "layers": [layer.to_json() for layer in self.layers],
             "skipped": self.skipped,
             "spaces": self.spaces,
@@ -124,7 +124,7 @@ class Manifest:
             layers=[Layer.from_json(layer) for layer in fields["layers"]],
             skipped=fields["skipped"],
             optimizer=optimizer["name"],
-            linear=optimizer["linear"],
+            rule=optimizer["rule"],
             reason=optimizer["reason"],
             spaces=fields["spaces"],
             columns=fields["columns"],

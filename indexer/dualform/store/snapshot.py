@@ -24,7 +24,7 @@ from dualform.store.manifest import Manifest
 from dualform.store.matrix_file import flat_index_header, npy_header
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, Rows, Segment, SegmentCache
-from dualform.store.tables import TABLES, quoted, rows_table
+from dualform.store.tables import quoted, rows_table, tables_of
 from dualform.store.weights import read_weights
 
 
@@ -37,7 +37,7 @@ class Snapshot:
         self.format = manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
         self.skipped = manifest.skipped
-        self.optimizer, self.linear, self.reason = manifest.optimizer, manifest.linear, manifest.reason
+        self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
         self._tables = tables
         self._cache = cache
         self._folder = path / manifest.shards[0].folder
@@ -57,9 +57,10 @@ class Snapshot:
             raise Damaged(f"{folder} has {len(manifest.shards)} shards; this version reads memories of one.")
         part = manifest.shards[0]
         kinds = {manifest.spaces[space]: types for space, types in manifest.columns.items()}
+        known = tables_of(manifest.rule)
         # A memory of an earlier version lacks the tables that came later.
-        there = {name: types for name, types in {**TABLES, **kinds}.items() if name in part.tables}
-        tables = {name: rows_table([], types) for name, types in TABLES.items() if name not in there}
+        there = {name: types for name, types in {**known, **kinds}.items() if name in part.tables}
+        tables = {name: rows_table([], types) for name, types in known.items() if name not in there}
         tables |= shard.read(folder / part.folder / shard.FILE, there, part.tables)
         memory = cls(folder, manifest, tables, cache or SegmentCache())
         memory._check_files()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import Any
 
 from dualform.store.batch import ParameterGroup, StepLog
 
 
-def step_rows(log: StepLog) -> dict[str, list[tuple[Any, ...]]]:
-    """Rows by table, in the tables' column order."""
-    first = _settings(log.groups[0]) if log.groups else (None,) * 6
+def step_rows(log: StepLog, settings: int) -> dict[str, list[tuple[Any, ...]]]:
+    """Rows by table, in the tables' column order; `settings`: how many are logged of a group."""
+    first = _settings(log.groups[0]) if log.groups else (None,) * settings
     clip = log.factors[0].factor if log.factors else None
     return {
         "steps": [(log.step, log.updated, log.first_step, *first, clip)],
@@ -20,4 +19,4 @@ def step_rows(log: StepLog) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _settings(group: ParameterGroup) -> tuple[Any, ...]:
-    return astuple(group)
+    return tuple(group.settings.values())

@@ -5,6 +5,7 @@
     steps             what the optimizer did at each recorded step, for its first parameter group
     parameter_groups  the settings of every parameter group at each update
     factors           the measured gradient factor of every recorded parameter at each update
+    watch             how far the weights were from the record, at each time they were looked at
     defects           why a layer cannot be rebuilt exactly, and from which step on
     labels            names of labels
     digests           what each layer was fed at each step, for layers whose keys are not stored
@@ -25,6 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from dualform.rules import settings_of
+
 ColumnTypes: TypeAlias = Mapping[str, str]
 
 SLOTS: ColumnTypes = {
@@ -36,24 +39,25 @@ SLOTS: ColumnTypes = {
     "label": "BIGINT",
     "sample": "BIGINT",
 }
-_SETTINGS: ColumnTypes = {
-    "lr": "DOUBLE",
-    "momentum": "DOUBLE",
-    "dampening": "DOUBLE",
-    "weight_decay": "DOUBLE",
-    "nesterov": "BOOLEAN",
-    "maximize": "BOOLEAN",
-}
 TABLES: Mapping[str, ColumnTypes] = {
     "key_rows": {"layer": "VARCHAR", "slot": "BIGINT", "key_row": "BIGINT"},
-    "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **_SETTINGS, "clip": "DOUBLE"},
-    "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **_SETTINGS},
+    "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **settings_of(""), "clip": "DOUBLE"},
+    "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **settings_of("")},
     "factors": {
         "step": "BIGINT",
         "parameter": "VARCHAR",
         "group": "INTEGER",
         "factor": "DOUBLE",
         "residual": "DOUBLE",
+    },
+    "watch": {
+        "step": "BIGINT",
+        "parameter": "VARCHAR",
+        "one_step": "DOUBLE",
+        "accumulated": "DOUBLE",
+        "way": "DOUBLE",
+        "rounding": "DOUBLE",
+        "noise": "DOUBLE",
     },
     "defects": {"step": "BIGINT", "layer": "VARCHAR", "reason": "VARCHAR"},
     "labels": {"dataset": "VARCHAR", "label": "BIGINT", "name": "VARCHAR"},
@@ -69,8 +73,20 @@ TABLES: Mapping[str, ColumnTypes] = {
         "checksum": "VARCHAR",
     },
 }
-"""Every table but the slot tables, whose user columns differ from memory to memory."""
+"""Every table but the slot tables, whose user columns differ from memory to memory; without an update rule."""
 COMMITS: ColumnTypes = {"commit": "BIGINT", "table": "VARCHAR", "rows": "BIGINT", "digest": "VARCHAR"}
+
+
+
+def tables_of(rule: str) -> dict[str, ColumnTypes]:
+    """`TABLES` of a training with an update rule: the rule says which settings are logged of every group."""
+    settings = settings_of(rule)
+    return {
+        **TABLES,
+        "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **settings, "clip": "DOUBLE"},
+        "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **settings},
+    }
+
 
 _ARROW = {
     "BIGINT": pa.int64(),

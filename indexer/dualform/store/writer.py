@@ -7,6 +7,7 @@ transaction that names them; then memory.json by atomic rename. A cut at any mom
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from dualform.store.manifest import FileMark, Manifest, Shard
 from dualform.store.probes import write_probe
 from dualform.store.slot_columns import SlotColumns
 from dualform.store.step_rows import step_rows
-from dualform.store.tables import SLOTS, TABLES, arrow_table, rows_table
+from dualform.rules import settings_of
+from dualform.store.tables import SLOTS, arrow_table, rows_table, tables_of
 from dualform.store.weights import write_weights
 
 SEGMENT_BYTES = 256 << 20
@@ -52,7 +54,7 @@ class Writer:
         layers: Sequence[Layer],
         skipped: Mapping[str, str],
         optimizer: str,
-        linear: bool,
+        rule: str,
         reason: str,
         initial: Mapping[str, NDArray[Any]],
         momentum: Mapping[str, NDArray[Any]],
@@ -62,6 +64,7 @@ class Writer:
         self.path = Path(path)
         check_new_folder(self.path)
         self._segment_bytes = segment_bytes
+        self._settings, self._tables = len(settings_of(rule)), tables_of(rule)
         spaces = list(dict.fromkeys(layer.space for layer in layers)) or ["sample"]
         # The first space's slots are the table `slots`, which is all that most memories have.
         names = {space: "slots" if not i else f"slots_{space}" for i, space in enumerate(spaces)}
@@ -74,18 +77,18 @@ class Writer:
             writer.folder.mkdir(parents=True)
         self._digested = {layer.name: layer.space for layer in layers if not layer.keys}
         self._database = folder / shard.FILE
-        self._shard.tables = shard.create(self._database, {**TABLES, **dict.fromkeys(names.values(), SLOTS)})
+        self._shard.tables = shard.create(self._database, {**self._tables, **dict.fromkeys(names.values(), SLOTS)})
         self.manifest = Manifest(
             layers=list(layers),
             skipped=dict(skipped),
             optimizer=optimizer,
-            linear=linear,
+            rule=rule,
             reason=reason,
             spaces=names,
             columns={space: dict(SLOTS) for space in spaces},
             shards=[self._shard],
         )
-        self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
+        self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._tables}
         self._rows["labels"] = [
             (dataset, label, name) for dataset, names in label_names.items() for label, name in enumerate(names)
         ]
@@ -107,9 +110,10 @@ class Writer:
         for name, digest in digests(batch, self._digested).items():
             self._rows["digests"].append((batch.step, name, digest.keys, digest.columns))
         for log in batch.logs:
-            for table, new in step_rows(log).items():
+            for table, new in step_rows(log, self._settings).items():
                 self._rows[table].extend(new)
         self._rows["defects"].extend((d.step, d.layer, d.reason) for d in batch.defects)
+        self._rows["watch"].extend(astuple(row) for row in batch.watch)
         if self._bytes >= self._segment_bytes:
             self.commit()
 
@@ -120,7 +124,7 @@ class Writer:
         number = self._shard.commits
         for writer in self._layers.values():
             self._rows["segments"].extend(writer.finish(number))
-        added = {name: rows_table(rows, TABLES[name]) for name, rows in self._rows.items() if rows}
+        added = {name: rows_table(rows, self._tables[name]) for name, rows in self._rows.items() if rows}
         key_rows = [writer.take_key_rows() for writer in self._layers.values() if writer.layer.repeats]
         if key_rows:
             added["key_rows"] = pa.concat_tables(key_rows)
@@ -134,7 +138,7 @@ class Writer:
         self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
         self._shard.commits += 1
         self.manifest.write(self.path)
-        self._rows = {name: [] for name in TABLES}
+        self._rows = {name: [] for name in self._tables}
         self._bytes = 0
 
     def set_final(self, weights: Mapping[str, NDArray[Any]]) -> None:
