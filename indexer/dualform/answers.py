@@ -55,7 +55,8 @@ class Grade:
         if self.name != "off":
             return self.name
         since = "" if self.since is None else f" since step {self.since}"
-        return f"off by {self.error:.1e}{since}"
+        by = "" if self.error is None else f" by {self.error:.1e}"
+        return f"off{by}{since}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +240,8 @@ class Certificate:
     """None where the layer cannot be rebuilt at all (no values, or an optimizer that is not linear)."""
     exact: bool
     reason: str = ""
+    grade: Grade = field(default_factory=lambda: Grade("exact"))
+    """As measured while the training ran."""
 
 
 class Answers(Protocol):

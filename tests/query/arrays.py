@@ -14,7 +14,7 @@ from dualform.store.layer import Layer, affine
 from dualform.store.manifest import Manifest, Shard
 from dualform.store.rows import SegmentCache
 from dualform.store.snapshot import Snapshot
-from dualform.store.tables import SLOTS, TABLES, arrow_table, rows_table
+from dualform.store.tables import SLOTS, arrow_table, rows_table, tables_of
 
 SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
 
@@ -54,13 +54,15 @@ def memory(
     initial: Mapping[str, np.ndarray] | None = None,
     final: Mapping[str, np.ndarray] | None = None,
     biases: bool = True,
-    linear: bool = True,
+    rule: str = "sgd",
     defects: Sequence[tuple[int, str, str]] = (),
+    watch: Mapping[int, tuple[float, float]] | None = None,
     residual: float = 0.0,
 ) -> Snapshot:
     """A memory of samples: `keys` float32[rows, d] by layer, `columns` in slot order (None is NULL).
 
-    Each recorded step is one update of plain SGD with a learning rate of 0.1.
+    Each recorded step is one update of plain SGD with a learning rate of 0.1. `watch`: by step, the one-step
+    and the accumulated distance of every parameter from there on, of a way of 1.0.
     """
     values, rows_of_slots = values or {}, rows_of_slots or {}
     count = len(next(iter(columns.values())))
@@ -90,9 +92,9 @@ def memory(
     manifest = Manifest(
         layers=layers,
         skipped={},
-        optimizer="SGD" if linear else "Adam",
-        linear=linear,
-        reason="" if linear else "Adam is not linear in the gradients.",
+        optimizer="SGD" if rule else "Adam",
+        rule=rule,
+        reason="" if rule else "Adam is not linear in the gradients.",
         spaces={"sample": "slots"},
         columns={"sample": kinds},
         shards=[Shard(commits=1)],
@@ -100,16 +102,17 @@ def memory(
     )
     steps = sorted(set(full["step"]))
     parameters = [parameter.name for layer in layers if layer.values for parameter in layer.parameters]
-    cache = Held()
-    tables = {name: rows_table([], of) for name, of in TABLES.items()}
+    known, cache = tables_of("sgd"), Held()
+    tables = {name: rows_table([], of) for name, of in known.items()}
     tables["slots"] = arrow_table({name: list(column) for name, column in full.items()}, kinds)
-    tables["segments"] = rows_table(_segments(cache, keys, values, segment_rows), TABLES["segments"])
-    tables["steps"] = rows_table([(s, True, s, *SGD.values(), 1.0) for s in steps], TABLES["steps"])
-    tables["parameter_groups"] = rows_table([(s, 0, *SGD.values()) for s in steps], TABLES["parameter_groups"])
-    tables["factors"] = rows_table([(s, p, 0, 1.0, residual) for s in steps for p in parameters], TABLES["factors"])
-    tables["defects"] = rows_table(defects, TABLES["defects"])
+    tables["segments"] = rows_table(_segments(cache, keys, values, segment_rows), known["segments"])
+    tables["steps"] = rows_table([(s, True, s, *SGD.values(), 1.0) for s in steps], known["steps"])
+    tables["parameter_groups"] = rows_table([(s, 0, *SGD.values()) for s in steps], known["parameter_groups"])
+    tables["factors"] = rows_table([(s, p, 0, 1.0, residual) for s in steps for p in parameters], known["factors"])
+    tables["watch"] = rows_table(_watched(steps, parameters, watch or {}), known["watch"])
+    tables["defects"] = rows_table(defects, known["defects"])
     mapped = [(name, slot, int(row)) for name, rows in rows_of_slots.items() for slot, row in enumerate(rows)]
-    tables["key_rows"] = rows_table(mapped, TABLES["key_rows"])
+    tables["key_rows"] = rows_table(mapped, known["key_rows"])
     made = ArrayMemory(Path("array-memory"), manifest, tables, cache)
     made.start, made.end = initial or {}, final
     return made
@@ -117,6 +120,17 @@ def memory(
 
 def engine(made: Snapshot, backend: str | None = "numpy") -> Engine:
     return Engine(made, choose(backend))
+
+
+def _watched(
+    steps: Sequence[int], parameters: Sequence[str], said: Mapping[int, tuple[float, float]]
+) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    accumulated = 1e-7
+    for step in steps:
+        one_step, accumulated = said.get(step, (1e-8, accumulated))
+        rows += [(step, name, one_step, accumulated, 1.0, 1e-8, 1e-8) for name in parameters]
+    return rows
 
 
 def _segments(

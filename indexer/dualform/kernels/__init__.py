@@ -111,7 +111,7 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
 
 
 def project(matrix: NDArray[np.float32], directions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[r, k]: contiguous float32[r, c] times contiguous float64[k, c], summed in float64; k is DIRECTIONS or 1."""
+    """float64[r, k]: contiguous float32[r, c] times contiguous float64[k, c], k being DIRECTIONS or 1."""
     rows, columns = matrix.shape
     out = np.empty((rows, len(directions)))
     product = compiled().dualform_project if len(directions) == DIRECTIONS else compiled().dualform_project_one

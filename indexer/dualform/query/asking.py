@@ -50,7 +50,7 @@ class Asking:
         return GroupSums(groups.keys, sums, groups.counts, question.by, self._scan())
 
     def output(self, question: Output) -> tuple[NDArray[np.float32], Scan]:
-        weights = rebuild(self._view, self._layer, self._selection, question.at_step, self._check)
+        weights = rebuild(self._view, self._layer, self._selection, question.at_step, False, self._check)
         return outputs(weights, self._queries, self._check), self._scan()
 
     def _scan(self) -> Scan:

@@ -142,7 +142,7 @@ class Engine:
         Load it into the model to evaluate the masked network. See parameters.state_dict for what stands as it was, and
         what is raised.
         """
-        return parameters.state_dict(self._view, where, at_step, _check(None))
+        return parameters.state_dict(self._view, where, at_step, False, _check(None))
 
     def cancellation(self, where: str, at_step: int | None = None, layer: str | None = None) -> dict[str, float]:
         """By layer (all, or the one named), how much the slots that `where` removes cancel (cancellation.py)."""

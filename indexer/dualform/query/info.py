@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualform.answers import LayerInfo, MemoryInfo
 from dualform.query.view import View
-from dualform.query.weights.exactness import why_not
+from dualform.query.weights.exactness import grade
 from dualform.store.layer import Layer
 
 
@@ -26,7 +26,7 @@ def describe(view: View) -> MemoryInfo:
 
 
 def _describe(view: View, layer: Layer) -> LayerInfo:
-    reason = why_not(view, layer)
+    measured = grade(view, layer)
     return LayerInfo(
         name=layer.name,
         d_in=layer.d_in,
@@ -36,6 +36,6 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         slots=view.count(layer.space),
         distinct_keys=view.snapshot.keys(layer.name).rows if layer.keys else 0,
         values=layer.values,
-        exact=not reason,
-        reason=reason,
+        exact=measured.exact,
+        reason=measured.reason,
     )

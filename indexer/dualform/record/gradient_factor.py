@@ -27,7 +27,7 @@ _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 _FEW = 8
 """A weight with fewer outputs is compared along all directions: one number alone is parallel to any other."""
 _AS_GOOD = 1.5
-"""Residuals within this factor of the least are taken to be as good: the gradient's own rounding decides between them."""
+"""Residuals within this factor of the least are as good: the gradient's own rounding decides between them."""
 _NOISE = 1e-6
 """Residuals below this are rounding of float32."""
 

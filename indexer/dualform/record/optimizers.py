@@ -41,9 +41,7 @@ class UpdateHooks:
             handle.remove()
 
 
-def around_each_update(
-    optimizer: Optimizer, updating: Callable[[], None], updated: Callable[[], None]
-) -> UpdateHooks:
+def around_each_update(optimizer: Optimizer, updating: Callable[[], None], updated: Callable[[], None]) -> UpdateHooks:
     """Call `updating` whenever the gradients are final and the weights have not moved, `updated` once they have.
 
     Not before an update that the optimizer itself will skip.

@@ -34,7 +34,8 @@ def project(matrix: Tensor, directions: Doubles) -> Doubles:
         return kernels.project(matrix.contiguous().numpy(), directions)
     along = torch.from_numpy(directions).to(matrix.device).T
     rows = max(1, _AT_ONCE // max(1, matrix.shape[1]))
-    return _numpy(torch.cat([part.double() @ along for part in matrix.split(rows)]))
+    parts = (matrix[start : start + rows] for start in range(0, max(1, len(matrix)), rows))
+    return _numpy(torch.cat([part.double() @ along for part in parts]))
 
 
 def fold(matrix: Tensor, weights: Doubles) -> tuple[Doubles, Doubles, float]:

@@ -188,7 +188,9 @@ class Updates:
         for parameter, buffer, before in zip(self._parameters, now, self._buffers, strict=True):
             for layer in () if buffer is before else parameter.layers:
                 what = "cleared" if buffer is None else "replaced"
-                self.defect(step, layer, "buffer", f"the optimizer's {kind} of {parameter.name} was {what} before step {step}")
+                self.defect(
+                    step, layer, "buffer", f"the optimizer's {kind} of {parameter.name} was {what} before step {step}"
+                )
 
 
 def _why(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:

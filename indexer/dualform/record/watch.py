@@ -117,9 +117,7 @@ class Watch:
             self._advance(expected, of_run, slice(first, last + 1), applied, settings)
             self._carry_noise(slice(first, last + 1), noise, settings)
         size = self._parameters.norms(expected.weight)
-        self._floor = np.where(
-            np.isnan(factors), self._floor, self._floor + np.square(self._rounding * size) / 3
-        )
+        self._floor = np.where(np.isnan(factors), self._floor, self._floor + np.square(self._rounding * size) / 3)
         self._rebuilt, self._expected = rebuilt, expected
 
     def _runs(self, factors: Doubles, groups: Sequence[tuple[int, Settings]]) -> list[tuple[int, int]]:
@@ -151,7 +149,7 @@ class Watch:
 
 
 def roundoff(dtype: torch.dtype | None) -> float:
-    """Relative rounding error of products computed in a type, TF32 and bfloat16 where torch may use them for float32."""
+    """Relative rounding error of products computed in a type: for float32, of what torch may use in its place."""
     if dtype in (None, torch.float32):
         return {"highest": 2.0**-23, "high": 2.0**-10}.get(torch.get_float32_matmul_precision(), 2.0**-8)
     assert dtype is not None
@@ -165,4 +163,3 @@ def _unit_roundoff(dtype: torch.dtype) -> float:
 
 def _copy(states: _States) -> _States:
     return _States(states.weight.copy(), states.buffer.copy(), states.buffered.copy())
-

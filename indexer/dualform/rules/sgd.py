@@ -47,9 +47,8 @@ class SGD:
             descent = descent + settings["weight_decay"] * state.weight
         if not momentum:  # the buffer is left as it is
             return State(state.weight - rate * descent, state.buffer)
-        if state.buffer is None:
-            buffer = descent
-        else:
+        buffer = descent  # the first gradient is taken whole
+        if state.buffer is not None:
             buffer = momentum * state.buffer + (1 - settings["dampening"]) * descent
         step = descent + momentum * buffer if settings["nesterov"] else buffer
         return State(state.weight - rate * step, buffer)

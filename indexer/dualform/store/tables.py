@@ -77,7 +77,6 @@ TABLES: Mapping[str, ColumnTypes] = {
 COMMITS: ColumnTypes = {"commit": "BIGINT", "table": "VARCHAR", "rows": "BIGINT", "digest": "VARCHAR"}
 
 
-
 def tables_of(rule: str) -> dict[str, ColumnTypes]:
     """`TABLES` of a training with an update rule: the rule says which settings are logged of every group."""
     settings = settings_of(rule)

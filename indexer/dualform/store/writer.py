@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.errors import AlreadyExists
+from dualform.rules import settings_of
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.digests import digests
@@ -27,7 +28,6 @@ from dualform.store.manifest import FileMark, Manifest, Shard
 from dualform.store.probes import write_probe
 from dualform.store.slot_columns import SlotColumns
 from dualform.store.step_rows import step_rows
-from dualform.rules import settings_of
 from dualform.store.tables import SLOTS, arrow_table, rows_table, tables_of
 from dualform.store.weights import write_weights
 

@@ -14,20 +14,27 @@ import numpy as np
 
 from dualform.query.score.bound import norms
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import require_exact
+from dualform.query.weights.exactness import require
 from dualform.query.weights.rebuilt import check_step
 from dualform.query.weights.slot_sum import Speaking, block_size, blocks, slot_sum, speaking
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 
 
-def cancellation(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
+def cancellation(
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    at_step: int | None,
+    check: Check,
+    allow_inexact: bool = False,
+) -> float:
     """The figure for the slots that `selection` leaves out; NaN where those move nothing.
 
-    Raises Inexact where the record does not explain the layer.
+    Raises Inexact as `require` says.
     """
     check_step(view, at_step)
-    require_exact(view, layer, at_step)
+    require(view, layer, at_step, allow_inexact)
     key = ("cancellation", layer.name, selection.identity, at_step)
     return view.cache.get(key, lambda: _Figure(_measure(view, layer, selection, at_step, check))).value
 
