@@ -67,7 +67,11 @@ def test_a_weight_shared_by_two_layers(tmp_path):
     sink = record(Tied(), tmp_path / "m")
     assert sink.layer_names == ["first", "second", "third"]
     assert sink.defects == []
-    assert [layer.parameters[0].name for layer in sink.header.layers] == ["first.weight", "first.weight", "third.weight"]
+    assert [layer.parameters[0].name for layer in sink.header.layers] == [
+        "first.weight",
+        "first.weight",
+        "third.weight",
+    ]
     assert max(row.accumulated / row.way for row in sink.watch["first.weight"]) < 1e-5
     assert np.allclose(sink.rebuilt("first.weight", 3), sink.final["second.weight"], rtol=0, atol=1e-6)
 

@@ -128,27 +128,24 @@ void dualform_canonical_rows(const double *keys, int64_t rows, const float *quer
 
 #define BLOCK 128 /* rows that are folded while they lie in the cache */
 
+INLINE double product_plain(const float *row, const double *direction, int64_t columns) {
+    double sums[4] = {0.0, 0.0, 0.0, 0.0};
+    int64_t c = 0;
+    for (; c + 4 <= columns; c += 4)
+        for (int i = 0; i < 4; i++) sums[i] += row[c + i] * direction[c + i];
+    for (; c < columns; c++) sums[0] += row[c] * direction[c];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 static void project_plain(const float *matrix, int64_t rows, int64_t columns, const double *directions, double *out) {
     for (int64_t r = 0; r < rows; r++)
-        for (int k = 0; k < DIRECTIONS; k++) {
-            const float *row = matrix + r * columns;
-            const double *direction = directions + k * columns;
-            double sums[4] = {0.0, 0.0, 0.0, 0.0};
-            int64_t c = 0;
-            for (; c + 4 <= columns; c += 4)
-                for (int i = 0; i < 4; i++) sums[i] += row[c + i] * direction[c + i];
-            for (; c < columns; c++) sums[0] += row[c] * direction[c];
-            out[r * DIRECTIONS + k] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        }
+        for (int k = 0; k < DIRECTIONS; k++)
+            out[r * DIRECTIONS + k] = product_plain(matrix + r * columns, directions + k * columns, columns);
 }
 
 static void project_one_plain(const float *matrix, int64_t rows, int64_t columns, const double *direction,
                               double *out) {
-    for (int64_t r = 0; r < rows; r++) {
-        double sum = 0.0;
-        for (int64_t c = 0; c < columns; c++) sum += matrix[r * columns + c] * direction[c];
-        out[r] = sum;
-    }
+    for (int64_t r = 0; r < rows; r++) out[r] = product_plain(matrix + r * columns, direction, columns);
 }
 
 static void fold_plain(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
