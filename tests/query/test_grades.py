@@ -332,3 +332,32 @@ def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
     assert [found.name for found in grades] == ["off", "exact", "exact"]
     assert grades[0].reason == "the training was cut off before its weights were held against the record."
     assert str(grades[0]) == "off"
+
+
+def test_a_training_in_bfloat16_is_graded_as_such(tmp_path):
+    def forward(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float()
+
+    trained = train(tmp_path / "m", forward=forward)
+    for layer in LAYERS:
+        found, measured = graded(trained, layer), trained.measured(layer)
+        assert found.name == ("exact" if measured < EXACT else "exact to bfloat16")
+        assert found.error == pytest.approx(measured, rel=0.7)
+        assert (found.since, found.reason) == (None, "")
+    assert "exact to bfloat16" in {graded(trained, layer).name for layer in LAYERS}
+    queries = np.ones((1, 7), np.float32)
+    with torch.no_grad():
+        live = trained.model[2](torch.from_numpy(queries)).numpy()
+    np.testing.assert_allclose(trained.engine.output("2", queries), live, rtol=0, atol=1e-5)
+
+
+def test_grades_read_no_slot(tmp_path, monkeypatch):
+    trained = train(tmp_path / "m")
+
+    def read(*_):
+        raise AssertionError("slots were read")
+
+    for name in ("keys", "values", "column"):
+        monkeypatch.setattr(trained.engine._view.snapshot, name, read)
+    assert graded(trained).name == "exact"

@@ -170,7 +170,7 @@ VNNI INLINE __m512d widened(const float *numbers, __mmask8 there) {
     return _mm512_cvtps_pd(_mm256_maskz_loadu_ps(there, numbers));
 }
 
-/* `count` rows (a constant) at once: each direction is loaded for all of them. */
+/* `count` rows (a constant) at once: each direction is loaded for all of them. The next rows are fetched meanwhile. */
 VNNI INLINE void project_rows(const float *matrix, int64_t columns, const double *directions, double *out,
                               const int count) {
     __m512d sums[3][DIRECTIONS];
@@ -179,7 +179,10 @@ VNNI INLINE void project_rows(const float *matrix, int64_t columns, const double
     for (int64_t c = 0; c < columns; c += 8) {
         const __mmask8 there = first_of(columns - c);
         __m512d x[3];
-        for (int r = 0; r < count; r++) x[r] = widened(matrix + r * columns + c, there);
+        for (int r = 0; r < count; r++) {
+            x[r] = widened(matrix + r * columns + c, there);
+            __builtin_prefetch(matrix + (r + count) * columns + c);
+        }
         for (int k = 0; k < DIRECTIONS; k++) {
             const __m512d direction = _mm512_maskz_loadu_pd(there, directions + k * columns + c);
             for (int r = 0; r < count; r++) sums[r][k] = _mm512_fmadd_pd(x[r], direction, sums[r][k]);

@@ -151,7 +151,7 @@ class Engine:
         view, check = self._view, _check(None)
         asked = view.snapshot.layers.values() if layer is None else [view.layer(layer)]
         return {
-            one.name: cancellation.cancellation(view, one, view.select(one.space, where), at_step, check)
+            one.name: cancellation.cancellation(view, one, view.select(one.space, where), at_step, False, check)
             for one in asked
         }
 

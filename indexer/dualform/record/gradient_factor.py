@@ -21,6 +21,7 @@ from torch import Tensor
 from dualform.record.projection import DIRECTIONS, Doubles, fold, full_precision, project
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.batch import TOLERANCE
+from dualform.store.layer import Parameter
 
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
@@ -76,6 +77,11 @@ class GradientFactors:
 
     def __init__(self, parameters: RecordedParameters, generator: np.random.Generator) -> None:
         self._parameters, self._generator = parameters, generator
+        self._held: dict[str, list[tuple[int, RecordedParameter, Parameter]]] = {}
+        """By layer, its parameters, their index, and their places in it: weights come before biases."""
+        for index, parameter in enumerate(parameters):
+            for layer, place in parameter.terms:
+                self._held.setdefault(layer, []).append((index, parameter, place))
         sizes = [_compared(parameter) for parameter in parameters]
         self._starts = np.cumsum([0, *sizes[:-1]])
         self._lengths = np.array(sizes)
@@ -107,19 +113,17 @@ class GradientFactors:
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, scales: Doubles) -> None:
         summed, size = np.empty(0), 0.0
-        for index, parameter in enumerate(self._parameters):
-            for holder, place in parameter.terms:
-                if holder != layer:
-                    continue
-                if parameter.directions is None:  # comes after a weight
-                    part, width = summed, len(errors) ** 0.5
-                else:
-                    own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
-                    along = project(own, parameter.directions)
-                    part, summed, size = fold(errors, along)
-                    width = float(np.sqrt(np.square(along).sum() / DIRECTIONS))
-                sums[parameter.start : parameter.stop] += part.reshape(-1)
-                scales[index] += size * width
+        for index, parameter, place in self._held.get(layer, ()):
+            if parameter.directions is None:  # comes after a weight
+                part, width = summed, len(errors) ** 0.5
+            else:
+                own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
+                along = project(own, parameter.directions)
+                part, summed, size = fold(errors, along)
+                width = float(np.vdot(along, along) / DIRECTIONS) ** 0.5
+            own_sums = sums[parameter.start : parameter.stop]
+            own_sums += part.reshape(-1)
+            scales[index] += size * width
 
     def measure(self, trained: frozenset[int]) -> Gradient:
         """Compare the gradients as they stand with what is pending.

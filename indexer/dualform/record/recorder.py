@@ -282,8 +282,8 @@ class Recorder:
             )
         self._spaces = record.spaces()
         assert self._start is not None
-        known = [tap for tap in self._taps if tap.name in self._spaces]
-        self._updates = Updates(self._optimizer, known, self._start.initial, self._start.buffers)
+        self._updates = Updates(self._optimizer, self._taps, self._start.initial, self._start.buffers)
+        self._updates.join([tap for tap in self._taps if tap.name in self._spaces])
 
     def _open_sink(self, record: StepRecord) -> None:
         for tap in [tap for tap in self._taps if tap.name not in self._spaces]:

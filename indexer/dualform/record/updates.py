@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from dualform.record.gradient_factor import Gradient, GradientFactors
 from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
 from dualform.record.projection import Doubles, surely_finite
-from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.record.taps import Tap
 from dualform.record.watch import Watch, roundoff
 from dualform.store.batch import Defect, Factor, ParameterGroup, StepLog, WatchLog
@@ -33,11 +33,13 @@ class Updates:
         buffers: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
-        state dict before the first step, with the optimizer's `buffers` by then. Without values nothing can be rebuilt
-        that they would have to explain; where no layer has any, an update is taken to use all steps since the last one.
+        state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
+        slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
+        gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
-        self._taps = list(taps)
+        self._taps: list[Tap] = []
+        """Those that have slots."""
         valued = [tap for tap in taps if tap.values]
         self._valued = {tap.name for tap in valued}
         # A generator of its own: the training's random numbers must come out as without the recorder.
@@ -47,6 +49,8 @@ class Updates:
         self._watch: Watch | None = None
         if valued and self._rule is not None:
             self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
+        self._joined: set[int] = set()
+        """Parameters of layers that have slots, by index."""
         self._buffers: list[Tensor | None] | None = None
         """The optimizer's buffers as its last update left them."""
         self._unused: list[int] = []
@@ -56,6 +60,12 @@ class Updates:
         self._told: set[tuple[str, str]] = set()
         self._open: int | None = None
         self._open_dtypes: Mapping[str, torch.dtype] = {}
+
+    def join(self, taps: Sequence[Tap]) -> None:
+        """These layers have slots from now on."""
+        self._taps += taps
+        names = {tap.name for tap in self._taps}
+        self._joined = {i for i, parameter in enumerate(self._parameters) if names.intersection(parameter.layers)}
 
     @property
     def awaited(self) -> bool:
@@ -105,7 +115,7 @@ class Updates:
             first = step if gradient.first_step is None else gradient.first_step
             own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
             applied = gradient.factors * unscaling(self._optimizer)
-            factors = tuple(self._factor(i, own[i], applied[i], gradient) for i in range(len(own)))
+            factors = tuple(self._factor(i, own[i], applied[i], gradient) for i in self._logged(applied))
             self._tell_unexplained(step, gradient, dtypes)
             self._watch_update(step, gradient, applied, [settings[group] for group in own], own, dtypes)
         self._unused = []
@@ -146,13 +156,24 @@ class Updates:
 
     def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
         """What no batch has taken along yet."""
-        taken = self._logs, self._defects, self._watched
+        names = {self._parameters[index].name for index in self._joined}
+        watched = [row for row in self._watched if row.parameter in names]
+        taken = self._logs, self._defects, watched
         self._logs, self._defects, self._watched = [], [], []
         return taken
 
     def _factor(self, index: int, group: int, factor: float, gradient: Gradient) -> Factor:
         name, residual = self._parameters[index].name, float(gradient.residuals[index])
         return Factor(name, group, None if np.isnan(factor) else float(factor), residual)
+
+    def _layers_of(self, parameter: RecordedParameter) -> list[str]:
+        """Those that have slots."""
+        joined = {tap.name for tap in self._taps}
+        return [layer for layer in parameter.layers if layer in joined]
+
+    def _logged(self, factors: Doubles) -> list[int]:
+        """The parameters of layers with slots, and what else the optimizer updates: it may get slots later."""
+        return [index for index in range(len(factors)) if index in self._joined or not np.isnan(factors[index])]
 
     def _watch_update(
         self,
@@ -173,10 +194,9 @@ class Updates:
         self._watch.advance(gradient, factors, list(own), np.array(error))
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
-        for parameter, residual, explained in zip(
-            self._parameters, gradient.residuals, gradient.explained, strict=True
-        ):
-            for layer in () if explained else parameter.layers:
+        for index in sorted(self._joined):
+            parameter, residual = self._parameters[index], float(gradient.residuals[index])
+            for layer in () if gradient.explained[index] else self._layers_of(parameter):
                 why = _why(residual, parameter.name, step, dtypes.get(layer))
                 self.defect(step, layer, "gradient", why)
 
@@ -186,7 +206,7 @@ class Updates:
             return
         now = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
         for parameter, buffer, before in zip(self._parameters, now, self._buffers, strict=True):
-            for layer in () if buffer is before else parameter.layers:
+            for layer in () if buffer is before else self._layers_of(parameter):
                 what = "cleared" if buffer is None else "replaced"
                 self.defect(
                     step, layer, "buffer", f"the optimizer's {kind} of {parameter.name} was {what} before step {step}"

@@ -26,8 +26,8 @@ def cancellation(
     layer: Layer,
     selection: Selection,
     at_step: int | None,
+    allow_inexact: bool,
     check: Check,
-    allow_inexact: bool = False,
 ) -> float:
     """The figure for the slots that `selection` leaves out; NaN where those move nothing.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow.compute as pc
 
@@ -38,25 +39,52 @@ def _check_parameter(memory: Snapshot, parameter: str) -> None:
 
 def _updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:
     """The updates of a parameter at the steps before `stop`, in order."""
-    steps = {step: first for step, first, updated in _rows(memory, "steps", "step", "first_step", "updated") if updated}
-    settings = _settings(memory)
-    own = memory.table("factors").filter(pc.equal(memory.table("factors")["parameter"], parameter))
-    rows = zip(*(own[name].to_pylist() for name in ("step", "group", "factor")), strict=True)
-    found = [
-        Update(steps[step], step, factor, settings[step, group])
-        for step, group, factor in rows
-        if factor is not None and step < stop and step in steps
-    ]
-    return sorted(found, key=lambda update: update.last_step)
+    log = _LOGS.get(memory)
+    if log is None:
+        log = _LOGS[memory] = _Log(memory)
+    return [update for update in log.of(parameter) if update.last_step < stop]
+
+
+class _Log:
+    """What a snapshot's tables say of the optimizer, as updates."""
+
+    def __init__(self, memory: Snapshot) -> None:
+        self._factors = memory.table("factors")
+        rows = _rows(memory, "steps", "step", "first_step", "updated")
+        self._first = {step: first for step, first, updated in rows if updated}
+        self._settings = _settings(memory)
+        self._updates: dict[str, list[Update]] = {}
+
+    def of(self, parameter: str) -> list[Update]:
+        if parameter not in self._updates:
+            self._updates[parameter] = self._read(parameter)
+        return self._updates[parameter]
+
+    def _read(self, parameter: str) -> list[Update]:
+        own = self._factors.filter(pc.equal(self._factors["parameter"], parameter))
+        rows = zip(*(own[name].to_pylist() for name in ("step", "group", "factor")), strict=True)
+        found = [
+            Update(self._first[step], step, factor, self._settings[step, group])
+            for step, group, factor in rows
+            if factor is not None and step in self._first
+        ]
+        return sorted(found, key=lambda update: update.last_step)
+
+
+_LOGS: WeakKeyDictionary[Snapshot, _Log] = WeakKeyDictionary()
+"""Read once a snapshot, for every layer and every step that is asked for."""
 
 
 def _settings(memory: Snapshot) -> dict[tuple[int, int], Settings]:
-    """By step and group."""
+    """By step and group; one mapping for all steps whose settings are the same."""
     table = memory.table("parameter_groups")
     names = [name for name in table.column_names if name not in ("step", "group")]
     keys = _rows(memory, "parameter_groups", "step", "group")
     values = _rows(memory, "parameter_groups", *names)
-    return {key: dict(zip(names, row, strict=True)) for key, row in zip(keys, values, strict=True)}
+    alike: dict[tuple[Any, ...], Settings] = {}
+    return {
+        key: alike.setdefault(row, dict(zip(names, row, strict=True))) for key, row in zip(keys, values, strict=True)
+    }
 
 
 def _rows(memory: Snapshot, table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
