@@ -240,8 +240,6 @@ class Certificate:
     """None where the layer cannot be rebuilt at all (no values, or an optimizer that is not linear)."""
     exact: bool
     reason: str = ""
-    grade: Grade = field(default_factory=lambda: Grade("exact"))
-    """As measured while the training ran."""
 
 
 class Answers(Protocol):

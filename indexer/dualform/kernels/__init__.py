@@ -113,8 +113,12 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
 def project(matrix: NDArray[np.float32], directions: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64[r, k]: contiguous float32[r, c] times contiguous float64[k, c], k being DIRECTIONS or 1."""
     rows, columns = matrix.shape
-    out = np.empty((rows, len(directions)))
-    product = compiled().dualform_project if len(directions) == DIRECTIONS else compiled().dualform_project_one
+    count, width = directions.shape
+    if count not in (1, DIRECTIONS) or width != columns:
+        what = f"directions of {columns} numbers, 1 or {DIRECTIONS} of them"
+        raise TypeError(f"a compiled loop wants {what}, and got {count} of {width}.")
+    out = np.empty((rows, count))
+    product = compiled().dualform_project if count == DIRECTIONS else compiled().dualform_project_one
     product(address(matrix, np.float32), rows, columns, address(directions, np.float64), out.ctypes.data)
     return out
 
@@ -126,6 +130,9 @@ def fold(
     its column sums, as float64[c]; and the sum of its squares.
     """
     rows, columns = matrix.shape
+    if weights.shape != (rows, DIRECTIONS):
+        what = f"{DIRECTIONS} weights for each of {rows} rows, and got {weights.shape[1]} for each of {len(weights)}"
+        raise TypeError(f"a compiled loop wants {what}.")
     out = np.zeros((DIRECTIONS + 2, columns))
     own, weight = address(matrix, np.float32), address(weights, np.float64)
     compiled().dualform_fold(own, rows, columns, weight, out.ctypes.data)

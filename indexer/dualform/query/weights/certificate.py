@@ -22,15 +22,15 @@ def certify(view: View, check: Check) -> dict[str, Certificate]:
 def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     measured = grade(view, layer)
     if why_scores_only(view, layer):
-        return Certificate(None, False, measured.reason, measured)
+        return Certificate(None, False, measured.reason)
     terms = standing_terms(view, layer, check)
     if not terms:
         reason = measured.reason or "the training was cut off, so there are no final weights."
-        return Certificate(None, False, reason, measured)
+        return Certificate(None, False, reason)
     final, initial = view.stored_weights("final"), view.stored_weights("initial")
     error = math.hypot(*(float(np.linalg.norm(term)) for term in terms.values()))
     moved = math.hypot(*(float(np.linalg.norm(final[n].astype(float) - initial[n].astype(float))) for n in terms))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
         relative = math.inf if error else 0.0
-        return Certificate(relative, measured.exact and not error, measured.reason, measured)
-    return Certificate(error / moved, measured.exact, measured.reason, measured)
+        return Certificate(relative, measured.exact and not error, measured.reason)
+    return Certificate(error / moved, measured.exact, measured.reason)

@@ -67,9 +67,10 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool =
     at_end = at_step is None or at_step == view.snapshot.steps
     if found.error is not None and found.error <= BOUND and (at_end or found.since is None):
         return found
+    before = "" if found.since is None else f", or as of step {found.since} or before"
     raise Inexact(
         f"layer {layer.name!r} is {said(found)}",
-        hint="Ask with allow_inexact=True to have it all the same, or as of a step before.",
+        hint=f"Ask with allow_inexact=True to have it all the same{before}.",
         field="layer",
     )
 
