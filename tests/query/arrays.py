@@ -55,14 +55,16 @@ def memory(
     initial: Mapping[str, np.ndarray] | None = None,
     final: Mapping[str, np.ndarray] | None = None,
     biases: bool = True,
-    linear: bool = True,
+    rule: str = "sgd",
     defects: Sequence[tuple[int, str, str]] = (),
+    watch: Mapping[int, tuple[float, float]] | None = None,
     residual: float = 0.0,
 ) -> Snapshot:
     """A memory of samples: `keys` float32[rows, d] by layer, `columns` in slot order (None is NULL).
 
     Slots of one step stand together, and each recorded step is one update of plain SGD with a learning rate of 0.1.
     `entries`: the slots, ascending, of layers that have not all; their keys and values have a row for each.
+    `watch`: by step, the one-step and the accumulated distance of every parameter from there on, of a way of 1.0.
     """
     values, rows_of_slots, entries = values or {}, rows_of_slots or {}, entries or {}
     count = len(next(iter(columns.values())))
@@ -84,9 +86,9 @@ def memory(
     manifest = Manifest(
         layers=layers,
         skipped={},
-        optimizer="SGD" if linear else "Adam",
-        rule="sgd" if linear else "",
-        reason="" if linear else "Adam is not linear in the gradients.",
+        optimizer="SGD" if rule else "Adam",
+        rule=rule,
+        reason="" if rule else "Adam is not linear in the gradients.",
         spaces=["sample"],
         columns={"samples": kinds, "steps": SETTINGS, "sample": {}},
         shards=[Shard(commits=1)],
@@ -112,6 +114,7 @@ def memory(
         "steps": [(s, True, s, *SGD.values(), 1.0) for s in logged],
         "parameter_groups": [(s, 0, *SGD.values()) for s in logged],
         "factors": [(s, p, 0, 1.0, residual) for s in logged for p in parameters],
+        "watch": _watched(logged, parameters, watch or {}),
         "defects": defects,
         "segments": [(0, name, "keys", "held", 0, len(own), own.nbytes, b"") for name, own in keys.items()],
     }
@@ -150,3 +153,14 @@ def keys_of(matrix: np.ndarray, size: int) -> Keys:
 
 def _listed(column: Any) -> Any:
     return column if isinstance(column, np.ndarray) else list(column)
+
+
+def _watched(
+    steps: Sequence[int], parameters: Sequence[str], said: Mapping[int, tuple[float, float]]
+) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    accumulated = 1e-7
+    for step in steps:
+        one_step, accumulated = said.get(step, (1e-8, accumulated))
+        rows += [(step, name, one_step, accumulated, 1.0, 1e-8, 1e-8) for name in parameters]
+    return rows

@@ -6,11 +6,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, NotFound
-from dualform.query.weights.coefficients import Update, coefficients, recurrence
+from dualform.query.weights.coefficients import coefficients
+from dualform.rules import Update, named
 from dualform.store.snapshot import Snapshot
 
 from ..store.small_memory import write
 
+SGD = named("sgd")
+PLAIN = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
 RATES = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 STEPS = st.lists(
     st.fixed_dictionaries(
@@ -45,21 +48,21 @@ def test_every_history_of_settings_gives_the_weight_that_torch_gives(steps, buff
         weight.grad = None if factor is None else torch.tensor([gradient * factor])
         optimizer.step()
         if factor is not None:
-            updates.append(Update(number, number, factor, **setting))
-        got = recurrence(updates, number + 1, has_buffer=buffer is not None)
+            updates.append(Update(number, number, factor, setting))
+        got = SGD.coefficients(updates, number + 1, has_buffer=buffer is not None)
         rebuilt = got.initial * 1.3 + got.momentum * (buffer or 0.0) + got.per_step @ gradients[: number + 1]
         assert rebuilt == pytest.approx(float(weight.detach()), rel=1e-10, abs=1e-12)
 
 
 def test_constant_momentum_has_the_closed_form():
     lr, m, steps = 0.1, 0.9, 20
-    got = recurrence([Update(s, s, 1.0, lr, m) for s in range(steps)], steps)
+    got = SGD.coefficients([Update(s, s, 1.0, {**PLAIN, "lr": lr, "momentum": m}) for s in range(steps)], steps)
     assert got.initial == 1
     assert got.per_step == pytest.approx([-lr * (1 - m ** (steps - s)) / (1 - m) for s in range(steps)])
 
 
 def test_an_update_of_several_steps_and_gradients_never_used():
-    got = recurrence([Update(1, 3, 0.5, 0.1), Update(5, 5, 1.0, 0.2)], 7)
+    got = SGD.coefficients([Update(1, 3, 0.5, PLAIN), Update(5, 5, 1.0, {**PLAIN, "lr": 0.2})], 7)
     assert got.per_step.tolist() == pytest.approx([0, -0.05, -0.05, -0.05, 0, -0.2, 0])
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dualform.query.weights.coefficients import Update, recurrence
 from dualform.record.recorder import Recorder
+from dualform.rules import Update, named
 
 
 class ListSink:
@@ -50,6 +50,14 @@ class ListSink:
         return [*self.header.layers, *(layer for batch in self.batches for layer in batch.joined)]
 
     @property
+    def watch(self):
+        """By parameter, the rows of the watch in order."""
+        rows = {}
+        for row in (row for batch in self.batches for row in batch.watch):
+            rows.setdefault(row.parameter, []).append(row)
+        return rows
+
+    @property
     def layer_names(self):
         return [layer.name for layer in self.layers]
 
@@ -75,23 +83,24 @@ class ListSink:
 
     def rebuilt(self, parameter, steps):
         """float64: a parameter once `steps` recorded steps were taken, from the record alone."""
-        layer, place = next((x, p) for x in self.layers for p in x.parameters if p.name == parameter)
+        holders = [(x, p) for x in self.layers for p in x.parameters if p.name == parameter]
         updates = []
         for log in (self.logs[step] for step in sorted(self.logs) if step < steps):
             factor = next((f for f in log.factors if f.parameter == parameter), None)
             if log.updated and factor is not None and factor.factor is not None:
                 settings = log.groups[factor.group].settings
-                updates.append(Update(log.first_step, log.step, factor.factor, **settings))
+                updates.append(Update(log.first_step, log.step, factor.factor, settings))
         buffer = self.header.momentum.get(parameter)
-        weights = recurrence(updates, steps, has_buffer=buffer is not None)
+        weights = named(self.header.rule).coefficients(updates, steps, has_buffer=buffer is not None)
         total = weights.initial * self.header.initial[parameter].astype(np.float64)
         if buffer is not None:
             total = total + weights.momentum * buffer
-        for step, rows in self.parts(layer.name):
-            if step < steps:
-                keys, values = rows.keys.astype(np.float64), rows.values.astype(np.float64)
-                gradient = values.sum(0) if place in layer.biases else values.T @ keys[:, place.start : place.stop]
-                total = total + weights.per_step[step] * gradient
+        for layer, place in holders:
+            for step, rows in self.parts(layer.name):
+                if step < steps:
+                    keys, values = rows.keys.astype(np.float64), rows.values.astype(np.float64)
+                    gradient = values.sum(0) if place in layer.biases else values.T @ keys[:, place.start : place.stop]
+                    total = total + weights.per_step[step] * gradient
         return total
 
 

@@ -229,7 +229,7 @@ def test_other_optimizers_are_recorded_but_not_linear(tmp_path):
         assert sink.header.rule == ""
         assert sink.header.optimizer == kind.__name__
         assert sink.header.reason == (
-            f"the network was trained with {kind.__name__}, whose update is not known to be a linear function of the "
-            "gradients: attention weights are exact, outputs and weights cannot be rebuilt"
+            f"the network was trained with {kind.__name__}, for which there is no update rule: "
+            "attention weights are exact, outputs and weights cannot be rebuilt"
         )
         assert len(sink.keys("0")) == 24

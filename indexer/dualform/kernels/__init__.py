@@ -21,7 +21,9 @@ from dualform.kernels.arguments import Heap, KeyCodes, QueryCodes, address
 
 ROWS = 16
 """Rows of a group, as in kernels.h."""
-_ABI = 8
+DIRECTIONS = 8
+"""That matrices are projected along in one pass, as in kernels.h."""
+_ABI = 9
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 
 
@@ -46,8 +48,9 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_fold.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]
-    for name in ("quantise", "screen", "canonical", "canonical_rows", "project", "fold"):
+    found.dualform_project_one.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    found.dualform_fold.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    for name in ("quantise", "screen", "canonical", "canonical_rows", "project", "project_one", "fold"):
         getattr(found, f"dualform_{name}").restype = None
     return found
 
@@ -128,30 +131,30 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     return scores
 
 
-def project(matrix: NDArray[np.float32], directions: NDArray[np.float32]) -> NDArray[np.float64]:
-    """float64[r, k]: contiguous float32[r, c] times each of contiguous float32[k, c], summed in float64."""
+def project(matrix: NDArray[np.float32], directions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[r, k]: contiguous float32[r, c] times contiguous float64[k, c], k being DIRECTIONS or 1."""
     rows, columns = matrix.shape
-    found = np.empty((len(directions), rows))
-    product, own, at = compiled().dualform_project, address(matrix, np.float32), address(directions, np.float32)
-    out = found.ctypes.data
-    for i in range(len(directions)):
-        product(own, rows, columns, at + 4 * columns * i, out + 8 * rows * i)
-    return found.T
+    count, width = directions.shape
+    if count not in (1, DIRECTIONS) or width != columns:
+        what = f"directions of {columns} numbers, 1 or {DIRECTIONS} of them"
+        raise TypeError(f"a compiled loop wants {what}, and got {count} of {width}.")
+    out = np.empty((rows, count))
+    product = compiled().dualform_project if count == DIRECTIONS else compiled().dualform_project_one
+    product(address(matrix, np.float32), rows, columns, address(directions, np.float64), out.ctypes.data)
+    return out
 
 
 def fold(
     matrix: NDArray[np.float32], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Of contiguous float32[r, c]: its rows times weights float64[r, k], as float64[c, k]; its column sums, as
-    float64[c]; and the sum of its squares.
+    """Of contiguous float32[r, c]: its rows times contiguous weights float64[r, DIRECTIONS], as float64[c, DIRECTIONS];
+    its column sums, as float64[c]; and the sum of its squares.
     """
     rows, columns = matrix.shape
-    count = weights.shape[1]
-    sums = np.zeros((count + 2, columns))
-    column = np.ascontiguousarray(weights.T)
-    at, own, each = sums.ctypes.data, address(matrix, np.float32), 8 * columns
-    for i in range(count):
-        sums[count:] = 0.0  # the same in every turn
-        start = address(column, np.float64) + 8 * rows * i
-        compiled().dualform_fold(own, rows, columns, start, at + each * i, at + each * count, at + each * (count + 1))
-    return sums[:count].T, sums[count], float(sums[count + 1].sum())
+    if weights.shape != (rows, DIRECTIONS):
+        what = f"{DIRECTIONS} weights for each of {rows} rows, and got {weights.shape[1]} for each of {len(weights)}"
+        raise TypeError(f"a compiled loop wants {what}.")
+    out = np.zeros((DIRECTIONS + 2, columns))
+    own, weight = address(matrix, np.float32), address(weights, np.float64)
+    compiled().dualform_fold(own, rows, columns, weight, out.ctypes.data)
+    return out[:DIRECTIONS].T, out[DIRECTIONS], float(out[DIRECTIONS + 1].sum())

@@ -18,6 +18,7 @@
 #endif
 
 #define ROWS 16 /* as in __init__.py */
+#define DIRECTIONS 8 /* that the recorder projects along, as in __init__.py */
 #define TILE 12 /* queries multiplied together with one register of keys */
 #define INLINE static inline __attribute__((always_inline))
 

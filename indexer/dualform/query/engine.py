@@ -38,7 +38,6 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform.store.manifest import Manifest
 from dualform.store.rows import SegmentCache
 from dualform.store.snapshot import Snapshot
 

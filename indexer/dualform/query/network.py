@@ -14,7 +14,7 @@ from dualform.query.slots import check_space
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
 from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt import rebuild
+from dualform.query.weights.rebuilt import rebuild, tied
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.store.layer import Layer
 
@@ -22,7 +22,8 @@ from dualform.store.layer import Layer
 def output(asked: Resolved[Output], check: Check) -> Outputs:
     """What the layer answers when only the selected slots speak."""
     question, view = asked.question, asked.view
-    weights = rebuild(view, asked.layer, asked.selection, question.at_step, question.allow_inexact, check)
+    partners = tied(view, asked.layer, question.where)
+    weights = rebuild(view, asked.layer, asked.selection, question.at_step, question.allow_inexact, check, partners)
     values = outputs(weights, asked.queries, check)
     return Outputs(values, asked.layer.space, weights.grade, weights.standing, asked.scan())
 

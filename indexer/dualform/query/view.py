@@ -20,9 +20,10 @@ from dualform.query.groups import Groups
 from dualform.query.score.backends import Backend
 from dualform.query.score.bound import norms
 from dualform.query.search.tally import Tally
-from dualform.query.weights.coefficients import Coefficients, coefficients
+from dualform.query.weights.coefficients import coefficients
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
+from dualform.rules import Coefficients
 from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
 from dualform.store.space import Space

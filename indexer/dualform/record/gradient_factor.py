@@ -1,45 +1,36 @@
 """Measures c_s, the scalar that clipping, AMP or averaging put between the recorded gradients and those applied.
 
-    p.grad V  =  c_s * sum over slots of delta_t (x_t V)         V: random directions, new at every update
+    p.grad R u  =  c_s * (sum over slots of delta_t (x_t R)) u         u: a direction, new at every update
 
-Shapes: n slots, d_in and d_out of a layer, k directions, P numbers over all parameters.
+Shapes: n slots, d_in and d_out of a layer, P numbers over all parameters along all directions, Q along u.
 
 Two vectors that are parallel along directions nobody could know beforehand prove that the recorded slots explain the
-whole gradient; their ratio is c_s. Where they are not parallel, the layer's record is not the whole story.
+whole gradient; their ratio is c_s. The slots are projected along the fixed R of recorded_parameters.py, once, for the
+watch as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import Doubles, fold, project
-from dualform.record.taps import Tap
+from dualform.record.projection import DIRECTIONS, Doubles, fold, full_precision, project
+from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Parameter
 
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
 _FEW = 8
-"""A layer with fewer outputs is compared along this many directions: one number alone is parallel to any other."""
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """One parameter's place in the vectors of length P."""
-
-    tap: Tap
-    place: Parameter
-    parameter: Tensor
-    is_bias: bool
-    start: int
-    stop: int
+"""A weight with fewer outputs is compared along all directions: one number alone is parallel to any other."""
+_AS_GOOD = 1.5
+"""Residuals within this factor of the least are as good: the gradient's own rounding decides between them."""
+_NOISE = 1e-6
+"""Residuals below this are rounding of float32."""
 
 
 @dataclass(frozen=True)
@@ -54,141 +45,145 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """The outcome for one parameter at one update."""
+class Gradient:
+    """The gradients that an update applies, as the slots tell them."""
 
-    name: str
-    parameter: int
-    """id of the parameter."""
-    layer: str
-    factor: float | None
-    """None where it has no gradient, so that the optimizer skips it."""
-    residual: float
-    explained: bool
+    first_step: int | None
+    """The first step whose slots they hold; None where there are none."""
+    sums: Doubles
+    """float64[P], before the factor."""
+    scales: Doubles
+    """float64[parameters]."""
+    factors: Doubles
+    """float64[parameters]: c; NaN where the parameter has no gradient, so that the optimizer skips it."""
+    residuals: Doubles
+    """float64[parameters]: relative share of the gradient that the slots do not explain."""
+    explained: NDArray[np.bool_]
+    """bool[parameters]."""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Each float64[parameters]."""
+
+    factors: Doubles
+    residuals: Doubles
+    error: float
+    """Share of all gradients together that is not explained."""
 
 
 class GradientFactors:
     """Collects the projections of recorded steps until an update uses them."""
 
-    def __init__(self, taps: Sequence[Tap], seed: int = 0) -> None:
-        # A generator of its own: the training's random numbers must come out as without the recorder.
-        self._generator = np.random.default_rng(seed)
-        self._taps = list(taps)
-        self._directions = [_FEW if tap.d_out < _FEW else 1 for tap in taps]
-        self._segments: list[_Segment] = []
-        stop = 0
-        for tap, k in zip(taps, self._directions, strict=True):
-            for place, parameter in tap.parameters.items():
-                is_bias = place.start == tap.d_in
-                start, stop = stop, stop + tap.d_out * (1 if is_bias else k)
-                self._segments.append(_Segment(tap, place, parameter, is_bias, start, stop))
-        self._starts = np.array([segment.start for segment in self._segments])
-        self._lengths = np.array([segment.stop - segment.start for segment in self._segments])
-        self._total = stop
-        self._along: dict[str, NDArray[np.float32]] = {}
-        """By layer: float32[k, d_in]."""
+    def __init__(self, parameters: RecordedParameters, generator: np.random.Generator) -> None:
+        self._parameters, self._generator = parameters, generator
+        self._held: dict[str, list[tuple[int, RecordedParameter, Parameter]]] = {}
+        """By layer, its parameters, their index, and their places in it: weights come before biases."""
+        for index, parameter in enumerate(parameters):
+            for layer, place in parameter.terms:
+                self._held.setdefault(layer, []).append((index, parameter, place))
+        sizes = [_compared(parameter) for parameter in parameters]
+        self._starts = np.cumsum([0, *sizes[:-1]])
+        self._lengths = np.array(sizes)
+        self._along = generator.standard_normal(DIRECTIONS)
         self.pending: list[Projection] = []
-        self.renew()
 
     def renew(self) -> None:
-        """Forget what is pending and draw new directions."""
+        """Forget what is pending and draw a new direction."""
         self.pending = []
-        self._along = {
-            tap.name: self._generator.standard_normal((k, tap.d_in), np.float32)
-            for tap, k in zip(self._taps, self._directions, strict=True)
-        }
+        self._along = self._generator.standard_normal(DIRECTIONS)
 
     def forget(self, step: int) -> None:
         """Take a step's projection back."""
         self.pending = [projection for projection in self.pending if projection.step != step]
 
-    def add(self, step: int, rows: Mapping[str, tuple[Tensor, Tensor]]) -> bool:
-        """Project one step's slots: `rows` gives keys float32[n, d_in] and error signals float32[n, d_out] by layer.
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]]) -> bool:
+        """Project one step's slots: keys float32[n, d_in] and error signals float32[n, d_out] of layers, which may come
+        several times.
 
         False where the outcome is not finite: there is NaN or infinity in them, or a number that overflows.
         """
-        sums = np.zeros(self._total)
-        scales = np.zeros(len(self._segments))
-        summed, size = np.empty(0), 0.0
-        with _full_precision():
-            for index, segment in enumerate(self._segments):
-                if segment.tap.name not in rows:
-                    continue
-                keys, errors = rows[segment.tap.name]
-                if segment.is_bias:  # comes after a weight
-                    part, width = summed, len(errors) ** 0.5
-                else:
-                    along = project(_columns(keys, segment.place), self._direction(segment))
-                    part, summed, size = fold(errors, along)
-                    width = float(np.sqrt(np.square(along).sum()))
-                sums[segment.start : segment.stop] = part.reshape(-1)
-                scales[index] = size * width
-        projection = Projection(step, sums, scales)
-        self.pending.append(projection)
+        sums, scales = np.zeros(self._parameters.size), np.zeros(len(self._parameters))
+        with full_precision():
+            for layer, keys, errors in rows:
+                self._add_rows(layer, keys, errors, sums, scales)
+        self.pending.append(Projection(step, sums, scales))
         # A NaN times 0 is NaN, so every one of them arrives in the sums or in the norms.
-        return bool(np.isfinite(projection.sums).all() and np.isfinite(scales).all())
+        return bool(np.isfinite(sums).all() and np.isfinite(scales).all())
 
-    def measure(self, trained: frozenset[int], unscale: float = 1.0) -> tuple[int | None, list[Measure]]:
-        """Compare the gradients as they stand with what is pending; returns the first step whose gradients they hold.
+    def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, scales: Doubles) -> None:
+        summed, size = np.empty(0), 0.0
+        for index, parameter, place in self._held.get(layer, ()):
+            if parameter.directions is None:  # comes after a weight
+                part, width = summed, len(errors) ** 0.5
+            else:
+                own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
+                along = project(own, parameter.directions)
+                part, summed, size = fold(errors, along)
+                width = float(np.vdot(along, along) / DIRECTIONS) ** 0.5
+            own_sums = sums[parameter.start : parameter.stop]
+            own_sums += part.reshape(-1)
+            scales[index] += size * width
 
-        `trained` are the ids of the parameters that the optimizer updates, `unscale` what it still multiplies
-        gradients by. Where all pending steps together do not explain the gradients, but only the latest of them do
-        (an update was skipped and its gradients zeroed), those are taken.
+    def measure(self, trained: frozenset[int]) -> Gradient:
+        """Compare the gradients as they stand with what is pending.
+
+        `trained` are the ids of the parameters that the optimizer updates. Where some pending steps' gradients were
+        zeroed before an update used them, the others are taken: those that leave the least unexplained.
         """
-        applied = np.zeros(self._total)
-        present = []
-        with _full_precision():
-            for segment in self._segments:
-                grad = segment.parameter.grad
-                present.append(grad is not None and id(segment.parameter) in trained)
-                if grad is None or not present[-1]:
-                    continue
-                if segment.is_bias:
-                    part = grad.detach().double().cpu().numpy()
+        present = np.array([p.tensor.grad is not None and id(p.tensor) in trained for p in self._parameters], bool)
+        applied = self._applied(present)
+        start, fit = self._best_start(applied, present)
+        used = self.pending[start:]
+        return Gradient(
+            first_step=used[0].step if used else None,
+            sums=sum((p.sums for p in used), np.zeros(self._parameters.size)),
+            scales=sum((p.scales for p in used), np.zeros(len(self._parameters))),
+            factors=np.where(present, fit.factors, np.nan),
+            residuals=fit.residuals,
+            explained=fit.residuals <= TOLERANCE,
+        )
+
+    def _applied(self, present: NDArray[np.bool_]) -> Doubles:
+        """float64[Q]: the gradients along u."""
+        parts = []
+        along = self._along[None, :]
+        with full_precision():
+            for parameter, there in zip(self._parameters, present, strict=True):
+                grad, directions = parameter.tensor.grad, parameter.directions
+                if grad is None or not there:
+                    parts.append(np.zeros(_compared(parameter)))
+                elif directions is None:
+                    parts.append(grad.detach().double().cpu().numpy())
+                elif len(grad) < _FEW:
+                    parts.append(project(grad.detach(), directions).reshape(-1))
                 else:
-                    part = project(grad.detach(), self._direction(segment))
-                applied[segment.start : segment.stop] = part.reshape(-1)
-        start, (factors, residuals, explained) = self._best_start(applied, np.array(present))
-        measures = [
-            Measure(
-                s.place.name,
-                id(s.parameter),
-                s.tap.name,
-                float(factor) * unscale if there else None,
-                float(residual),
-                bool(fits),
-            )
-            for s, there, factor, residual, fits in zip(
-                self._segments, present, factors, residuals, explained, strict=True
-            )
-        ]
-        return (self.pending[start].step if self.pending else None), measures
+                    parts.append(project(grad.detach(), along @ directions).reshape(-1))
+        return np.concatenate(parts)
 
-    def _direction(self, segment: _Segment) -> NDArray[np.float32]:
-        """float32[k, columns]: of one weight."""
-        return np.ascontiguousarray(self._along[segment.tap.name][:, segment.place.start : segment.place.stop])
+    def _recorded(self, sums: Doubles) -> Doubles:
+        """float64[Q]: float64[P] along u."""
+        parts = []
+        for parameter in self._parameters:
+            own = sums[parameter.start : parameter.stop]
+            several = parameter.directions is not None and len(own) != _compared(parameter)
+            parts.append(own.reshape(-1, DIRECTIONS) @ self._along if several else own)
+        return np.concatenate(parts)
 
-    def _best_start(self, applied: Doubles, present: NDArray[np.bool_]) -> tuple[int, tuple[Doubles, Doubles, Doubles]]:
-        """The index into `pending` from which on most parameters are explained; the earliest of equals."""
+    def _best_start(self, applied: Doubles, present: NDArray[np.bool_]) -> tuple[int, _Fit]:
+        """The index into `pending` from which on the steps explain the gradients best; the earliest of equals."""
+        recorded, scales = np.zeros(len(applied)), np.zeros(len(present))
         if not self.pending:
-            return 0, self._compare(applied, np.zeros(self._total), np.zeros(len(present)), present)
-        best: tuple[int, tuple[Doubles, Doubles, Doubles]] | None = None
-        sums = np.sum([p.sums for p in self.pending], axis=0)
-        scales = np.sum([p.scales for p in self.pending], axis=0)
-        for start, projection in enumerate(self.pending):
-            outcome = self._compare(applied, sums, scales, present)
-            if best is None or outcome[2].sum() > best[1][2].sum():
-                best = start, outcome
-            if outcome[2].all():
-                break
-            sums, scales = sums - projection.sums, scales - projection.scales
-        assert best is not None
-        return best
+            return 0, self._compare(applied, recorded, scales, present)
+        fits = list[_Fit]()
+        for projection in reversed(self.pending):
+            recorded, scales = recorded + self._recorded(projection.sums), scales + projection.scales
+            fits.insert(0, self._compare(applied, recorded, scales, present))
+        least = min(fit.error for fit in fits)
+        start = next(i for i, fit in enumerate(fits) if fit.error <= max(_NOISE, _AS_GOOD * least))
+        return start, fits[start]
 
-    def _compare(
-        self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]
-    ) -> tuple[Doubles, Doubles, Doubles]:
-        """Factor, relative residual and whether it is explained (0 or 1), each float64[parameters]."""
+    def _compare(self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]) -> _Fit:
         with np.errstate(all="ignore"):
             square = self._sum(recorded * recorded)
             size = np.sqrt(self._sum(applied * applied))
@@ -201,23 +196,15 @@ class GradientFactors:
         lost = ~np.isfinite(factors) | ~np.isfinite(residuals)
         factors, residuals = np.where(lost, 1.0, factors), np.where(lost, 1.0, residuals)
         residuals = np.where(present, residuals, 0.0)
-        return factors, residuals, (residuals <= TOLERANCE).astype(np.float64)
+        return _Fit(factors, residuals, float(np.sqrt(np.square(residuals).sum() / max(1, present.sum()))))
 
     def _sum(self, products: Doubles) -> Doubles:
         sums: Doubles = np.add.reduceat(products, self._starts)
         return sums
 
 
-def _columns(keys: Tensor, place: Parameter) -> Tensor:
-    """The part of float32[n, d_in] that a weight is multiplied by."""
-    return keys[:, place.start : place.stop].contiguous()
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """No autograd, and none of the casts that an autocast around the training would do to these products."""
-    with torch.no_grad(), ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+def _compared(parameter: RecordedParameter) -> int:
+    """How many numbers of a parameter are compared."""
+    numbers = parameter.stop - parameter.start
+    few = parameter.directions is None or numbers < _FEW * DIRECTIONS
+    return numbers if few else numbers // DIRECTIONS

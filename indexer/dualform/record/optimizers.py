@@ -1,42 +1,53 @@
-"""Reading an optimizer: whether its update is linear in the gradients, its settings, its momentum buffers.
-
-Linear is torch.optim.SGD in every variant: W_T is then a weighted sum of W_0, of a momentum buffer that existed before,
-and of all gradients. Other optimizers are recorded too; only their outputs cannot be rebuilt.
-"""
+"""Reading an optimizer: the rule of its update, its settings, its buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from dualform.rules import UpdateRule, of_type, settings_of
 from dualform.store.batch import ParameterGroup
 
 
-def why_not_linear(optimizer: Optimizer) -> str:
-    """Why weights cannot be rebuilt from its gradients; empty for torch.optim.SGD.
-
-    A subclass of SGD may change the update, so it does not count as SGD.
-    """
-    if type(optimizer) is torch.optim.SGD:
-        return ""
-    return (
-        f"the network was trained with {type(optimizer).__name__}, whose update is not known to be a linear function "
-        "of the gradients: attention weights are exact, outputs and weights cannot be rebuilt"
-    )
+def rule_of(optimizer: Optimizer) -> UpdateRule | None:
+    """The rule that follows the optimizer's update; None where there is none, or it refuses a group's settings."""
+    return None if why_no_rule(optimizer) else of_type(type(optimizer))
 
 
-def before_each_update(optimizer: Optimizer, updating: Callable[[], None]) -> RemovableHandle:
-    """Call `updating` whenever the gradients are final and the weights have not moved; until the handle is removed.
+def why_no_rule(optimizer: Optimizer) -> str:
+    """Why weights cannot be rebuilt from its gradients; empty where a rule follows its update."""
+    rule, name = of_type(type(optimizer)), type(optimizer).__name__
+    only_scores = "attention weights are exact, outputs and weights cannot be rebuilt"
+    if rule is None:
+        return f"the network was trained with {name}, for which there is no update rule: {only_scores}"
+    for number, group in enumerate(optimizer.param_groups):
+        if refusal := rule.refusal(group):
+            return f"the rule of {name} cannot follow parameter group {number}, for {refusal}: {only_scores}"
+    return ""
+
+
+class UpdateHooks:
+    """Calls around each update of an optimizer, until they are removed."""
+
+    def __init__(self, *handles: RemovableHandle) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def around_each_update(optimizer: Optimizer, updating: Callable[[], None], updated: Callable[[], None]) -> UpdateHooks:
+    """Call `updating` whenever the gradients are final and the weights have not moved, `updated` once they have.
 
     Not before an update that the optimizer itself will skip.
     """
 
-    def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             found = getattr(optimizer, "found_inf", None)  # how a GradScaler tells a fused optimizer to skip
@@ -51,7 +62,10 @@ def before_each_update(optimizer: Optimizer, updating: Callable[[], None]) -> Re
 
         return (args[0], closed), {name: value for name, value in kwargs.items() if name != "closure"}
 
-    return optimizer.register_step_pre_hook(hook)
+    def after(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        updated()
+
+    return UpdateHooks(optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after))
 
 
 def unscaling(optimizer: Optimizer) -> float:
@@ -60,25 +74,18 @@ def unscaling(optimizer: Optimizer) -> float:
     return 1.0 if scale is None else 1.0 / float(scale)
 
 
-def read_groups(optimizer: Optimizer) -> tuple[ParameterGroup, ...]:
+def read_groups(optimizer: Optimizer, rule: UpdateRule | None) -> tuple[ParameterGroup, ...]:
     """The settings of every parameter group as they stand; what an optimizer does not have is 0 or False."""
+    kinds = settings_of("" if rule is None else rule.name)
     return tuple(
-        ParameterGroup(
-            {
-                "lr": _number(group, "lr"),
-                "momentum": _number(group, "momentum"),
-                "dampening": _number(group, "dampening"),
-                "weight_decay": _number(group, "weight_decay"),
-                "nesterov": bool(group.get("nesterov", False)),
-                "maximize": bool(group.get("maximize", False)),
-            }
-        )
+        ParameterGroup({name: _setting(group.get(name, 0.0), kind) for name, kind in kinds.items()})
         for group in optimizer.param_groups
     )
 
 
-def _number(group: dict[str, Any], setting: str) -> float:
-    value = group.get(setting, 0.0)
+def _setting(value: Any, kind: str) -> float | bool:
+    if kind == "BOOLEAN":
+        return bool(value)
     return float(value) if isinstance(value, int | float | Tensor) else 0.0
 
 
@@ -87,7 +94,7 @@ def group_of(optimizer: Optimizer) -> dict[int, int]:
     return {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
 
-def momentum_buffers(optimizer: Optimizer, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The momentum buffers that exist by now, by parameter name."""
-    buffers = ((name, optimizer.state.get(p, {}).get("momentum_buffer")) for name, p in parameters)
-    return {name: buffer for name, buffer in buffers if isinstance(buffer, Tensor)}
+def buffers_of(optimizer: Optimizer, rule: UpdateRule, tensors: Iterable[Tensor]) -> list[Tensor | None]:
+    """The optimizer's own buffer of each parameter; None where there is none."""
+    found = (optimizer.state[t].get(rule.buffer) if t in optimizer.state else None for t in tensors)
+    return [buffer if isinstance(buffer, Tensor) else None for buffer in found]

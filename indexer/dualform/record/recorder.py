@@ -22,11 +22,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.metadata import Metadata
-from dualform.record.optimizers import before_each_update
+from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
 from dualform.record.recording import Plan, Recording
 from dualform.record.selection import select
@@ -91,7 +90,7 @@ class Recorder:
         )  # fmt: skip
         self._on_error = on_error
         self._state = "new"
-        self._handle: RemovableHandle | None = None
+        self._handle: UpdateHooks | None = None
         self._recording: Recording | None = None
         self._calls = 0
         self._record: StepRecord | None = None
@@ -108,7 +107,7 @@ class Recorder:
         self._state = "open"
         for tap in self._taps:
             tap.attach(self)
-        self._handle = before_each_update(self._plan.optimizer, self._updating)
+        self._handle = around_each_update(self._plan.optimizer, self._updating, self._updated)
         return self
 
     def __exit__(
@@ -183,6 +182,7 @@ class Recorder:
             return None
         if self._recording is None or not self._recording.begun:
             self._recording = Recording(self._plan)
+        self._recording.look()
         try:
             if self._recording.begun:
                 self._recording.sink.check()
@@ -278,6 +278,10 @@ class Recorder:
             self._recording.updating(self._record)
         except DualformError as error:
             self._fail(error)
+
+    def _updated(self) -> None:
+        if self._recording is not None and self._state != "stopped":
+            self._recording.updated()
 
     def _fail(self, error: DualformError) -> None:
         """Raises the error, or warns of it and stops recording."""

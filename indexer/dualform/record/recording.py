@@ -56,7 +56,7 @@ class Recording:
         self._start = Start(plan.model, plan.optimizer, plan.taps)
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
-        self._updates = Updates(plan.optimizer, [])
+        self._updates = Updates(plan.optimizer, plan.taps, self._start.initial, self._start.buffers)
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""
@@ -100,6 +100,15 @@ class Recording:
             self._updates.update_awaited()
         elif self.steps:
             self._updates.stray(self.steps - 1)
+
+    def updated(self) -> None:
+        """The optimizer has written the weights."""
+        self._updates.updated()
+
+    def look(self) -> None:
+        """A step begins: look at weights that were written since the last one."""
+        if self.begun:
+            self._updates.look(self.steps - 1)
 
     def _update_inside(self, record: StepRecord) -> None:
         if record.updated:
@@ -173,10 +182,7 @@ class Recording:
         taps = [tap for tap in self._plan.taps if tap.name in reached]
         if not taps:
             return
-        if known:
-            self._updates.join(taps)
-        else:
-            self._updates = Updates(self._plan.optimizer, taps)
+        self._updates.join(taps)
         self._new += [
             layer_of(t, self._spaces.layers[t.name], t.name in record.raw, self._plan.keys, record.dtypes[t.name])
             for t in taps
@@ -215,7 +221,8 @@ class Recording:
         if not record.updated:
             self._updates.close_step()
             self._updates.await_update(record.step, record.dtypes)
-        logs, defects = self._updates.take()
+        self._updates.look(record.step)
+        logs, defects, watch = self._updates.take()
         self.sink.put(
             Batch(
                 record.step,
@@ -226,6 +233,7 @@ class Recording:
                 joined=joined,
                 logs=logs,
                 defects=defects,
+                watch=watch,
             )
         )
 
@@ -252,6 +260,7 @@ class Recording:
     def close(self, finished: bool) -> None:
         """End the memory; `finished`: the training came to its end. Raises what went wrong with writing."""
         self._updates.close_step()
+        self._updates.finish(self.steps - 1)
         self._skip()
         try:
             self._put_logs()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.record.writer_thread import WriterThread
+from dualform.rules import settings_of
 from dualform.store.batch import Batch
 from dualform.store.layer import Layer
 from dualform.store.writer import Writer
@@ -89,6 +90,7 @@ class StoreSink:
             initial=header.initial,
             momentum=header.momentum,
             label_names=header.label_names,
+            settings=settings_of(header.rule),
         )
         self._thread.when_idle = self._writer.tick
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
-from dualform.record.optimizers import momentum_buffers, why_not_linear
+from dualform.record.optimizers import buffers_of, rule_of, why_no_rule
 from dualform.record.sinks import Header
 from dualform.record.state import arrays, state_of
 from dualform.record.taps import Tap
@@ -20,26 +23,42 @@ class Start:
     """The network before the first recorded step: what was trained earlier is part of W_0."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
+        name_tied_weights_alike(taps)
         self._optimizer = optimizer
-        self._initial = state_of(model)
-        named = [(parameter.name, tensor) for tap in taps for parameter, tensor in tap.parameters.items()]
-        self._momentum = arrays(momentum_buffers(optimizer, named))
+        self._rule = rule_of(optimizer)
+        self.initial: Mapping[str, NDArray[Any]] = state_of(model)
+        """Every tensor of the state dict."""
+        self.buffers: Mapping[str, NDArray[Any]] = {}
+        """The optimizer's buffers, by parameter name, of those that have one."""
+        if self._rule is not None:
+            named = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
+            found = zip(named, buffers_of(optimizer, self._rule, named.values()), strict=True)
+            self.buffers = arrays({name: buffer for name, buffer in found if buffer is not None})
 
     def header(
         self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]
     ) -> Header:
-        reason = why_not_linear(self._optimizer)
         return Header(
             path=path,
             layers=layers,
             skipped=skipped,
             optimizer=type(self._optimizer).__name__,
-            rule="" if reason else "sgd",
-            reason=reason,
-            initial=self._initial,
-            momentum=self._momentum,
+            rule="" if self._rule is None else self._rule.name,
+            reason=why_no_rule(self._optimizer),
+            initial=self.initial,
+            momentum=self.buffers,
             label_names=label_names,
         )
+
+
+def name_tied_weights_alike(taps: Sequence[Tap]) -> None:
+    """Give a tensor that several layers hold the name that it has in the first of them, for it is one parameter."""
+    names: dict[int, str] = {}
+    for tap in taps:
+        tap.parameters = {
+            replace(place, name=names.setdefault(id(tensor), place.name)): tensor
+            for place, tensor in tap.parameters.items()
+        }
 
 
 def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype) -> Layer:

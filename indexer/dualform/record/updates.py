@@ -1,70 +1,93 @@
-"""What the optimizer did: one log a step, and every reason why a layer cannot be rebuilt exactly."""
+"""What the optimizer did: one log an update, how far the weights are from the record, and what may be the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dualform.record.gradient_factor import GradientFactors, Measure
-from dualform.record.optimizers import group_of, read_groups, unscaling
+from dualform.record.gradient_factor import Gradient, GradientFactors
+from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
+from dualform.record.projection import Doubles, surely_finite
+from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.record.taps import Tap
-from dualform.store.batch import Defect, Factor, StepLog
+from dualform.record.watch import Watch, roundoff
+from dualform.store.batch import Defect, Factor, ParameterGroup, StepLog, WatchLog
+
+_SEED = 0
 
 
 class Updates:
     """Logs and defects of the recorded layers, collected until a batch takes them along."""
 
-    def __init__(self, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
-        """Gradients are held against the recorded slots. Without values nothing can be rebuilt that they would have
-        to explain; where no layer has any, an update is taken to use all steps since the last one.
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        taps: Sequence[Tap],
+        initial: Mapping[str, NDArray[Any]] | None = None,
+        buffers: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
+        state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
+        slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
+        gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
         """
-        self._optimizer = optimizer
+        self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._taps: list[Tap] = []
-        self._factors: list[GradientFactors] = []
-        self._valued: set[str] = set()
+        """Those that have slots."""
+        valued = [tap for tap in taps if tap.values]
+        self._valued = {tap.name for tap in valued}
+        # A generator of its own: the training's random numbers must come out as without the recorder.
+        generator = np.random.default_rng(_SEED)
+        self._parameters = RecordedParameters(valued, generator)
+        self._factors = GradientFactors(self._parameters, generator) if valued else None
+        self._watch: Watch | None = None
+        if valued and self._rule is not None:
+            self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
+        self._joined: set[int] = set()
+        """Parameters of layers that have slots, by index."""
+        self._buffers: list[Tensor | None] | None = None
+        """The optimizer's buffers as its last update left them."""
         self._unused: list[int] = []
         self._logs: list[StepLog] = []
         self._defects: list[Defect] = []
+        self._watched: list[WatchLog] = []
         self._told: set[tuple[str, str]] = set()
         self._open: int | None = None
         self._open_dtypes: Mapping[str, torch.dtype] = {}
-        self.join(taps)
+
+    def join(self, taps: Sequence[Tap]) -> None:
+        """These layers have slots from now on."""
+        self._taps += taps
+        names = {tap.name for tap in self._taps}
+        self._joined = {i for i, parameter in enumerate(self._parameters) if names.intersection(parameter.layers)}
 
     @property
     def awaited(self) -> bool:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def join(self, taps: Sequence[Tap]) -> None:
-        """Take in layers that were first reached after the first step."""
-        self._taps += taps
-        valued = [tap for tap in taps if tap.values]
-        self._valued |= {tap.name for tap in valued}
-        if valued:
-            self._factors.append(GradientFactors(valued, seed=len(self._factors)))
-
     def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]]) -> bool:
-        """Take a step's slots as gradients that the next update uses: layer, keys float32[n, d_in] and error signals
-        float32[n, d_out]; a layer comes once for each call. False where NaN or infinity may be among those of layers
-        with values.
+        """Take a step's slots, (layer, keys, errors) for each call, as gradients that the next update uses.
+
+        False where NaN or infinity may be among them.
         """
         self._unused.append(step)
-        parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for name, keys, errors in rows:
-            if name in self._valued and errors is not None:
-                parts.setdefault(name, []).append((keys, errors))
-        joined = {name: _joined(calls) for name, calls in parts.items()}
-        finite = [factors.add(step, joined) for factors in self._factors]
-        return all(finite)
+        valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]
+        others = [row for row in rows if row[0] not in self._valued or row[2] is None]
+        finite = self._factors is None or self._factors.add(step, valued)
+        return finite and all(surely_finite(part) for row in others for part in row[1:] if part is not None)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
         self._unused = [other for other in self._unused if other != step]
-        for factors in self._factors:
-            factors.forget(step)
+        if self._factors is not None:
+            self._factors.forget(step)
 
     def await_update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """A step ended without an update; one may follow until the next step begins."""
@@ -84,21 +107,30 @@ class Updates:
 
     def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
-        groups = group_of(self._optimizer)
-        first, measures = next(iter(self._unused), None), list[Measure]()
-        for number, one in enumerate(self._factors):
-            start, measured = one.measure(frozenset(groups), unscaling(self._optimizer))
-            first, measures = (first if number else start), measures + measured
-            one.renew()
+        groups, settings = group_of(self._optimizer), read_groups(self._optimizer, self._rule)
+        first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
+        if self._factors is not None:
+            gradient = self._factors.measure(frozenset(groups))
+            self._factors.renew()
+            first = step if gradient.first_step is None else gradient.first_step
+            own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
+            applied = gradient.factors * unscaling(self._optimizer)
+            factors = tuple(self._factor(i, own[i], applied[i], gradient) for i in self._logged(applied))
+            self._tell_unexplained(step, gradient, dtypes)
+            self._watch_update(step, gradient, applied, [settings[group] for group in own], own, dtypes)
         self._unused = []
-        factors = tuple(Factor(m.name, groups.get(m.parameter, 0), m.factor, m.residual) for m in measures)
-        self._logs.append(StepLog(step, True, step if first is None else first, read_groups(self._optimizer), factors))
-        for measure in measures:
-            if not measure.explained:
-                self.defect(step, measure.layer, "gradient", self._why(measure, step, dtypes.get(measure.layer)))
+        self._logs.append(StepLog(step, True, first, settings, factors))
+
+    def updated(self) -> None:
+        """The optimizer has written the weights."""
+        if self._watch is not None and self._rule is not None:
+            self._watch.updated()
+            self._buffers = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
 
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
+        if self._watch is not None:
+            self._watched += self._watch.observe(step)
         for tap in self._taps:
             if any(parameter.grad is not None for parameter in tap.parameters.values()):
                 self.defect(
@@ -106,28 +138,83 @@ class Updates:
                     "with gradients that no slot holds"
                 )  # fmt: skip
 
+    def look(self, step: int) -> None:
+        """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
+        if self._watch is not None and (changed := self._watch.changed()).any():
+            self._watched += self._watch.observe(step, changed)
+
+    def finish(self, step: int) -> None:
+        """The recording ends, `step` being its last: look at the weights once more."""
+        if self._watch is not None and step >= 0:
+            self._watched += self._watch.observe(step)
+
     def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
-        """Note why a layer is inexact from `step` on; once for each kind."""
+        """Note what may make a layer inexact from `step` on; once for each kind."""
         if (layer, kind) not in self._told:
             self._told.add((layer, kind))
             self._defects.append(Defect(step, layer, reason))
 
-    def take(self) -> tuple[list[StepLog], list[Defect]]:
+    def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
         """What no batch has taken along yet."""
-        taken = self._logs, self._defects
-        self._logs, self._defects = [], []
+        names = {self._parameters[index].name for index in self._joined}
+        watched = [row for row in self._watched if row.parameter in names]
+        taken = self._logs, self._defects, watched
+        self._logs, self._defects, self._watched = [], [], []
         return taken
 
-    def _why(self, measure: Measure, step: int, dtype: torch.dtype | None) -> str:
-        what = f"{measure.residual:.1e} of the gradient of {measure.name} at step {step} is not in the recorded slots"
-        if dtype in (torch.bfloat16, torch.float16):
-            return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
-        return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
+    def _factor(self, index: int, group: int, factor: float, gradient: Gradient) -> Factor:
+        name, residual = self._parameters[index].name, float(gradient.residuals[index])
+        return Factor(name, group, None if np.isnan(factor) else float(factor), residual)
+
+    def _layers_of(self, parameter: RecordedParameter) -> list[str]:
+        """Those that have slots."""
+        joined = {tap.name for tap in self._taps}
+        return [layer for layer in parameter.layers if layer in joined]
+
+    def _logged(self, factors: Doubles) -> list[int]:
+        """The parameters of layers with slots, and what else the optimizer updates: it may get slots later."""
+        return [index for index in range(len(factors)) if index in self._joined or not np.isnan(factors[index])]
+
+    def _watch_update(
+        self,
+        step: int,
+        gradient: Gradient,
+        factors: Doubles,
+        settings: Sequence[ParameterGroup],
+        groups: Sequence[int],
+        dtypes: Mapping[str, torch.dtype],
+    ) -> None:
+        """The weights as they are before the update of `step`, and the update."""
+        if self._watch is None or self._rule is None:
+            return
+        self._tell_buffers(step, self._rule.buffer)
+        self._watched += self._watch.observe(step - 1)
+        own = zip(groups, (group.settings for group in settings), strict=True)
+        error = [max(roundoff(dtypes.get(layer)) for layer in p.layers) for p in self._parameters]
+        self._watch.advance(gradient, factors, list(own), np.array(error))
+
+    def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
+        for index in sorted(self._joined):
+            parameter, residual = self._parameters[index], float(gradient.residuals[index])
+            for layer in () if gradient.explained[index] else self._layers_of(parameter):
+                why = _why(residual, parameter.name, step, dtypes.get(layer))
+                self.defect(step, layer, "gradient", why)
+
+    def _tell_buffers(self, step: int, kind: str) -> None:
+        """Note buffers that are not those that the last update left: an optimizer's state cleared or loaded."""
+        if self._buffers is None or self._rule is None:
+            return
+        now = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
+        for parameter, buffer, before in zip(self._parameters, now, self._buffers, strict=True):
+            for layer in () if buffer is before else self._layers_of(parameter):
+                what = "cleared" if buffer is None else "replaced"
+                self.defect(
+                    step, layer, "buffer", f"the optimizer's {kind} of {parameter.name} was {what} before step {step}"
+                )
 
 
-def _joined(calls: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """One layer's calls as one."""
-    if len(calls) == 1:
-        return calls[0]
-    keys, errors = zip(*calls, strict=True)
-    return torch.cat(keys), torch.cat(errors)
+def _why(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:
+    what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
+    if dtype in (torch.bfloat16, torch.float16):
+        return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
+    return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"

@@ -7,8 +7,8 @@
     steps             what the optimizer did at each recorded step, for its first parameter group
     parameter_groups  the settings of every parameter group at each update
     factors           the measured gradient factor of every recorded parameter at each update
+    watch             how far the weights were from the record, at each time they were looked at
     defects           why a layer cannot be rebuilt exactly, and from which step on
-    watch             how far each parameter was from what the slots make of it, after each update
     labels            names of labels
     digests           what each layer was fed at each step, for layers whose keys are not stored
     segments          the matrix files, with a checksum for each of their blocks
@@ -108,6 +108,17 @@ COMMITS: ColumnTypes = {
     "rows": "BIGINT",
     "digest": "VARCHAR",
 }
+
+
+def tables_of(rule: str) -> dict[str, ColumnTypes]:
+    """`TABLES` of a training with an update rule: the rule says which settings are logged of every group."""
+    settings = settings_of(rule)
+    return {
+        **TABLES,
+        "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **settings, "clip": "DOUBLE"},
+        "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **settings},
+    }
+
 
 _ARROW = {
     "BIGINT": pa.int64(),

@@ -26,7 +26,7 @@ def cancellation(
 ) -> float:
     """The figure for the slots that `selection` leaves out; NaN where those move nothing.
 
-    Raises Inexact where the record does not explain the layer.
+    Raises Inexact as `require` says.
     """
     check_step(view, at_step)
     require(view, layer, at_step, allow_inexact)

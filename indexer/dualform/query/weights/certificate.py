@@ -1,49 +1,36 @@
-"""How well the record rebuilds the trained layers: ||[W|b]_T - rebuilt|| / ||[W|b]_T - [W|b]_0||."""
+"""How well the record rebuilds the trained layers: ||[W|b]_T - rebuilt|| / ||[W|b]_T - [W|b]_0||, by a pass over all
+slots. It confirms what the watch measured while the training ran."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dualform.answers import Certificate, Grade
+from dualform.answers import Certificate
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import grade
-from dualform.query.weights.rebuilt import build
+from dualform.query.weights.exactness import grade, why_scores_only
+from dualform.query.weights.rebuilt import standing_terms
 from dualform.store.layer import Layer
 
 
 def certify(view: View, check: Check) -> dict[str, Certificate]:
     """One certificate per recorded layer."""
-    initial, final = view.snapshot.initial(), view.snapshot.final()
-    return {name: _certify(view, layer, initial, final, check) for name, layer in view.snapshot.layers.items()}
+    return {name: _certify(view, layer, check) for name, layer in view.snapshot.layers.items()}
 
 
-def _certify(
-    view: View,
-    layer: Layer,
-    initial: Mapping[str, NDArray[Any]],
-    final: Mapping[str, NDArray[Any]] | None,
-    check: Check,
-) -> Certificate:
-    known = grade(view, layer, None)
-    if not view.snapshot.linear or not layer.values:
-        return Certificate(None, known)
-    if final is None or any(parameter.name not in final for parameter in layer.parameters):
-        cut = Grade("off", reason="the training was cut off, so there are no final weights.")
-        return Certificate(None, cut if known.exact else known)
-    rebuilt = build(view, layer, view.select(layer, None), None, check)
-    wanted = _joined(final, layer)
-    found = _joined(rebuilt.parameters, layer)
-    error, moved = np.linalg.norm(wanted - found), np.linalg.norm(wanted - _joined(initial, layer))
+def _certify(view: View, layer: Layer, check: Check) -> Certificate:
+    measured = grade(view, layer)
+    if why_scores_only(view, layer):
+        return Certificate(None, measured)
+    terms = standing_terms(view, layer, check)
+    if not terms:
+        cut_off = replace(measured, name="off", reason="the training was cut off, so there are no final weights.")
+        return Certificate(None, cut_off if measured.exact else measured)
+    final, initial = view.stored_weights("final"), view.stored_weights("initial")
+    error = math.hypot(*(float(np.linalg.norm(term)) for term in terms.values()))
+    moved = math.hypot(*(float(np.linalg.norm(final[n].astype(float) - initial[n].astype(float))) for n in terms))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
-        return Certificate(math.inf if error else 0.0, Grade("off", math.inf) if error and known.exact else known)
-    return Certificate(float(error / moved), known)
-
-
-def _joined(weights: Mapping[str, NDArray[Any]], layer: Layer) -> NDArray[np.float64]:
-    """float64[d_out, d_in + biases]: every parameter's columns, side by side."""
-    return np.column_stack([weights[parameter.name].astype(np.float64) for parameter in layer.parameters])
+        return Certificate(math.inf if error else 0.0, measured)
+    return Certificate(error / moved, measured)

@@ -1,66 +1,167 @@
-"""Whether the record of a layer explains its weights, and if not, why not."""
+"""How exact the record of a layer is as of a step, as measured while the training ran; and what may be answered.
+
+    exact               each parameter is within EXACT of the way that it went, or within the rounding of its weights
+    exact to bfloat16   within BFLOAT16 of it, or the rounding, where the training computed in bfloat16
+    off                 anything else
+    scores only         the layer cannot be rebuilt: no values, no keys, or an optimizer without an update rule
+
+Distances are the watch's. What gradients do not explain is a reason, no verdict.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow.compute as pc
 
 from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.view import View
+from dualform.query.weights.distances import Distances, distances
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
 
+EXACT = 1e-3
+BFLOAT16 = 2.0**-7
+BOUND = 0.1
+"""Beyond this share of the way, nothing is answered unless it is asked for with allow_inexact=True."""
 
-def why_not(view: View, layer: Layer, at_step: int | None = None) -> str:
-    """Why the layer cannot be rebuilt as of `at_step`, one sentence; empty where it can.
+_UNMEASURED = "the training was cut off before its weights were held against the record"
 
-    A defect counts from the step where it happened: the network before that step can be rebuilt.
+
+def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
+    """The grade of a layer once `at_step` recorded steps were taken; None for all. Reads no slot."""
+    if reason := why_scores_only(view, layer):
+        return Grade("scores only", reason=reason)
+    stop = view.snapshot.steps if at_step is None else at_step
+    if stop == 0:
+        return Grade("exact", 0.0, 0.0)
+    found = [_witness(of, stop) for of in distances(view, layer)]
+    known = [witness for witness in found if witness is not None]
+    if len(known) < len(found):
+        return Grade("off", reason=f"{_UNMEASURED}.")
+    error = _joint([witness.accumulated for witness in known], known)
+    rounding = _joint([witness.rounding for witness in known], known)
+    if (name := _name(layer, known)) != "off":
+        return Grade(name, error, rounding)
+    jumps = [step for witness in known if (step := witness.of.jump(witness.row)) is not None]
+    since = min(jumps, default=None)
+    return Grade("off", error, rounding, since, _reason(view, layer, stop, since))
+
+
+def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool = False) -> Grade:
+    """The grade. Raises Inexact where a layer cannot be rebuilt, and where that would tell too little of its weights.
+
+    That is so beyond BOUND, and at an earlier step than the end once the record has parted from the weights.
     """
+    found = grade(view, layer, at_step)
+    if found.name == "scores only":
+        hint = "Its scores (topk, group_sum) are exact all the same." if layer.keys else "Record it with its keys."
+        raise Inexact(f"layer {layer.name!r} cannot be rebuilt: {found.reason}", hint=hint, field="layer")
+    if found.name != "off" or allow_inexact:
+        return found
+    at_end = at_step is None or at_step == view.snapshot.steps
+    if found.error is not None and found.error <= BOUND and (at_end or found.since is None):
+        return found
+    before = "" if found.since is None else f", or as of step {found.since} or before"
+    raise Inexact(
+        f"layer {layer.name!r} is {said(found)}",
+        hint=f"Ask with allow_inexact=True to have it all the same{before}.",
+        field="layer",
+    )
+
+
+def said(found: Grade) -> str:
+    """A grade that is off, in words, as one sentence."""
+    if found.error is None:
+        return f"not known to be exact: {found.reason}"
+    return f"{found}: {found.reason}"
+
+
+def why_scores_only(view: View, layer: Layer) -> str:
+    """Why a layer cannot be rebuilt, one sentence; empty where it can."""
     if not layer.keys:
         return "neither keys nor error signals were recorded (keys=False)."
     if not view.snapshot.rule:
-        reason = view.snapshot.reason or f"the optimizer {view.snapshot.optimizer} is not linear in the gradients"
+        reason = view.snapshot.reason or f"there is no update rule for {view.snapshot.optimizer}"
         return f"{reason.rstrip('.')}."
     if not layer.values:
         return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
-    last = view.snapshot.steps if at_step is None else at_step
-    tables = view.tables(layer.space)
-    defect = tables.execute(
-        "SELECT step, reason FROM defects WHERE layer = ? AND step < ? ORDER BY step LIMIT 1", [layer.name, last]
-    ).fetchone()
-    if defect:
-        return f"{defect[1].rstrip('.')} (from step {defect[0]} on)."
-    worst = tables.execute(
-        "SELECT step, residual FROM factors WHERE list_contains(?, parameter) AND step < ? AND NOT residual <= ? "
-        "ORDER BY step LIMIT 1",
-        [[parameter.name for parameter in layer.parameters], last, TOLERANCE],
-    ).fetchone()
-    if worst:
-        return (
-            f"the recorded slots leave {worst[1]:.1e} of the gradient of step {worst[0]} unexplained "
-            f"(tolerance {TOLERANCE:.0e})."
-        )
     return ""
 
 
-def grade(view: View, layer: Layer, at_step: int | None) -> Grade:
-    """How exact the record of a layer is as of `at_step`."""
-    reason = why_not(view, layer, at_step)
-    if not reason:
-        return Grade("exact")
-    return Grade("off" if _can_be_rebuilt(view, layer) else "scores only", reason=reason)
+@dataclass(frozen=True)
+class _Witness:
+    """The row that speaks for one parameter as of a step."""
+
+    of: Distances
+    row: int
+    accumulated: float
+    way: float
+    rounding: float
+
+    @property
+    def share(self) -> float:
+        """Distance relative to the way."""
+        if not self.way:
+            return math.inf if self.accumulated else 0.0
+        return self.accumulated / self.way
+
+    def within(self, limit: float) -> bool:
+        return self.share <= limit or self.accumulated <= self.rounding
 
 
-def _can_be_rebuilt(view: View, layer: Layer) -> bool:
-    return layer.keys and layer.values and view.snapshot.linear
+def _witness(of: Distances, at_step: int) -> _Witness | None:
+    """The worst of the rows around a step."""
+    rows = of.around(at_step)
+    found = [_Witness(of, int(r), float(of.accumulated[r]), float(of.way[r]), float(of.rounding[r])) for r in rows]
+    return max(found, key=lambda witness: (not witness.within(EXACT), witness.share), default=None)
 
 
-def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool) -> Grade:
-    """The grade. Raises Inexact where the layer cannot be rebuilt, or is not exact and need not be answered so."""
-    found = grade(view, layer, at_step)
-    reason = found.reason
-    if reason and not (allow_inexact and found.name != "scores only"):
-        raise Inexact(
-            f"layer {layer.name!r} cannot be rebuilt: {reason}",
-            hint="Its scores (topk, group_sum) are exact all the same." if layer.keys else "Record it with its keys.",
-            field="layer",
-        )
-    return found
+def _name(layer: Layer, known: Sequence[_Witness]) -> Literal["exact", "exact to bfloat16", "off"]:
+    halved = layer.dtype == "bfloat16"
+    if all(witness.share <= EXACT or (not halved and witness.within(EXACT)) for witness in known):
+        return "exact"
+    if halved and all(witness.within(BFLOAT16) for witness in known):
+        return "exact to bfloat16"
+    return "off"
+
+
+def _joint(lengths: Sequence[float], known: Sequence[_Witness]) -> float:
+    """The norm over all parameters, relative to the way they went."""
+    length, way = math.hypot(*lengths), math.hypot(*(witness.way for witness in known))
+    if not way:
+        return math.inf if length else 0.0
+    return length / way
+
+
+def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
+    """What happened at `since`; the first thing that is known to be wrong where no step stands out."""
+    table = view.snapshot.table("defects")
+    own = table.filter(pc.and_(pc.equal(table["layer"], layer.name), pc.less(table["step"], stop)))
+    defects = sorted(zip(own["step"].to_pylist(), own["reason"].to_pylist(), strict=True), key=lambda row: row[0])
+    if since is not None:
+        defects = [(step, reason) for step, reason in defects if step == since]
+    if defects:
+        step, reason = defects[0]
+        return f"{reason.rstrip('.')} (from step {step} on)."
+    if since is not None and (share := _unexplained(view, layer, since)) > TOLERANCE:
+        return f"{share:.1e} of the gradient of step {since} is not in the recorded slots."
+    if since is not None:
+        return f"weights were changed outside the optimizer's update, after that of step {since}."
+    if layer.dtype == "bfloat16":
+        return "rounding of gradients and weights to bfloat16."
+    return "float32 rounding of small steps."
+
+
+def _unexplained(view: View, layer: Layer, step: int) -> float:
+    """The largest share of a parameter's gradient that the slots of a step do not explain."""
+    table = view.snapshot.table("factors")
+    own = table.filter(pc.equal(table["step"], step))
+    names = {parameter.name for parameter in layer.parameters}
+    rows = zip(own["parameter"].to_pylist(), own["residual"].to_pylist(), strict=True)
+    return max((math.inf if np.isnan(r) else r for name, r in rows if name in names), default=0.0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import grade
+from dualform.query.weights.exactness import require
 from dualform.query.weights.rebuilt import check_step, rebuild
 
 
@@ -28,37 +28,40 @@ class Network:
     standing: Mapping[str, float]
     """By layer."""
     kept: Mapping[str, int]
-    """By slot space: how many slots the mask left."""
+    """By slot space: how many slots the mask left, of the layer that keeps most."""
 
 
 def state_dict(
     view: View, where: str | Mapping[str, str] | None, at_step: int | None, allow_inexact: bool, check: Check
 ) -> Network:
-    """The network as of a step under one mask, or under masks by slot space.
+    """The network as of a step under one mask, or under masks by slot space; spaces that are not named stay whole.
 
     Warns of what is not recorded where the question is not about the end. Raises Inexact where a recorded layer cannot
-    be rebuilt, EmptyMask where no slot is left.
+    be rebuilt well enough, EmptyMask where no slot is left.
     """
     check_step(view, at_step)
-    _require(view, at_step, allow_inexact)
+    _require_all(view, at_step, allow_inexact)
     rebuilt = _recorded(view, where, at_step, allow_inexact, check)
-    stored = view.stored_weights("final")
-    others = {name: np.array(array) for name, array in stored.items() if name not in rebuilt.arrays}
+    arrays = dict(rebuilt.arrays)
+    arrays |= {name: arrays[known] for name, known in _other_names(view, arrays).items()}
+    others = {name: np.array(array) for name, array in view.stored_weights("final").items() if name not in arrays}
     if others and (where is not None or at_step is not None):
         warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=6)
-    return Network({**rebuilt.arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
+    return Network({**arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
-def _require(view: View, at_step: int | None, allow_inexact: bool) -> None:
-    grades = {name: grade(view, layer, at_step) for name, layer in view.snapshot.layers.items()}
-    refused = {
-        name: found.reason
-        for name, found in grades.items()
-        if found.reason and not (allow_inexact and found.name != "scores only")
-    }
-    if refused:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise Inexact(f"the network cannot be rebuilt. {listed}", hint="Ask single layers for their output instead.")
+def _require_all(view: View, at_step: int | None, allow_inexact: bool) -> None:
+    """Raises Inexact, naming every layer that cannot be rebuilt well enough."""
+    reasons = list[str]()
+    for layer in view.snapshot.layers.values():
+        try:
+            require(view, layer, at_step, allow_inexact)
+        except Inexact as refusal:
+            reasons.append(refusal.message.rstrip("."))
+    if reasons:
+        raise Inexact(
+            f"the network cannot be rebuilt: {'; '.join(reasons)}.", hint="Ask single layers for their output instead."
+        )
 
 
 def _recorded(
@@ -68,13 +71,33 @@ def _recorded(
     layers = view.snapshot.layers
     masks = {one.name: where.get(one.space) if isinstance(where, Mapping) else where for one in layers.values()}
     selections = {name: view.select(layer, masks[name]) for name, layer in layers.items()}
-    kept = {layers[name].space: selection.count for name, selection in selections.items()}
+    kept = dict[str, int]()
+    for name, selection in selections.items():
+        kept[layers[name].space] = max(kept.get(layers[name].space, 0), selection.count)
     if where and not any(kept.values()):
         raise EmptyMask(f"where leaves no slot: {where}", field="where")
     arrays = dict[str, NDArray[Any]]()
     grades, standing = dict[str, Grade](), dict[str, float]()
     for name, layer in layers.items():
-        rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check)
+        rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check, selections)
         arrays |= {part: parameter.astype(np.float32) for part, parameter in rebuilt.parameters.items()}
         grades[name], standing[name] = rebuilt.grade, rebuilt.standing
     return Network(arrays, (), grades, standing, kept)
+
+
+def _other_names(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """Further names of recorded parameters -> the name they were recorded under.
+
+    A state dict names a tied weight twice. Two entries that are the same to the bit before and after a training that
+    moved them are one tensor.
+    """
+    initial, final = view.stored_weights("initial"), view.stored_weights("final")
+    moved = [name for name in arrays if not np.array_equal(initial[name], final.get(name, initial[name]))]
+    found: dict[str, str] = {}
+    for other in final:
+        if other in arrays or other not in initial:
+            continue
+        for name in moved:
+            if np.array_equal(initial[other], initial[name]) and np.array_equal(final[other], final[name]):
+                found[other] = name
+    return found

@@ -1,0 +1,67 @@
+"""What the watch of the recorder logged of each parameter: how far it was from its record, and when.
+
+A row says how the weights stood once its step was over. Between two rows they are known only if both are good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dualform.query.view import View
+from dualform.rules.update_rule import Doubles
+from dualform.store.layer import Layer
+
+STANDS_OUT = 8.0
+"""A one-step distance this many times what rounding may account for is a jump."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """One parameter's rows, in the order they were logged; arrays of one length."""
+
+    parameter: str
+    step: NDArray[np.int64]
+    one_step: Doubles
+    accumulated: Doubles
+    way: Doubles
+    rounding: Doubles
+    noise: Doubles
+
+    @property
+    def nbytes(self) -> int:
+        return 6 * self.step.nbytes
+
+    def around(self, at_step: int) -> NDArray[np.int64]:
+        """The rows that bear witness once `at_step` steps were taken: those of that moment, else its neighbours.
+
+        The end of a training that was cut off is its last row. Empty where there is none at all.
+        """
+        low, high = np.searchsorted(self.step, [at_step - 1, at_step])
+        if low < high:
+            return np.arange(low, high)
+        return np.array([row for row in (low - 1, low) if 0 <= row < len(self.step)], dtype=np.int64)
+
+    def jump(self, last: int) -> int | None:
+        """The step of the first row up to row `last` whose one-step distance stands out; None where none does."""
+        found = np.flatnonzero(self.one_step[: last + 1] > STANDS_OUT * self.noise[: last + 1])
+        return int(self.step[found[0]]) if len(found) else None
+
+
+def distances(view: View, layer: Layer) -> list[Distances]:
+    """Of each parameter of a layer."""
+    return [_of_parameter(view, parameter.name) for parameter in layer.parameters]
+
+
+def _of_parameter(view: View, parameter: str) -> Distances:
+    return view.cache.get(("distances", parameter), lambda: _read(view, parameter))
+
+
+def _read(view: View, parameter: str) -> Distances:
+    table = view.snapshot.table("watch")
+    own = table.filter(pc.equal(table["parameter"], parameter))
+    numbers = (own[name].to_numpy() for name in ("one_step", "accumulated", "way", "rounding", "noise"))
+    return Distances(parameter, own["step"].to_numpy(), *numbers)
