@@ -195,6 +195,26 @@ def test_without_values_or_without_a_rule_nothing_is_watched(tmp_path):
         assert opened.sink.watch == {}
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
+def test_weights_that_blew_up_end_nothing(tmp_path, bad):
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder:
+        for number, (x, y) in enumerate(batches(4)):
+            if number == 2:
+                with torch.no_grad():
+                    model[4].bias.fill_(bad)
+                break
+            with opened.recorder.step():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    last = opened.sink.watch["4.bias"][-1]
+    assert last.step == 1
+    assert not last.accumulated < 1e30
+
+
 def test_rules_are_found_by_the_optimizers_own_type():
     class Own(torch.optim.SGD):
         pass

@@ -76,6 +76,7 @@ class Watch:
         """The optimizer has written the weights."""
         self._versions = self._now()
 
+    @np.errstate(all="ignore")  # a training that blew up goes on, and its record is off
     def observe(self, step: int, chosen: NDArray[np.bool_] | None = None) -> list[WatchLog]:
         """Look at the weights, or at some of them, as they are after recorded step `step` (-1: before the first)."""
         parameters = self._parameters
@@ -98,6 +99,7 @@ class Watch:
             if chosen is None or chosen[index]
         ]
 
+    @np.errstate(all="ignore")
     def advance(
         self, gradient: Gradient, factors: Doubles, groups: Sequence[tuple[int, Settings]], roundoff: Doubles
     ) -> None:
@@ -109,16 +111,13 @@ class Watch:
         applied = gradient.sums * np.repeat(np.nan_to_num(factors), self._parameters.lengths)
         noise = np.abs(np.nan_to_num(factors)) * gradient.scales * roundoff
         self._gradient_noise = np.zeros(len(noise))
-        rebuilt, expected = _copy(self._rebuilt), _copy(self._expected)
-        for first, last in self._runs(factors, groups):
-            settings = groups[first][1]
-            of_run = slice(self._parameters.starts[first], self._parameters[last].stop)
-            self._advance(rebuilt, of_run, slice(first, last + 1), applied, settings)
-            self._advance(expected, of_run, slice(first, last + 1), applied, settings)
-            self._carry_noise(slice(first, last + 1), noise, settings)
-        size = self._parameters.norms(expected.weight)
+        runs = self._runs(factors, groups)
+        for first, last in runs:
+            self._carry_noise(slice(first, last + 1), noise, groups[first][1])
+        self._rebuilt = self._advanced(self._rebuilt, runs, applied, groups)
+        self._expected = self._advanced(self._expected, runs, applied, groups)
+        size = self._parameters.norms(self._expected.weight)
         self._floor = np.where(np.isnan(factors), self._floor, self._floor + np.square(self._rounding * size) / 3)
-        self._rebuilt, self._expected = rebuilt, expected
 
     def _runs(self, factors: Doubles, groups: Sequence[tuple[int, Settings]]) -> list[tuple[int, int]]:
         """First and last index of neighbours that are updated alike."""
@@ -127,13 +126,19 @@ class Watch:
         runs = [list(run) for _, run in groupby(range(len(updated)), key=updated.__getitem__)]
         return [(run[0], run[-1]) for run in runs if updated[run[0]][0]]
 
-    def _advance(self, of: _States, numbers: slice, run: slice, applied: Doubles, settings: Settings) -> None:
-        """Write a run of parameters' next state into `of`."""
-        buffer = of.buffer[numbers] if of.buffered[run.start] else None
-        state = self._rule.advance(State(of.weight[numbers], buffer), applied[numbers], settings)
-        of.weight[numbers] = state.weight
-        if state.buffer is not None:
-            of.buffer[numbers], of.buffered[run] = state.buffer, True
+    def _advanced(
+        self, of: _States, runs: Sequence[tuple[int, int]], applied: Doubles, groups: Sequence[tuple[int, Settings]]
+    ) -> _States:
+        """The next state; parameters of no run stay as they are."""
+        found = _States(of.weight.copy(), of.buffer.copy(), of.buffered.copy())
+        for first, last in runs:
+            numbers = slice(self._parameters.starts[first], self._parameters[last].stop)
+            buffer = of.buffer[numbers] if of.buffered[first] else None
+            state = self._rule.advance(State(of.weight[numbers], buffer), applied[numbers], groups[first][1])
+            found.weight[numbers] = state.weight
+            if state.buffer is not None:
+                found.buffer[numbers], found.buffered[first : last + 1] = state.buffer, True
+        return found
 
     def _carry_noise(self, run: slice, noise: Doubles, settings: Settings) -> None:
         """What an error in this gradient, and those in the buffer, do to the weights."""
@@ -159,7 +164,3 @@ def roundoff(dtype: torch.dtype | None) -> float:
 def _unit_roundoff(dtype: torch.dtype) -> float:
     """u: half the distance from 1 to the next number."""
     return float(torch.finfo(dtype).eps) / 2
-
-
-def _copy(states: _States) -> _States:
-    return _States(states.weight.copy(), states.buffer.copy(), states.buffered.copy())
