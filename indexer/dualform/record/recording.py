@@ -269,6 +269,7 @@ class Recording:
 
     def _put_logs(self) -> None:
         """What is known of the optimizer and no batch took along."""
-        logs, defects = self._updates.take()
-        if logs or defects:
-            self.sink.put(Batch(self.steps - 1, self._columns.no_samples(), [], {}, logs=logs, defects=defects))
+        logs, defects, watch = self._updates.take()
+        if logs or defects or watch:
+            none = self._columns.no_samples()
+            self.sink.put(Batch(self.steps - 1, none, [], {}, logs=logs, defects=defects, watch=watch))

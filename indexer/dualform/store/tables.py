@@ -110,16 +110,6 @@ COMMITS: ColumnTypes = {
 }
 
 
-def tables_of(rule: str) -> dict[str, ColumnTypes]:
-    """`TABLES` of a training with an update rule: the rule says which settings are logged of every group."""
-    settings = settings_of(rule)
-    return {
-        **TABLES,
-        "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **settings, "clip": "DOUBLE"},
-        "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **settings},
-    }
-
-
 _ARROW = {
     "BIGINT": pa.int64(),
     "INTEGER": pa.int32(),
