@@ -116,11 +116,14 @@ class Engine(Answers):
                 return certificate.certify(view, check)
         raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
 
-    def keys(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32[n, d_in]: a layer's inputs of some slots of its space. Raises NotFound for one it does not have."""
+    def keys(self, layer: str, ids: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """float32[n, d_in]: a layer's inputs of some slots of its space, or of all that it has, in slot order.
+
+        Raises NotFound for a slot that it does not have.
+        """
         return slots.keys(self._view, layer, ids)
 
-    def values(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+    def values(self, layer: str, ids: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """float32[n, d_out]: the recorded gradients of a layer's outputs, never rescaled. Raises as `keys`."""
         return slots.values(self._view, layer, ids)
 

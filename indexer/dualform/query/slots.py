@@ -43,13 +43,13 @@ def check_space(view: View, space: str | None) -> str:
     return space
 
 
-def keys(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
-    """float32[n, d_in]: the layer's inputs of some slots. Raises NotFound for a slot that it does not have."""
+def keys(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.float32]:
+    """float32[n, d_in]: the layer's inputs of some slots, or of all that it has. Raises NotFound for one it lacks."""
     found = view.layer(layer)
     return view.snapshot.keys(layer).of_entries(_entries(view, found, ids))
 
 
-def values(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+def values(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.float32]:
     """float32[n, d_out]: the recorded gradients of the layer's outputs. Raises NotFound as `keys`."""
     found = view.layer(layer)
     return view.snapshot.values(layer).take(_entries(view, found, ids))
@@ -74,6 +74,8 @@ def coefficients(
     return view.coefficients(found, found.weights[0].name, at_step).per_step[steps]
 
 
-def _entries(view: View, layer: Layer, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def _entries(view: View, layer: Layer, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
+    if ids is None:
+        return np.arange(view.snapshot.entries(layer.name).count)
     rows = within(as_ids(ids), view.count(layer.space), "slot", "ids")
     return view.entries_of(layer, rows)

@@ -1,0 +1,286 @@
+"""Networks of which a slot is a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from .network import STEPS, Batch, Loss, Network, plain_sgd
+
+B, D, CLASSES = 12, 10, 4
+
+
+def labelled(*shape: int) -> Iterator[Batch]:
+    """Batches of inputs [B, *shape] with labels."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(60, *(shape or (D,)), generator=generator)
+    labels = torch.randint(0, CLASSES, (60,), generator=generator)
+    for step in range(STEPS):
+        index = torch.randint(0, 60, (B,), generator=generator)
+        columns = {"dataset": "a" if step < STEPS // 2 else "b", "label": labels[index], "sample": index}
+        yield Batch((inputs[index], labels[index]), columns)
+
+
+def classify(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model(inputs[0]), inputs[1])
+
+
+def mlp(*between: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(D, 16), *(between or (nn.ReLU(),)), nn.Linear(16, CLASSES))
+
+
+Network("mlp", mlp, labelled, classify)
+Network("plain-sgd", mlp, labelled, classify, plain_sgd)
+Network(
+    "nesterov",
+    mlp,
+    labelled,
+    classify,
+    lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.8, nesterov=True, weight_decay=1e-2),
+)
+Network(
+    "two-groups",
+    mlp,
+    labelled,
+    classify,
+    lambda m: torch.optim.SGD(
+        [{"params": m[0].parameters(), "lr": 0.2}, {"params": m[2].parameters(), "momentum": 0.5}], lr=0.05
+    ),
+)
+Network(
+    "without-biases",
+    lambda: nn.Sequential(nn.Linear(D, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES, bias=False)),
+    labelled,
+    classify,
+)
+Network("layer-norm", lambda: mlp(nn.LayerNorm(16), nn.GELU()), labelled, classify)
+Network("batch-norm", lambda: mlp(nn.BatchNorm1d(16), nn.ReLU()), labelled, classify)
+Network("dropout", lambda: mlp(nn.ReLU(), nn.Dropout(0.3)), labelled, classify)
+Network("in-place-relu", lambda: mlp(nn.ReLU(inplace=True)), labelled, classify)
+Network(
+    "one-output",
+    lambda: nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, 1)),
+    labelled,
+    lambda m, x: mse_loss(m(x[0])[:, 0], x[1].float()),
+)
+Network("float64", lambda: mlp().double(), labelled, lambda m, x: classify(m, (x[0].double(), x[1])))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(D, 16), nn.Linear(16, CLASSES)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + torch.relu(block(x))
+        return self.head(x)
+
+
+Network("residual", Residual, labelled, classify)
+
+
+class StochasticDepth(Residual):
+    """Leaves its blocks out in turns: a layer is not called in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for number, block in enumerate(self.blocks):
+            if (self.turn + number) % 3:
+                x = x + torch.relu(block(x))
+        self.turn += 1
+        return self.head(x)
+
+
+Network("stochastic-depth", StochasticDepth, labelled, classify)
+
+
+class Shared(nn.Module):
+    """One layer called three times, as in ALBERT or a deep equilibrium network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.again, self.head = nn.Linear(D, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(3):
+            x = torch.tanh(self.again(x))
+        return self.head(x)
+
+
+Network("shared-layer", Shared, labelled, classify)
+
+
+class Siamese(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.tower(x) * self.tower(x.flip(1))).sum(1)
+
+
+Network("siamese", Siamese, labelled, lambda m, x: binary_cross_entropy_with_logits(m(x[0]), (x[1] < 2).float()))
+
+
+class Tied(nn.Module):
+    """An autoencoder of two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+Network("tied-weights", Tied, labelled, lambda m, x: mse_loss(m(x[0]), x[0]))
+
+
+class Tasks(nn.Module):
+    """Two heads in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(D, 16)
+        self.heads = nn.ModuleList(nn.Linear(16, CLASSES) for _ in range(2))
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.turn += 1
+        return self.heads[self.turn % 2](torch.relu(self.trunk(x)))
+
+
+Network("heads-in-turns", Tasks, labelled, classify)
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.head = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+Network("cnn-head", Convolutions, lambda: labelled(1, 8, 8), classify)
+
+
+class Checkpointed(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(x)
+
+
+Network("checkpointed", Checkpointed, labelled, classify)
+Network(
+    "lazy",
+    lambda: _materialised(nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(CLASSES))),
+    labelled,
+    classify,
+)
+
+
+def _materialised(model: nn.Module) -> nn.Module:
+    model(torch.zeros(1, D))
+    return model
+
+
+def clipped(model: nn.Module, optimizer: Optimizer, batch: Batch, loss: Loss) -> None:
+    optimizer.zero_grad()
+    loss(model, batch.inputs).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+Network("clipped", mlp, labelled, classify, train=clipped)
+
+
+def in_micro_batches(model: nn.Module, optimizer: Optimizer, batch: Batch, loss: Loss) -> None:
+    optimizer.zero_grad()
+    x, y = batch.inputs
+    for part in range(3):
+        (loss(model, (x[part::3], y[part::3])) / 3).backward()
+    optimizer.step()
+
+
+Network(
+    "micro-batches",
+    mlp,
+    lambda: (Batch(b.inputs, {"dataset": "a"}) for b in labelled()),
+    classify,
+    train=in_micro_batches,
+)
+Network(
+    "accumulation",
+    mlp,
+    lambda: (Batch(b.inputs, b.columns, n % 3 == 2) for n, b in enumerate(chain(labelled(), labelled()))),
+    classify,
+)
+
+
+def adversarial(model: nn.Module, optimizer: Optimizer, batch: Batch, loss: Loss) -> None:
+    """Gradients of a batch and of the same batch moved against it."""
+    optimizer.zero_grad()
+    x, y = batch.inputs
+    x = x.clone().requires_grad_()
+    loss(model, (x, y)).backward()
+    assert x.grad is not None
+    loss(model, ((x + 0.1 * x.grad.sign()).detach(), y)).backward()
+    optimizer.step()
+
+
+Network("adversarial", mlp, labelled, classify, train=adversarial)
+
+
+def under_autocast(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return classify(model, inputs)
+
+
+Network("bfloat16-autocast", mlp, labelled, under_autocast, grades=dict.fromkeys(("0", "2"), "exact to bfloat16"))
+
+
+def freeze_half_way(model: nn.Module, optimizer: Optimizer, number: int) -> None:
+    if number == STEPS // 2:
+        model[0].requires_grad_(False)
+        for parameter in model[0].parameters():
+            parameter.grad = None
+
+
+Network("frozen-late", mlp, labelled, classify, before=freeze_half_way)
+
+
+def roll_back(model: nn.Module, optimizer: Optimizer, number: int) -> None:
+    if number == 2:
+        model.best = {name: value.clone() for name, value in model.state_dict().items()}
+    if number == STEPS - 1:
+        model.load_state_dict(model.__dict__.pop("best"))
+
+
+Network("rolled-back", mlp, labelled, classify, before=roll_back, grades=dict.fromkeys(("0", "2"), "off"))
+Network(
+    "adam",
+    mlp,
+    labelled,
+    classify,
+    lambda m: torch.optim.Adam(m.parameters()),
+    grades=dict.fromkeys(("0", "2"), "scores only"),
+)

@@ -1,0 +1,91 @@
+"""Networks that people train, each recorded and held against itself unrecorded, and against plain PyTorch hooks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+
+from . import samples, tokens  # noqa: F401  (they name their networks)
+from .capture import Capture
+from .network import NETWORKS, Network, train
+
+EXACT = 1e-3
+"""Of the way the weights went: what an exact record may miss."""
+
+
+@pytest.fixture(scope="module", params=NETWORKS.values(), ids=NETWORKS.keys())
+def network(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def recorded(network: Network, tmp_path_factory):
+    """The trained model, and the opened memory of its training."""
+    path = tmp_path_factory.mktemp(network.name) / "run"
+    model = train(network, lambda model, optimizer: dualform.Recorder(model, optimizer, path, **network.options))
+    with dualform.open(path) as memory:
+        yield model, memory
+
+
+def names(network: Network, model: nn.Module) -> list[str]:
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return sorted(linear if network.layers is None else network.layers)
+
+
+def test_recording_changes_no_bit_of_the_weights(network, recorded):
+    alone = train(network).state_dict()
+    for name, value in recorded[0].state_dict().items():
+        assert torch.equal(value, alone[name]), name
+
+
+def test_every_layer_is_recorded(network, recorded):
+    model, memory = recorded
+    assert sorted(layer.name for layer in memory.info().layers) == names(network, model)
+
+
+def test_keys_and_values_are_what_the_layers_saw(network, recorded):
+    model, memory = recorded
+    modules = [name for name in names(network, model) if name != "recurrent"]  # its keys are its own states
+    captured: list[Capture] = []
+
+    def watch(model, optimizer):
+        captured.append(Capture({name: model.get_submodule(name) for name in modules}))
+
+    train(network, watch)
+    for name in modules:
+        keys, errors = captured[0].rows(name, name in network.time_first)
+        assert np.array_equal(memory.keys(name), keys.numpy()), name
+        if network.grades.get(name) != "scores only":
+            assert np.array_equal(memory.values(name), errors.numpy()), name
+
+
+def test_the_grade_is_what_the_pass_over_the_slots_measures(network, recorded):
+    _, memory = recorded
+    certificates = memory.verify()
+    for layer in memory.info().layers:
+        expected = network.grades.get(layer.name, "exact")
+        grade, measured = layer.grade, certificates[layer.name].relative_error
+        assert grade.name == expected, (layer.name, str(grade), grade.reason, measured)
+        if expected == "scores only":
+            assert measured is None
+            continue
+        assert grade.error == pytest.approx(measured, rel=1.5, abs=EXACT / 10)
+        assert (measured <= EXACT) == (expected == "exact")
+
+
+def test_the_last_output_is_the_networks_own(network, recorded):
+    model, memory = recorded
+    for layer in memory.info().layers:
+        if layer.grade.name == "scores only" or layer.name == "recurrent":
+            continue
+        queries = torch.randn(3, layer.d_in, generator=torch.Generator().manual_seed(4))
+        module = model.get_submodule(layer.name)
+        with torch.no_grad():
+            live = module(queries.to(module.weight.dtype)).double().numpy()
+        # Beyond the bound an answer wants to be asked for; the standing term makes it that of the live network.
+        found = np.asarray(memory.output(layer.name, queries.numpy(), allow_inexact=True))
+        assert found == pytest.approx(live, abs=2e-5 * max(1.0, float(np.abs(live).max()))), layer.name
