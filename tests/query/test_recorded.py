@@ -100,7 +100,7 @@ def test_certificates_are_small(memory):
 
 def test_hits_and_sums_are_those_of_the_stored_keys(memory):
     ids = np.arange(STEPS * BATCH)
-    keys = memory._view.snapshot.keys("2").of_slots(ids)
+    keys = memory._view.snapshot.keys("2").of_entries(ids)
     columns = memory.slots(ids)
     queries = memory.probe("test", layer="2").queries
     assert columns["slot"].tolist() == ids.tolist()

@@ -39,9 +39,9 @@ def test_it_is_what_a_stored_memory_takes(tmp_path):
     training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
     memory = Snapshot.open(tmp_path / "m")
     cost = estimate(memory.count("token"), [layer.d_in for layer in memory.layers.values()], 1, memory.steps, 0.01)
-    stored = Snapshot.open(tmp_path / "stored").segments.values()
+    stored = Snapshot.open(tmp_path / "stored").sources.values()
     header = 45
-    assert sum(s.bytes - header for segments in stored for s in segments) == cost.key_bytes
+    assert sum(source.segment.size - header for sources in stored for source in sources) == cost.key_bytes
     assert memory.table("digests").num_rows * 48 == cost.digest_bytes
 
 

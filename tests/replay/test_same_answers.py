@@ -85,7 +85,7 @@ def test_answers_are_those_of_float64_over_every_slot(runs):
     memory = Snapshot.open(engine.path)
     (space,) = memory.manifest.spaces
     query, slots = QUERIES.rows[:1], memory.count(space)
-    keys = memory.keys("2").of_slots(np.arange(slots))
+    keys = memory.keys("2").of_entries(np.arange(slots))
     scores = oracle.scores(keys, query[0])
     groups = oracle.groups([memory.column(space, "label").tolist()], [True] * slots)
     hits, by, signed, absolute = replayed(
