@@ -244,7 +244,7 @@ def test_tied_weights_are_exact_under_both_names(tmp_path):
     expected = rule.initial * trained.history[0]["first.weight"].double().numpy()
     for name, keys in (("first", first), ("second", second)):
         values = view.snapshot.values(name).block(0, 160).astype(float)
-        expected += (values * rule.per_step[np.arange(160) // 8, None]).T @ keys.slot_block(0, 160).astype(float)
+        expected += (values * rule.per_step[np.arange(160) // 8, None]).T @ keys.entry_block(0, 160).astype(float)
     np.testing.assert_allclose(state["first.weight"], expected, rtol=0, atol=1e-6)
     assert state["second.weight"].equal(state["first.weight"])
     trained.model.load_state_dict(state)
@@ -258,7 +258,7 @@ def test_tied_weights_are_exact_under_both_names(tmp_path):
 def test_what_moved_outside_the_record_stands_at_the_end(tmp_path):
     trained = train(tmp_path / "m", between=decay)
     view = trained.engine._view
-    layer, whole = view.layer("4"), view.select("sample", None)
+    layer, whole = view.layer("4"), view.select(view.layer("4"), None)
     assert graded(trained, "4").error > 0.1
     with pytest.raises(Inexact, match=r"^layer '4' is off by [0-9.e-]+ since step 20: weights were changed outside"):
         rebuild(view, layer, whole, None, False, lambda: None)
@@ -267,9 +267,9 @@ def test_what_moved_outside_the_record_stands_at_the_end(tmp_path):
     np.testing.assert_allclose(found.weight, live["4.weight"].double().numpy(), rtol=0, atol=1e-9)
     np.testing.assert_allclose(found.bias, live["4.bias"].double().numpy(), rtol=0, atol=1e-9)
     assert found.standing == pytest.approx(trained.engine.verify()["4"].relative_error, rel=1e-12)
-    masked = rebuild(view, layer, view.select("sample", "sample >= 8"), None, True, lambda: None)
+    masked = rebuild(view, layer, view.select(layer, "sample >= 8"), None, True, lambda: None)
     per_step = view.coefficients(layer, "4.weight", None).per_step[0]
-    keys, values = view.snapshot.keys("4").slot_block(0, 8), view.snapshot.values("4").block(0, 8)
+    keys, values = view.snapshot.keys("4").entry_block(0, 8), view.snapshot.values("4").block(0, 8)
     removed = per_step * values.astype(float).T @ keys.astype(float)
     np.testing.assert_allclose(masked.weight, live["4.weight"].double().numpy() - removed, rtol=0, atol=1e-9)
     earlier = rebuild(view, layer, whole, WHEN, True, lambda: None)

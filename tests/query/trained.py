@@ -30,7 +30,7 @@ class Trained:
         """How far the record alone is from the live weights, relative to the way they went: by a pass in NumPy."""
         view = self.engine._view
         names = [parameter.name for parameter in view.layer(layer).parameters]
-        own = build(view, view.layer(layer), view.select("sample", None), at_step, lambda: None)
+        own = build(view, view.layer(layer), view.select(view.layer(layer), None), at_step, lambda: None)
         now, first = self.history[at_step], self.history[0]
         error = np.sqrt(sum(np.square(now[n].double().numpy() - own[n]).sum() for n in names))
         way = np.sqrt(sum(np.square((now[n] - first[n]).double().numpy()).sum() for n in names))

@@ -184,7 +184,7 @@ def test_masks_and_their_cancellation_are_those_of_a_brute_force(recorded):
     memory, _, _ = recorded
     stored = Snapshot.open(memory.path)
     layer, slots = stored.layer("lstm"), np.arange(stored.count("token"))
-    keys = stored.keys("lstm").of_slots(slots).astype(np.float64)
+    keys = stored.keys("lstm").of_entries(slots).astype(np.float64)
     values = stored.values("lstm").take(slots).astype(np.float64)
     steps, labels = stored.column("token", "step"), stored.column("token", "label")
     masked, stays = memory.weights(where="label <> 1"), labels != 1

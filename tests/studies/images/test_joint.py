@@ -37,7 +37,7 @@ def test_miniature_says_what_the_full_study_says(miniature):
 def test_each_slot_is_of_its_images_dataset(miniature, made_up_data: Path):
     memory = Snapshot.open(miniature[0])
     names, samples, labels = (np.asarray(memory.column("sample", name)) for name in ("dataset", "sample", "label"))
-    keys = memory.keys("layer-0").of_slots(np.arange(60 * 32))
+    keys = memory.keys("layer-0").of_entries(np.arange(60 * 32))
     assert 0.4 < (names == "mnist").mean() < 0.6
     for name in ("mnist", "fashion-mnist"):
         dataset, own = load_dataset(name, made_up_data), names == name
@@ -49,7 +49,7 @@ def test_each_slot_is_of_its_images_dataset(miniature, made_up_data: Path):
 def test_attention_across_datasets_is_that_of_float64(miniature, layer: str):
     out, report = miniature
     memory = Snapshot.open(out)
-    keys = memory.keys(layer).of_slots(np.arange(60 * 32)).astype(np.float64)
+    keys = memory.keys(layer).of_entries(np.arange(60 * 32)).astype(np.float64)
     names = np.asarray(memory.column("sample", "dataset"))
     for dataset, found in report["crossing"].items():
         scores = np.abs(memory.probe(f"test-{dataset}").queries(layer).astype(np.float64) @ keys.T)

@@ -59,7 +59,7 @@ def terms(memory: Engine, layer: str) -> tuple[np.ndarray, np.ndarray, dict[str,
     columns = memory.sql("SELECT step, dataset, label FROM slots ORDER BY slot")
     clip = memory.sql("SELECT clip FROM steps ORDER BY step")["clip"].astype(np.float64)
     store = memory._view.snapshot
-    keys = store.keys(layer).slot_block(0, count).astype(np.float64)
+    keys = store.keys(layer).entry_block(0, count).astype(np.float64)
     values = store.values(layer).block(0, count).astype(np.float64)
     values *= (coefficients() * clip)[columns["step"]][:, None]
     return keys, values, {name: columns[name] for name in ("step", "dataset", "label")}

@@ -36,7 +36,7 @@ def recorded(out: Path, layer: str, probe: str, steps: int) -> tuple[np.ndarray,
     memory = Snapshot.open(out)
     slots = np.arange(steps * BATCH)
     assert memory.column("sample", "step")[slots[-1]] == steps - 1
-    keys = memory.keys(layer).of_slots(slots).astype(np.float64)
+    keys = memory.keys(layer).of_entries(slots).astype(np.float64)
     stored = memory.probe(probe)
     given = stored.outputs.argmax(axis=1)
     labels = np.asarray(memory.column("sample", "label"))[slots]

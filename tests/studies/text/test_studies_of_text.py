@@ -51,7 +51,7 @@ def oracle(stored: Run, texts: Path) -> tuple[Corpus, Tokens, Any, Any]:
     tokens = Vocabulary(corpus.train, "character").encode(corpus.train)
     memory = Snapshot.open(stored[0])
     count = memory.count("token")
-    keys = memory.keys("lstm").of_slots(np.arange(count)).astype(np.float64)
+    keys = memory.keys("lstm").of_entries(np.arange(count)).astype(np.float64)
     return corpus, tokens, keys, memory.column("token", "position")
 
 
