@@ -106,9 +106,7 @@ def verify(memory: Answers, as_json: bool) -> None:
         print_json({layer: _certificate(certificate) for layer, certificate in certificates.items()})
         return
     rows = [[layer, c.relative_error, *_graded(c.grade)] for layer, c in certificates.items()]
-    print_table(
-        "||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", *GRADED], rows
-    )
+    print_table("||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", *GRADED], rows)
 
 
 def _certificate(one: Certificate) -> dict[str, Any]:
