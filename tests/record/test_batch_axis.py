@@ -81,7 +81,8 @@ def test_a_square_batch_behind_a_time_first_layer_is_refused_until_it_is_said(tm
         one_step(refused, model, x)
     assert str(caught.value) == (
         "layer 'body.layers.0.linear1' has the batch in axis 1, and which axis of layer 'head' is the batch cannot be "
-        "seen from [5, 5]. Say batch_dim= in recorder.step, which holds for all layers."
+        "seen from [5, 5] at step 0. Say batch_dim= in recorder.step, of all layers or of one, as "
+        "batch_dim={'head': 0}."
     )
     opened = opened_on(model, tmp_path / "m")
     with opened.recorder:

@@ -142,7 +142,8 @@ def test_a_flattened_head_is_refused_and_by_name_its_rows_are_tokens(tmp_path):
             "rows with step(at=…)."
         )
         opened = opened_on(model, tmp_path / "m", spaces={"head": "token"})
-        with opened.recorder, opened.recorder.step(word=np.arange(10).reshape(2, 5)):
+        said = {"batch_dim": 1} if time_first else {}
+        with opened.recorder, opened.recorder.step(word=np.arange(10).reshape(2, 5), **said):
             model(x).square().sum().backward()
         with torch.no_grad():
             expected = model.body(x)[0]

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.record.alignment import Shape, misfit
-from dualform.record.metadata import SAID, Array, Metadata
+from dualform.record.metadata import PLACES, SAID, Array, Metadata
+from dualform.record.sayings import Sayings
+from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
 from dualform.store.batch import Extent
 
@@ -62,11 +63,36 @@ class Columns:
 
     def unknown(self, metadata: Metadata) -> dict[str, Any]:
         """What is said of slots whose row is not known: the single values; None for everything else."""
-        single = {name: entry.item() for name, entry in metadata.entries.items() if entry.ndim == 0}
+        single = {
+            name: None if np.ma.is_masked(entry) else entry.item()
+            for name, entry in metadata.entries.items()
+            if entry.ndim == 0
+        }
         return {name: single.get(name) for name in self._types()}
 
-    def extents(self, metadata: Metadata, shapes: Sequence[Shape], step: int) -> list[tuple[Extent, Array | None]]:
-        """Each shape's extent, and which of its slots stay: int64[n], None for all. Raises BadInput."""
+    def extents(
+        self, metadata: Metadata, shapes: Sequence[Shape], step: int, first: bool
+    ) -> list[tuple[Extent, Array | None]]:
+        """Each shape's extent, and which of its slots stay: int64[n], None for all. Raises BadInput.
+
+        `shapes` are those of a space after one another, in the order of their calls.
+        """
+        whole = self._of_spaces(metadata, shapes)
+        for space in whole:
+            for name, entry in (said for saying in metadata.sayings(space) for said in saying.items()):
+                if name not in PLACES:
+                    _check_type(name, self._slots.setdefault((space, name), entry.dtype), entry.dtype)
+        sayings = Sayings(metadata, self._spaces, step, first)
+        extents = []
+        for space, said in whole.items():
+            calls = [shape for shape in shapes if shape.space.name == space]
+            routed = calls[0].space.routed
+            own = sayings.of_calls(calls) if routed else [metadata.at(space)] * len(calls)
+            extents += [_extent(shape, said | of_call) for shape, of_call in zip(calls, own, strict=True)]
+        return extents
+
+    def _of_spaces(self, metadata: Metadata, shapes: Sequence[Shape]) -> dict[str, dict[str, Array]]:
+        """By space, what is said of the whole step and speaks of the space's single slots."""
         said: dict[str, dict[str, Array]] = {shape.space.name: {} for shape in shapes}
         for name, entry in metadata.entries.items():
             space = self._level(name, entry)
@@ -75,13 +101,12 @@ class Columns:
             if space in said:
                 self._levels[name] = space
                 said[space][name] = entry
-        for space, own in said.items():
-            own |= {n: e for n, e in metadata.at(space).items() if n not in ("mask", "position", "row")}
-            for name, entry in own.items():
                 _check_type(name, self._slots.setdefault((space, name), entry.dtype), entry.dtype)
-        positions = self._placed("position", metadata.position, metadata, shapes)
-        masks = self._placed("mask", metadata.mask, metadata, shapes)
-        return [_extent(shape, said[shape.space.name], masks, positions, metadata) for shape in shapes]
+        for name, placed in (("position", metadata.position), ("mask", metadata.mask)):
+            for space, entry in self._placed(name, placed, shapes).items():
+                if space in said:
+                    said[space][name] = entry
+        return said
 
     def _level(self, name: str, entry: Array) -> str | None:
         """The space that a column speaks of, "" for samples, None where that is still to be seen."""
@@ -117,20 +142,18 @@ class Columns:
             raise misfit(name, entry.shape, regular)
         return spaces[0] if spaces else ""
 
-    def _placed(self, name: str, entry: Array | None, metadata: Metadata, shapes: Sequence[Shape]) -> dict[str, Array]:
-        """By space: `mask` or `position`, as said to it by name, or of the whole step.
+    def _placed(self, name: str, entry: Array | None, shapes: Sequence[Shape]) -> dict[str, Array]:
+        """By space: `mask` or `position`, as said of the whole step.
 
         What has rows only speaks of rows: a mask of all spaces, a position of those where a slot is a row.
         """
         regular = [shape.space for shape in shapes if not shape.space.routed]
-        placed: dict[str, Array] = {}
-        if entry is not None and entry.ndim > 1:
-            placed[self._token_space(name, entry, shapes)] = entry
-        elif entry is not None:
-            flat = [space for space in regular if not space.tokens] if name == "position" else []
-            placed = {space.name: entry for space in flat or regular}
-        own = {shape.space.name: metadata.at(shape.space.name).get(name) for shape in shapes}
-        return placed | {space: array for space, array in own.items() if array is not None}
+        if entry is None:
+            return {}
+        if entry.ndim > 1:
+            return {self._token_space(name, entry, shapes): entry}
+        flat = [space for space in regular if not space.tokens] if name == "position" else []
+        return {space.name: entry for space in flat or regular}
 
 
 def _check_type(name: str, known: np.dtype[Any], now: np.dtype[Any]) -> None:
@@ -138,29 +161,25 @@ def _check_type(name: str, known: np.dtype[Any], now: np.dtype[Any]) -> None:
         raise BadInput(f"column {name!r} held {known} at first and holds {now} now.", field=name)
 
 
-def _extent(
-    shape: Shape,
-    said: Mapping[str, Array],
-    masks: Mapping[str, Array],
-    positions: Mapping[str, Array],
-    metadata: Metadata,
-) -> tuple[Extent, Array | None]:
+def _extent(shape: Shape, said: Mapping[str, Array]) -> tuple[Extent, Array | None]:
+    """An extent, and which of its slots stay; `said`: columns, `mask`, `position` and `row` of its slots."""
     space, n = shape.space.name, shape.slots
-    mask = _of_slots("mask", masks[space], shape) if space in masks else None
+    row = _rows(shape, said.get("row"))
+    said = {name: entry for name, entry in said.items() if entry.ndim == 0 or not shape.untold}
+    mask = _of_slots("mask", said["mask"], shape) if "mask" in said else None
     kept = None if mask is None or mask.all() else np.flatnonzero(mask)
-    position = _of_slots("position", positions[space], shape) if space in positions else None
-    row = _rows(shape, metadata.at(space).get("row"))
+    position = _of_slots("position", said["position"], shape) if "position" in said else None
     if shape.length is not None and kept is not None:
         position = np.arange(n) % shape.length if position is None else position
     if shape.length is not None and position is not None and kept is None:
         position = None if np.array_equal(position, np.arange(n) % shape.length) else position
     if kept is not None and row is None:
         row = np.arange(n) // (shape.length or 1)
-    columns = {name: _of_slots(name, entry, shape) for name, entry in said.items()}
+    columns = {name: _of_slots(name, entry, shape) for name, entry in said.items() if name not in PLACES}
     extent = Extent(
         space,
         shape.call,
-        rows=0 if shape.space.routed else shape.rows,
+        rows=0 if shape.space.routed or shape.untold else shape.rows,
         length=shape.length,
         row=None if row is None else _chosen(row, kept).astype(np.int32),
         position=None if position is None else _chosen(position, kept).astype(np.int64),
@@ -178,14 +197,14 @@ def _rows(shape: Shape, given: Array | None) -> Array | None:
                 hint="Only layers of routed= have rows of their own.",
                 field="row",
             )
-        return None
+        return np.full(shape.slots, -1) if shape.untold else None
     return np.full(shape.slots, -1) if given is None else _of_slots("row", given, shape)
 
 
 def _of_slots(name: str, entry: Array, shape: Shape) -> Array:
     """An entry as one value a slot, [n]."""
     if entry.ndim == 0:
-        return np.full(shape.slots, entry[()], dtype=entry.dtype)
+        return _spread(entry, entry.dtype, shape.slots)
     if entry.shape == shape.leading:
         return entry.reshape(-1)
     if entry.shape == shape.leading[:1]:
@@ -198,7 +217,7 @@ def _chosen(array: Array, kept: NDArray[np.int64] | None) -> Array:
 
 
 def _spread(entry: Array | None, dtype: np.dtype[Any], rows: int) -> Array:
-    if entry is None:
+    if entry is None or (entry.ndim == 0 and np.ma.is_masked(entry)):
         return _nulls(rows, dtype)
     return np.full(rows, entry[()], dtype=dtype) if entry.ndim == 0 else entry[:rows]
 

@@ -28,8 +28,11 @@ _ANSWERED = ("query", "score", "group", "count")
 _INTEGERS = ("label", "sample", "position", "row")
 _KINDS = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "U": np.object_, "O": np.object_}
 """Storage of each NumPy kind."""
+_LARGEST = np.iinfo(np.int64).max
 SAID = ("dataset", "label", "sample")
 """Columns of a sample that every memory has."""
+PLACES = ("row", "position", "mask")
+"""What is said of slots and is no column of theirs that a user names."""
 
 
 class Metadata:
@@ -55,7 +58,7 @@ class Metadata:
         self.position = None if position is None else _column("position", position)
         self.mask = None if mask is None else _mask(mask)
         self._batch_dim = _checked_dims(batch_dim)
-        self._at: dict[str, dict[str, Array]] = {}
+        self._at: dict[str, list[dict[str, Array]]] = {}
         for space, of in (at or {}).items():
             self.say(space, of)
 
@@ -70,22 +73,36 @@ class Metadata:
             for name, value in columns.items()
             if value is not None
         }
-        self._at.setdefault(space, {}).update(said)
+        self._at.setdefault(space, []).append(said)
 
     @property
     def spaces(self) -> list[str]:
         """The spaces that are spoken to by name."""
         return list(self._at)
 
-    def at(self, space: str) -> Mapping[str, Array]:
-        """What is said to one space by name: columns, `mask`, `position` and `row`."""
-        return self._at.get(space, {})
+    def at(self, space: str) -> dict[str, Array]:
+        """What is said to one space by name: columns, `mask`, `position` and `row`; the last of what was said again."""
+        return {name: entry for saying in self.sayings(space) for name, entry in saying.items()}
+
+    def sayings(self, space: str) -> Sequence[Mapping[str, Array]]:
+        """Everything that was said to one space by name, one after the other."""
+        return self._at.get(space, ())
 
     def batch_dim(self, space: str) -> int | None:
         """The axis that is said to be the batch; None where none is."""
         if isinstance(self._batch_dim, int):
             return self._batch_dim
         return (self._batch_dim or {}).get(space)
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """By space or layer, what is said of it by name."""
+        return self._batch_dim if isinstance(self._batch_dim, Mapping) else {}
+
+    @property
+    def rows(self) -> int | None:
+        """B, of what has rows; None where nothing has."""
+        return next((len(entry) for entry in self.arrays.values()), None)
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -101,6 +118,8 @@ class Metadata:
 def _check_names(columns: Iterable[str]) -> None:
     names = list(columns)
     for name in names:
+        if not name or not _is_unicode(name):
+            raise BadInput(f"{name!r} cannot name a column.", hint="Give it a name of Unicode text.", field=name)
         if name.lower() in _BUILT_IN:
             raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
         if name.lower() in _ANSWERED:
@@ -109,7 +128,7 @@ def _check_names(columns: Iterable[str]) -> None:
             raise BadInput(f"two columns are called {name!r} but for case, which SQL does not see.", field=name)
 
 
-def _checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | Mapping[str, int] | None:
+def _checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | dict[str, int] | None:
     for said in batch_dim.values() if isinstance(batch_dim, Mapping) else [batch_dim]:
         if said not in (None, 0, 1):
             raise BadInput(f"batch_dim is {said}.", hint="The batch is axis 0 or 1.", field="batch_dim")
@@ -117,6 +136,8 @@ def _checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | Mapping[st
 
 
 def _mask(mask: Any) -> Array:
+    if np.ma.is_masked(mask):
+        raise BadInput("mask has entries that are masked.", hint="Fill them with true or false.", field="mask")
     given = as_array("mask", mask)
     if given.dtype != np.bool_:
         raise BadInput(f"mask holds {given.dtype}.", hint="Give booleans, true for real tokens.", field="mask")
@@ -136,7 +157,11 @@ def as_array(name: str, value: Any) -> Array:
 
 def _column(name: str, value: Any) -> Array:
     """An owned array in the column's own type. Raises BadInput for one that no column holds."""
-    entry = as_array(name, value)
+    missing = np.ma.getmaskarray(value) if np.ma.is_masked(value) else None
+    entry = as_array(name, value if missing is None else value.filled(0))
+    if missing is not None and entry.dtype.kind in "UO":
+        entry = entry.astype(np.object_)
+        entry[missing] = None
     kind = entry.dtype.kind
     if kind not in _KINDS or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
         raise BadInput(
@@ -150,7 +175,35 @@ def _column(name: str, value: Any) -> Array:
         )
     if name == "dataset" and kind not in "UO":
         raise BadInput(f"dataset holds {_said(entry)}.", hint="Name datasets by text.", field=name)
-    return entry.astype(_KINDS[kind], copy=False)
+    if kind == "u" and entry.size and entry.max() > _LARGEST:
+        raise BadInput(
+            f"{name} holds {entry.max()}, and integers are at most {_LARGEST}.",
+            hint="Record it as text.",
+            field=name,
+        )
+    if kind in "UO" and not _is_unicode("".join(text for text in entry.flat if text is not None)):
+        raise BadInput(f"{name} holds text that is no Unicode: a lone surrogate.", hint="Replace it.", field=name)
+    entry = entry.astype(_KINDS[kind], copy=False)
+    return entry if missing is None or entry.dtype == np.object_ else _masked(name, entry, missing)
+
+
+def _masked(name: str, entry: Array, missing: NDArray[np.bool_]) -> Array:
+    """An entry whose missing values are NULL."""
+    if name == "position":
+        raise BadInput(
+            "position has entries that are masked.", hint="Every slot has one; leave slots out with mask=.", field=name
+        )
+    if name == "row":
+        return np.where(missing, -1, entry)
+    return np.ma.MaskedArray(entry, mask=missing)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _said(entry: Array) -> str:

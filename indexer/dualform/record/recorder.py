@@ -155,8 +155,8 @@ class Recorder:
         its slots alone, which may also be said with `.at(space, …)` of what this yields. An update after leaving,
         before the next step, belongs to this step.
 
-        `batch_dim`: which axis of the keys of layers with tokens is the batch, 0 or 1, for all spaces or by space. It
-        need not be said where modules tell it (batch_first), or where it is the first axis and no batch is square.
+        `batch_dim`: which axis of the keys of layers with tokens is the batch, 0 or 1: of all, or by name of a space or
+        layer. It need not be said where modules tell it (batch_first), or where it is the first and no batch is square.
         Once known it stays.
 
         Every call of a layer whose gradient arrives is slots of its own. A step with NaN or infinity in a key or error

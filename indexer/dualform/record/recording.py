@@ -82,8 +82,7 @@ class Recording:
 
     def axis_of(self, tap: Tap) -> int:
         """Which axis of a layer's keys is the batch."""
-        space = self._spaces.known.get(self._spaces.layers.get(tap.name, ""))
-        return (space.axis or 0) if space is not None else 0
+        return self._spaces.axis_of(tap.name)
 
     def known(self, queries: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
         """A probe's queries of the layers that are recorded."""

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.record.alignment import Aligner, Shape, laid_out
+from dualform.record.alignment import Aligner
 from dualform.record.columns import Columns
 from dualform.record.metadata import Array, Metadata
+from dualform.record.shape import Shape, laid_out
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import StepRecord, surely_finite
 from dualform.record.taps import Tap
@@ -74,7 +75,7 @@ def slots_of(record: StepRecord, taps: Sequence[Tap], spaces: Spaces, columns: C
     found = Aligner(record, taps, spaces, first).align()
     spaces.check_names(metadata.spaces)
     shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
-    extents = columns.extents(metadata, shapes, record.step)
+    extents = columns.extents(metadata, shapes, record.step, first)
     kept = {(extent.space, extent.call): stay for extent, stay in extents}
     rows = [
         CallRows(

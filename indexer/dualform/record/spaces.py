@@ -7,6 +7,7 @@ layer, whose rows the model chooses (an expert's), has a space of its own.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from dualform.store.tables import TABLES
 
 RESERVED = frozenset({"slots", "samples", "commits", *TABLES})
 """Names of tables and views of the store."""
+DEFAULTS = ("sample", "token")
+"""Spaces of layers that no name was given for: of rows, and of tokens."""
 
 
 @dataclass
@@ -29,6 +32,10 @@ class Space:
     routed: bool
     axis: int | None
     """Which axis of those layers' keys is the batch; None where nothing told: it is taken for the first."""
+    said: bool = False
+    """Whether the training said so, of all its layers."""
+    teller: str = ""
+    """A layer whose module told the axis."""
 
 
 class Spaces:
@@ -47,6 +54,8 @@ class Spaces:
         _check_patterns("routed", routed or (), layers)
         for space in (named or {}).values():
             _check_name(space)
+        _check_case([*DEFAULTS, *dict.fromkeys((named or {}).values())])
+        self._layers = layers
         self._routed = {name for name in layers if any(matches(name, pattern) for pattern in routed or ())}
         self._named = {
             name: next(space for pattern, space in (named or {}).items() if matches(name, pattern))
@@ -56,13 +65,18 @@ class Spaces:
         self._refuse_mixed(layers)
         for name in layers:
             if name in self._routed and name not in self._named:
-                self._named[name] = _legal(name, {"sample", "token", *self._named.values()})
+                self._named[name] = _legal(name, {*DEFAULTS, *self._named.values()})
         self.known: dict[str, Space] = {}
         """By name, of those that have had slots."""
         self.layers: dict[str, str] = {}
         """Layer -> space, of those that have had slots."""
         self.token_layers: set[str] = set()
         """Layers whose keys have token dimensions."""
+        self.axes: dict[str, int] = {}
+        """Layer -> the axis of its keys that was said, of it alone, to be the batch."""
+        self.shown: set[str] = set()
+        """Layers whose own batches showed that they have the batch where their space has it."""
+        self._warned: set[str] = set()
 
     def space_of(self, layer: str, leading: tuple[int, ...]) -> str:
         """The space of a layer, by its name or by its key's dimensions before the last."""
@@ -78,6 +92,32 @@ class Spaces:
                 raise BadInput(
                     f"there is no space {space!r}.", hint=f"There are {', '.join(map(repr, names))}.", field="at"
                 )
+
+    @property
+    def names(self) -> set[str]:
+        """Of every space there may be."""
+        return {*DEFAULTS, *self.known, *self._named.values()}
+
+    def check_axes(self, spoken: Sequence[str]) -> None:
+        """Raises BadInput for a name in batch_dim that is neither a space nor a layer."""
+        for name in spoken:
+            if name not in self.names and name not in self._layers:
+                raise BadInput(
+                    f"batch_dim names {name!r}, which is no space and no layer.",
+                    hint=f"Spaces are {', '.join(map(repr, sorted(self.names)))}.",
+                    field="batch_dim",
+                )
+
+    def axis_of(self, layer: str) -> int:
+        """Which axis of a layer's keys is the batch, as far as it is known; else the first."""
+        space = self.known.get(self.layers.get(layer, ""))
+        return self.axes.get(layer, (space.axis or 0) if space is not None else 0)
+
+    def warn_once(self, about: str, message: str) -> None:
+        """Warn of what a recording goes on without: once of each layer or space."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def routed(self, layer: str) -> bool:
         return layer in self._routed
@@ -95,7 +135,7 @@ class Spaces:
             space = self._named.get(name, "")
             other = of.setdefault(space, name)
             apart = (name in self._routed) != (other in self._routed)
-            if space and (apart or (name in self._routed and space in ("sample", "token"))):
+            if space and (apart or (name in self._routed and space in DEFAULTS)):
                 raise BadInput(
                     f"layer {name!r} shares the space {space!r} with others, of which not all are routed.",
                     hint="Name a space of its own for what is routed.",
@@ -121,6 +161,18 @@ def _check_name(space: str) -> None:
         raise BadInput(
             f"{space!r} cannot name a space: a table is called so.", hint="Choose another name.", field="spaces"
         )
+
+
+def _check_case(spaces: Sequence[str]) -> None:
+    of: dict[str, str] = {}
+    for space in spaces:
+        other = of.setdefault(space.lower(), space)
+        if other != space:
+            raise BadInput(
+                f"spaces {other!r} and {space!r} differ only in case, which SQL does not see.",
+                hint="Choose another name.",
+                field="spaces",
+            )
 
 
 def _legal(layer: str, taken: set[str]) -> str:

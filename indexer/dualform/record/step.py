@@ -19,6 +19,11 @@ class Step:
         """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
         for each token [B, L…]; `position` and `mask` too, and `row` where the model chooses the rows.
 
+        To a routed space it is said before each call: the k-th saying of a column, or of `row` and `position`, belongs
+        to the space's k-th call of the step that a gradient reaches. One value that is said once holds for all calls.
+        Where there are not as many sayings as calls, a first step is refused, and later nothing of it is recorded,
+        with a warning.
+
         Raises BadInput for what is no column, RecordingError once the step's update has been made.
         """
         if self._record is None:

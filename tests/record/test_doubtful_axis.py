@@ -1,0 +1,188 @@
+"""Where nothing yet tells a layer's batch axis, its slots are not turned over in silence."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import BadInput, RecordingError
+
+from .listed import Opened
+
+
+def opened_on(model, path, **options):
+    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
+
+
+class TimeFirst(nn.Module):
+    """A recurrent layer that has time first, and a head that the training calls as it likes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.r, self.h = nn.LSTM(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.h(x)
+
+
+def one_step(opened, model, x, head=None, **said):
+    """`x` [B, L, 3]; `head`: what the head sees of it, None for nothing."""
+    words = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2])
+    with opened.recorder.step(word=words, **said):
+        loss = model.r(x.transpose(0, 1))[0].square().sum()
+        if head is not None:
+            loss = loss + model.h(head).square().sum()
+        loss.backward()
+
+
+SQUARE, OBLONG = torch.randn(5, 5, 3), torch.randn(4, 5, 3)
+DOUBT = (
+    "layer 'r' has the batch in axis 1, and which axis of layer 'h' is the batch cannot be seen from [5, 5] at step 1"
+)
+
+
+def test_a_late_layer_on_a_square_batch_has_no_rows_until_a_batch_tells(tmp_path):
+    model = TimeFirst()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        one_step(opened, model, OBLONG)
+        with pytest.warns(RuntimeWarning) as told:
+            one_step(opened, model, SQUARE, SQUARE.transpose(0, 1))
+        one_step(opened, model, OBLONG, OBLONG.transpose(0, 1))
+        one_step(opened, model, SQUARE, SQUARE.transpose(0, 1))
+    assert [str(warning.message) for warning in told] == [
+        f"{DOUBT}. The slots of that call are not recorded, and scores of layer 'h' lack them, here and wherever it "
+        "happens again. Say batch_dim= in recorder.step, of all layers or of one, as batch_dim={'h': 0}."
+    ]
+    assert ["h" in batch.layers for batch in opened.sink.recorded] == [False, False, True, True]
+    np.testing.assert_array_equal(opened.sink.keys("h"), torch.cat([OBLONG.reshape(-1, 3), SQUARE.reshape(-1, 3)]))
+
+
+def test_a_late_layer_with_the_batch_first_is_recorded_where_that_is_said(tmp_path):
+    model = TimeFirst()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        one_step(opened, model, OBLONG)
+        one_step(opened, model, SQUARE, SQUARE, batch_dim={"h": 0})
+        one_step(opened, model, OBLONG, OBLONG)
+        with pytest.raises(BadInput) as caught:
+            one_step(opened, model, OBLONG, OBLONG, batch_dim={"h": 1})
+        opened.recorder.probe("test", OBLONG)
+    np.testing.assert_array_equal(opened.sink.probes["test"][0]["h"], OBLONG.reshape(-1, 3))
+    np.testing.assert_array_equal(opened.sink.keys("h"), torch.cat([SQUARE.reshape(-1, 3), OBLONG.reshape(-1, 3)]))
+    assert str(caught.value) == "batch_dim of layer 'h' was 0 at first and is 1 now. The batch stays in one axis."
+
+
+def test_a_batch_of_one_proves_nothing(tmp_path):
+    model = TimeFirst()
+    opened = opened_on(model, tmp_path / "m")
+    one = torch.randn(1, 1, 3)
+    with opened.recorder:
+        one_step(opened, model, one, one)
+        with pytest.warns(RuntimeWarning, match="^layer 'r' has the batch in axis 1"):
+            one_step(opened, model, SQUARE, SQUARE)
+    assert [(layer, step, reason) for layer, step, reason in opened.sink.defects if reason == DOUBT] == [
+        ("h", 1, DOUBT)
+    ]
+    np.testing.assert_array_equal(opened.sink.keys("h"), one.reshape(1, 3))
+
+
+def test_a_late_layer_that_knows_another_axis_has_no_rows(tmp_path):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.late = nn.Linear(3, 3), nn.GRU(3, 3)
+
+    model = Late()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        with opened.recorder.step(label=np.arange(4)):
+            model.first(OBLONG).sum().backward()
+        reason = "layer 'late' has the batch in axis 1, and space 'token' has it in axis 0"
+        with pytest.warns(RuntimeWarning, match=f"^{reason}"), opened.recorder.step(label=np.arange(5)):
+            (model.first(SQUARE).sum() + model.late(SQUARE)[0].sum()).backward()
+    assert opened.sink.skipped == {"late": reason}
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_the_order_of_a_flattened_head_beside_time_first_layers_is_said(tmp_path, order):
+    model = TimeFirst()
+    flat = (OBLONG.transpose(0, 1) if order else OBLONG).reshape(-1, 3)
+    refused = opened_on(model, tmp_path / "refused", spaces={"h": "token"})
+    with refused.recorder, pytest.raises(RecordingError) as caught:
+        one_step(refused, model, OBLONG, flat)
+    assert str(caught.value) == (
+        "layer 'h' saw the tokens of space 'token' as one list at step 0, and whether they lie row after row cannot be "
+        "seen. Say batch_dim={'h': 0} in recorder.step where they do, or batch_dim={'h': 1} where the first tokens of "
+        "all rows come first."
+    )
+    opened = opened_on(model, tmp_path / "m", spaces={"h": "token"})
+    with opened.recorder:
+        one_step(opened, model, OBLONG, flat, batch_dim={"h": order})
+        one_step(opened, model, OBLONG, flat)
+    np.testing.assert_array_equal(opened.sink.keys("h"), np.tile(OBLONG.reshape(-1, 3), (2, 1)))
+    assert opened.sink.column("word", "token") == [*range(20)] * 2
+
+
+def test_what_batch_dim_names_must_be_there(tmp_path):
+    model = TimeFirst()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder, pytest.raises(BadInput) as caught:
+        one_step(opened, model, OBLONG, batch_dim={"head": 0})
+    assert str(caught.value) == (
+        "batch_dim names 'head', which is no space and no layer. Spaces are 'sample', 'token'."
+    )
+
+
+def test_heads_beside_whole_tokens_part(tmp_path):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    model, x = Heads(), torch.randn(3, 8, 3)
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder, pytest.raises(RecordingError) as caught, opened.recorder.step(label=np.arange(3)):
+        (model.b(x).sum() + model.a(x.reshape(3, 4, 2, 3).transpose(1, 2)).sum()).backward()
+    assert str(caught.value).startswith("layers 'a' and 'b' saw different batches at step 0: [3, 2, 4] and [3, 8].")
+
+
+def test_rows_said_later_on_a_square_batch_are_not_recorded_and_the_training_goes_on(tmp_path):
+    model = nn.Linear(3, 3)
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    words = np.arange(25).reshape(5, 5)
+    with recorder:
+        with recorder.step(label=3, dataset="a"):
+            model(SQUARE).sum().backward()
+        with pytest.warns(RuntimeWarning) as told, recorder.step(label=np.arange(5), dataset="a", word=words):
+            model(SQUARE).sum().backward()
+        with recorder.step(label=np.arange(5), mask=words > 3):  # warned of once
+            model(SQUARE).sum().backward()
+        with recorder.step(label=np.arange(4)):
+            model(OBLONG).sum().backward()
+        with recorder.step(label=np.arange(5), word=words):
+            model(SQUARE).sum().backward()
+    assert [str(warning.message) for warning in told] == [
+        "at step 1 which axis of [5, 5] is the batch cannot be seen: it is square. What was said is not recorded of "
+        "its slots in space 'token', here and wherever it happens again. Say batch_dim=0 in recorder.step, or "
+        "batch_dim=1 where the batch is the second axis."
+    ]
+    slots = dualform.open(tmp_path / "m").slots(np.arange(120)).records()
+    assert [r["label"] for r in slots] == (
+        [3] * 25 + [None] * 50 + [*np.repeat(np.arange(4), 5)] + [*np.repeat(np.arange(5), 5)]
+    )
+    assert [r["row"] for r in slots[:75]] == [*np.repeat(np.arange(5), 5)] + [None] * 50
+    assert [r["word"] for r in slots] == [None] * 95 + [*range(25)]
+    assert [r["dataset"] for r in slots] == ["a"] * 50 + [None] * 70
+
+
+def test_an_axis_that_is_said_later_is_known_from_then_on(tmp_path):
+    model = nn.Linear(3, 3)
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        for said in ({"label": 3}, {"label": np.arange(5), "batch_dim": 0}, {"label": np.arange(5)}):
+            with opened.recorder.step(**said):
+                model(SQUARE).sum().backward()
+    assert opened.sink.column("label", "token") == [3] * 25 + [*np.repeat(np.arange(5), 5)] * 2
