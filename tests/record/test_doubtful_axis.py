@@ -75,6 +75,18 @@ def test_a_late_layer_with_the_batch_first_is_recorded_where_that_is_said(tmp_pa
     assert str(caught.value) == "batch_dim of layer 'h' was 0 at first and is 1 now. The batch stays in one axis."
 
 
+def test_a_batch_that_lies_the_other_way_names_both_remedies(tmp_path):
+    model = TimeFirst()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder, pytest.raises(RecordingError) as caught:
+        one_step(opened, model, OBLONG, OBLONG)
+    assert str(caught.value) == (
+        "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. The layers of one space see the same "
+        "batch: give one of them another space, as spaces={'h': …}, say batch_dim={'h': 0} in recorder.step, or leave "
+        "it out with layers=."
+    )
+
+
 def test_a_batch_of_one_proves_nothing(tmp_path):
     model = TimeFirst()
     opened = opened_on(model, tmp_path / "m")

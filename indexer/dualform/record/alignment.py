@@ -140,9 +140,10 @@ class Aligner:
 
     def _unfolded(self, tap: Tap, call: int, tokens: int) -> tuple[int, ...] | None:
         """The shape of tokens that were folded into rows; None where the call parts."""
-        for other in self._taps:
+        doubtful = {t.name for t in self._taps if not self._axis.known(t, self._space_of(t), self._calls[t.name])}
+        for other in sorted(self._taps, key=lambda other: other.name in doubtful):
             seen = self._calls[other.name].get(call)
-            beside = self._of[other.name] == self._of[tap.name] and seen is not None
+            beside = self._of[other.name] == self._of[tap.name]
             if beside and seen is not None and len(seen.leading) > 1 and prod(seen.leading) == tokens:
                 return turned(seen.leading, self._axis.of_layer(other, self._space_of(tap), flat=False) or 0)
         self._part(
@@ -165,19 +166,26 @@ class Aligner:
             for shape in list(self._fitted[tap.name].values()):
                 name, agreed = first.get((shape.space.name, shape.call), (tap.name, shape))
                 if agreed.leading != shape.leading:
-                    self._part(
-                        tap,
-                        shape.call,
-                        f"layers {name!r} and {tap.name!r} saw different batches at step {self._record.step}: "
-                        f"{agreed} and {shape}",
-                        hint=f"The layers of one space see the same batch: give one of them another space, as "
-                        f"spaces={{{tap.name!r}: …}}, or leave it out with layers=.",
-                    )
+                    self._part_from(tap, shape, name, agreed)
             if not known[tap.name]:
                 self._check_shown(tap, first)
             for shape in self._fitted[tap.name].values():
                 first.setdefault((shape.space.name, shape.call), (tap.name, shape))
         return {key: shape for key, (_, shape) in first.items()}
+
+    def _part_from(self, tap: Tap, shape: Shape, other: str, agreed: Shape) -> None:
+        hint = (
+            f"The layers of one space see the same batch: give one of them another space, as spaces={{{tap.name!r}: …}}"
+        )
+        if turned(shape.leading, 1) == agreed.leading:
+            hint += f", say batch_dim={{{tap.name!r}: {1 - shape.moved}}} in recorder.step"
+        self._part(
+            tap,
+            shape.call,
+            f"layers {other!r} and {tap.name!r} saw different batches at step {self._record.step}: "
+            f"{agreed} and {shape}",
+            hint=f"{hint}, or leave it out with layers=.",
+        )
 
     def _check_shown(self, tap: Tap, first: Mapping[tuple[str, int], tuple[str, Shape]]) -> None:
         """What a layer's own batches, which agree with `first`, show of its batch axis; calls in doubt part."""
