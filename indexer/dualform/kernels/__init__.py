@@ -22,8 +22,8 @@ from dualform.kernels.arguments import Heap, KeyCodes, QueryCodes, address
 ROWS = 16
 """Rows of a group, as in kernels.h."""
 DIRECTIONS = 8
-"""That matrices are projected along in one pass, as in kernels.h."""
-_ABI = 9
+"""That matrices are projected along, as in kernels.h."""
+_ABI = 10
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 
 
@@ -47,10 +47,11 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dualform_settle.argtypes = [POINTER(POINTER(Heap)), c_int64, c_int64, c_void_p]
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
-    found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_project_one.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_fold.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    for name in ("quantise", "screen", "canonical", "canonical_rows", "project", "project_one", "fold"):
+    found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+    found.dualform_fold.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
+    found.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
+    found.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
+    for name in ("quantise", "screen", "canonical", "canonical_rows", "project", "fold", "distances", "compare"):
         getattr(found, f"dualform_{name}").restype = None
     return found
 
@@ -131,30 +132,60 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     return scores
 
 
-def project(matrix: NDArray[np.float32], directions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[r, k]: contiguous float32[r, c] times contiguous float64[k, c], k being DIRECTIONS or 1."""
-    rows, columns = matrix.shape
-    count, width = directions.shape
-    if count not in (1, DIRECTIONS) or width != columns:
-        what = f"directions of {columns} numbers, 1 or {DIRECTIONS} of them"
-        raise TypeError(f"a compiled loop wants {what}, and got {count} of {width}.")
-    out = np.empty((rows, count))
-    product = compiled().dualform_project if count == DIRECTIONS else compiled().dualform_project_one
-    product(address(matrix, np.float32), rows, columns, address(directions, np.float64), out.ctypes.data)
+def project(matrix: int, rows: int, columns: int, apart: int, directions: int, out: int) -> None:
+    """Fill float64[rows, DIRECTIONS] at `out`: of float32[rows, columns], whose rows lie `apart` numbers from one to the
+    next, column c times float64[columns] `directions`, added up along direction c % DIRECTIONS.
+
+    This and the next are called at every step of a training, so they take bare addresses and check nothing.
+    """
+    compiled().dualform_project(matrix, rows, columns, apart, directions, out)
+
+
+def fold(matrix: int, rows: int, columns: int, weights: int, scratch: int, out: int) -> None:
+    """Of contiguous float32[rows, columns] and float64[rows, DIRECTIONS] `weights`, fill float64 at `out`: the columns
+    times the weights, [columns, DIRECTIONS]; the columns' sums, [columns]; the sum of the matrix's squares; that of
+    the weights'. `scratch`: float64[DIRECTIONS + 2, columns], zeros.
+    """
+    compiled().dualform_fold(matrix, rows, columns, weights, scratch, out)
+
+
+def distances(
+    of: NDArray[np.float64],
+    expected: NDArray[np.float64],
+    rebuilt: NDArray[np.float64],
+    start: NDArray[np.float64],
+    starts: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """float64[parts, 5]: of each part of contiguous float64 vectors, from starts[p] to starts[p + 1], the squared
+    distances of the first vector from the three others, its own square and that of the second one.
+    """
+    _check_parts(starts, of, expected, rebuilt, start)
+    out = np.empty((len(starts) - 1, 5))
+    vectors = [address(vector, np.float64) for vector in (of, expected, rebuilt, start)]
+    compiled().dualform_distances(*vectors, address(starts, np.int64), len(out), out.ctypes.data)
     return out
 
 
-def fold(
-    matrix: NDArray[np.float32], weights: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Of contiguous float32[r, c]: its rows times contiguous weights float64[r, DIRECTIONS], as float64[c, DIRECTIONS];
-    its column sums, as float64[c]; and the sum of its squares.
+def compare(
+    applied: NDArray[np.float64], recorded: NDArray[np.float64], starts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """float64[parts, 4]: of each part of contiguous float64 vectors, from starts[p] to starts[p + 1], the factor that
+    makes the second one most like the first, 1 where there is none, and the squares of the first, of the second and of
+    what is left.
     """
-    rows, columns = matrix.shape
-    if weights.shape != (rows, DIRECTIONS):
-        what = f"{DIRECTIONS} weights for each of {rows} rows, and got {weights.shape[1]} for each of {len(weights)}"
-        raise TypeError(f"a compiled loop wants {what}.")
-    out = np.zeros((DIRECTIONS + 2, columns))
-    own, weight = address(matrix, np.float32), address(weights, np.float64)
-    compiled().dualform_fold(own, rows, columns, weight, out.ctypes.data)
-    return out[:DIRECTIONS].T, out[DIRECTIONS], float(out[DIRECTIONS + 1].sum())
+    _check_parts(starts, applied, recorded)
+    out = np.empty((len(starts) - 1, 4))
+    compiled().dualform_compare(
+        address(applied, np.float64),
+        address(recorded, np.float64),
+        address(starts, np.int64),
+        len(out),
+        out.ctypes.data,
+    )
+    return out
+
+
+def _check_parts(starts: NDArray[np.int64], *vectors: NDArray[np.float64]) -> None:
+    lengths = {len(vector) for vector in vectors}
+    if lengths != {int(starts[-1])}:
+        raise TypeError(f"a compiled loop wants vectors of {starts[-1]} numbers, and got {sorted(lengths)}.")

@@ -123,29 +123,19 @@ void dualform_canonical_rows(const double *keys, int64_t rows, const float *quer
 
 /* ---- project and fold ----
 
-   The recorder measures at every step of a training, so each of these takes all DIRECTIONS in one pass over its matrix:
-   float32 numbers are widened once, and all sums are float64. */
+   The recorder measures at every step of a training, so each of these takes one pass over its matrix: float32 numbers
+   are widened once, and all sums are float64. */
 
-#define BLOCK 128 /* rows that are folded while they lie in the cache */
+#define BLOCK 128  /* rows that are folded while they lie in the cache */
+#define TOGETHER 4 /* rows that are projected together: their sums do not wait for one another */
 
-INLINE double product_plain(const float *row, const double *direction, int64_t columns) {
-    double sums[4] = {0.0, 0.0, 0.0, 0.0};
-    int64_t c = 0;
-    for (; c + 4 <= columns; c += 4)
-        for (int i = 0; i < 4; i++) sums[i] += row[c + i] * direction[c + i];
-    for (; c < columns; c++) sums[0] += row[c] * direction[c];
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
-static void project_plain(const float *matrix, int64_t rows, int64_t columns, const double *directions, double *out) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int k = 0; k < DIRECTIONS; k++)
-            out[r * DIRECTIONS + k] = product_plain(matrix + r * columns, directions + k * columns, columns);
-}
-
-static void project_one_plain(const float *matrix, int64_t rows, int64_t columns, const double *direction,
-                              double *out) {
-    for (int64_t r = 0; r < rows; r++) out[r] = product_plain(matrix + r * columns, direction, columns);
+static void project_plain(const float *matrix, int64_t rows, int64_t columns, int64_t apart, const double *directions,
+                          double *out) {
+    for (int64_t r = 0; r < rows; r++) {
+        double *sums = out + r * DIRECTIONS;
+        for (int k = 0; k < DIRECTIONS; k++) sums[k] = 0.0;
+        for (int64_t c = 0; c < columns; c++) sums[c % DIRECTIONS] += matrix[r * apart + c] * directions[c];
+    }
 }
 
 static void fold_plain(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
@@ -170,53 +160,30 @@ VNNI INLINE __m512d widened(const float *numbers, __mmask8 there) {
     return _mm512_cvtps_pd(_mm256_maskz_loadu_ps(there, numbers));
 }
 
-/* `count` rows (a constant) at once: each direction is loaded for all of them. The next rows are fetched meanwhile. */
-VNNI INLINE void project_rows(const float *matrix, int64_t columns, const double *directions, double *out,
+/* `count` rows (a constant) at once. Eight columns lie along eight directions: a register holds the sums of a row. */
+VNNI INLINE void project_rows(const float *matrix, int64_t columns, int64_t apart, const double *directions, double *out,
                               const int count) {
-    __m512d sums[3][DIRECTIONS];
-    for (int r = 0; r < count; r++)
-        for (int k = 0; k < DIRECTIONS; k++) sums[r][k] = _mm512_setzero_pd();
-    for (int64_t c = 0; c < columns; c += 8) {
-        const __mmask8 there = first_of(columns - c);
-        __m512d x[3];
-        for (int r = 0; r < count; r++) {
-            x[r] = widened(matrix + r * columns + c, there);
-            __builtin_prefetch(matrix + (r + count) * columns + c);
-        }
-        for (int k = 0; k < DIRECTIONS; k++) {
-            const __m512d direction = _mm512_maskz_loadu_pd(there, directions + k * columns + c);
-            for (int r = 0; r < count; r++) sums[r][k] = _mm512_fmadd_pd(x[r], direction, sums[r][k]);
-        }
+    __m512d sums[TOGETHER];
+    for (int r = 0; r < count; r++) sums[r] = _mm512_setzero_pd();
+    int64_t c = 0;
+    for (; c + 8 <= columns; c += 8) {
+        const __m512d direction = _mm512_loadu_pd(directions + c);
+        for (int r = 0; r < count; r++)
+            sums[r] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(matrix + r * apart + c)), direction, sums[r]);
     }
+    const __mmask8 there = first_of(columns - c);
+    const __m512d direction = _mm512_maskz_loadu_pd(there, directions + c);
     for (int r = 0; r < count; r++)
-        for (int k = 0; k < DIRECTIONS; k++) out[r * DIRECTIONS + k] = _mm512_reduce_add_pd(sums[r][k]);
+        _mm512_storeu_pd(out + r * DIRECTIONS,
+                         _mm512_fmadd_pd(widened(matrix + r * apart + c, there), direction, sums[r]));
 }
 
-VNNI static void project_wide(const float *matrix, int64_t rows, int64_t columns, const double *directions,
-                              double *out) {
+VNNI static void project_wide(const float *matrix, int64_t rows, int64_t columns, int64_t apart,
+                              const double *directions, double *out) {
     int64_t r = 0;
-    for (; r + 3 <= rows; r += 3) project_rows(matrix + r * columns, columns, directions, out + r * DIRECTIONS, 3);
-    for (; r < rows; r++) project_rows(matrix + r * columns, columns, directions, out + r * DIRECTIONS, 1);
-}
-
-VNNI static void project_one_wide(const float *matrix, int64_t rows, int64_t columns, const double *direction,
-                                  double *out) {
-    for (int64_t r = 0; r < rows; r++) {
-        const float *row = matrix + r * columns;
-        __m512d sums[4];
-        for (int i = 0; i < 4; i++) sums[i] = _mm512_setzero_pd();
-        int64_t c = 0;
-        for (; c + 32 <= columns; c += 32)
-            for (int i = 0; i < 4; i++)
-                sums[i] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(row + c + 8 * i)),
-                                          _mm512_loadu_pd(direction + c + 8 * i), sums[i]);
-        for (; c < columns; c += 8) {
-            const __mmask8 there = first_of(columns - c);
-            sums[0] = _mm512_fmadd_pd(widened(row + c, there), _mm512_maskz_loadu_pd(there, direction + c), sums[0]);
-        }
-        out[r] = _mm512_reduce_add_pd(
-            _mm512_add_pd(_mm512_add_pd(sums[0], sums[1]), _mm512_add_pd(sums[2], sums[3])));
-    }
+    for (; r + TOGETHER <= rows; r += TOGETHER)
+        project_rows(matrix + r * apart, columns, apart, directions, out + r * DIRECTIONS, TOGETHER);
+    for (; r < rows; r++) project_rows(matrix + r * apart, columns, apart, directions, out + r * DIRECTIONS, 1);
 }
 
 /* A block of rows, sixteen columns at a time: what is added up stays in registers. */
@@ -249,30 +216,20 @@ VNNI static void fold_wide(const float *matrix, int64_t rows, int64_t columns, c
 }
 #endif
 
-/* Each row of float32 [rows][columns] times each of float64 [DIRECTIONS][columns]: float64 [rows][DIRECTIONS]. */
-void dualform_project(const float *matrix, int64_t rows, int64_t columns, const double *directions, double *out) {
+/* Rows of float32 [columns], `apart` numbers from one to the next: column c times directions[c], added up along
+   direction c % DIRECTIONS. Fills float64 [rows][DIRECTIONS]. */
+void dualform_project(const float *matrix, int64_t rows, int64_t columns, int64_t apart, const double *directions,
+                      double *out) {
 #ifdef VNNI
     if (dualform_fast()) {
-        project_wide(matrix, rows, columns, directions, out);
+        project_wide(matrix, rows, columns, apart, directions, out);
         return;
     }
 #endif
-    project_plain(matrix, rows, columns, directions, out);
+    project_plain(matrix, rows, columns, apart, directions, out);
 }
 
-/* Each row of float32 [rows][columns] times one direction float64 [columns]: float64 [rows]. */
-void dualform_project_one(const float *matrix, int64_t rows, int64_t columns, const double *direction, double *out) {
-#ifdef VNNI
-    if (dualform_fast()) {
-        project_one_wide(matrix, rows, columns, direction, out);
-        return;
-    }
-#endif
-    project_one_plain(matrix, rows, columns, direction, out);
-}
-
-/* Adds to float64 [DIRECTIONS + 2][columns]: the rows times each of their weights, the rows, and their squares. */
-void dualform_fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
+static void fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
 #ifdef VNNI
     if (dualform_fast()) {
         fold_wide(matrix, rows, columns, weights, out);
@@ -280,4 +237,97 @@ void dualform_fold(const float *matrix, int64_t rows, int64_t columns, const dou
     }
 #endif
     fold_plain(matrix, rows, columns, weights, out);
+}
+
+/* Of float32 [rows][columns] and weights float64 [rows][DIRECTIONS], fills float64 [columns * (DIRECTIONS + 1) + 2]: the
+   columns times the weights, [columns][DIRECTIONS]; the columns' sums; the sums of the squares of matrix and weights.
+   `scratch` is float64 [DIRECTIONS + 2][columns], zeros. */
+void dualform_fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *scratch,
+                   double *out) {
+    fold(matrix, rows, columns, weights, scratch);
+    for (int64_t c = 0; c < columns; c++)
+        for (int k = 0; k < DIRECTIONS; k++) out[c * DIRECTIONS + k] = scratch[k * columns + c];
+    double *summed = out + columns * DIRECTIONS, *squares = summed + columns;
+    squares[0] = squares[1] = 0.0;
+    for (int64_t c = 0; c < columns; c++) {
+        summed[c] = scratch[DIRECTIONS * columns + c];
+        squares[0] += scratch[(DIRECTIONS + 1) * columns + c];
+    }
+    for (int64_t i = 0; i < rows * DIRECTIONS; i++) squares[1] += weights[i] * weights[i];
+}
+
+/* ---- distances ---- */
+
+#define SUMS 5
+#define LANES 8 /* sums that do not wait for one another */
+
+INLINE void add_squares(const double *of, const double *expected, const double *rebuilt, const double *start,
+                        int64_t count, double sums[SUMS][LANES]) {
+    for (int64_t l = 0; l < count; l++) {
+        const double x = of[l], e = x - expected[l], r = x - rebuilt[l], s = x - start[l];
+        sums[0][l] += e * e;
+        sums[1][l] += r * r;
+        sums[2][l] += s * s;
+        sums[3][l] += x * x;
+        sums[4][l] += expected[l] * expected[l];
+    }
+}
+
+INLINE void distances(const double *of, const double *expected, const double *rebuilt, const double *start,
+                      const int64_t *starts, int64_t parts, double *out) {
+    for (int64_t p = 0; p < parts; p++) {
+        double sums[SUMS][LANES] = {{0.0}};
+        int64_t i = starts[p];
+        const int64_t stop = starts[p + 1];
+        for (; i + LANES <= stop; i += LANES)
+            add_squares(of + i, expected + i, rebuilt + i, start + i, LANES, sums);
+        add_squares(of + i, expected + i, rebuilt + i, start + i, stop - i, sums);
+        for (int k = 0; k < SUMS; k++) {
+            out[p * SUMS + k] = 0.0;
+            for (int l = 0; l < LANES; l++) out[p * SUMS + k] += sums[k][l];
+        }
+    }
+}
+
+#ifdef VNNI
+VNNI static void distances_wide(const double *of, const double *expected, const double *rebuilt, const double *start,
+                                const int64_t *starts, int64_t parts, double *out) {
+    distances(of, expected, rebuilt, start, starts, parts, out);
+}
+#endif
+
+/* Of each part of float64 vectors, from starts[p] to starts[p + 1]: the squared distances of the first vector from the
+   three others, its own square and that of the second one. Fills float64 [parts][5]. */
+void dualform_distances(const double *of, const double *expected, const double *rebuilt, const double *start,
+                        const int64_t *starts, int64_t parts, double *out) {
+#ifdef VNNI
+    if (dualform_fast()) {
+        distances_wide(of, expected, rebuilt, start, starts, parts, out);
+        return;
+    }
+#endif
+    distances(of, expected, rebuilt, start, starts, parts, out);
+}
+
+/* Of each part of two float64 vectors: the factor that makes the second one most like the first, 1 where there is none,
+   and the squares of the first, of the second and of what is left. Fills float64 [parts][4]. */
+void dualform_compare(const double *applied, const double *recorded, const int64_t *starts, int64_t parts, double *out) {
+    for (int64_t p = 0; p < parts; p++) {
+        double sums[3][LANES] = {{0.0}}, total[3] = {0.0}, left = 0.0;
+        for (int64_t i = starts[p]; i < starts[p + 1]; i++) {
+            const int64_t l = (i - starts[p]) % LANES;
+            sums[0][l] += applied[i] * recorded[i];
+            sums[1][l] += applied[i] * applied[i];
+            sums[2][l] += recorded[i] * recorded[i];
+        }
+        for (int k = 0; k < 3; k++)
+            for (int l = 0; l < LANES; l++) total[k] += sums[k][l];
+        const double factor = total[2] > 0.0 ? total[0] / total[2] : 1.0;
+        for (int64_t i = starts[p]; i < starts[p + 1]; i++) {
+            const double off = applied[i] - factor * recorded[i];
+            left += off * off;
+        }
+        double *own = out + 4 * p;
+        own[0] = factor, own[1] = total[1], own[2] = total[2], own[3] = left;
+    }
 }

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import DIRECTIONS, Doubles, fold, full_precision, project
+from dualform.record.projection import DIRECTIONS, Doubles, Folded, Parts, fold
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Parameter
@@ -82,9 +83,8 @@ class GradientFactors:
         for index, parameter in enumerate(parameters):
             for layer, place in parameter.terms:
                 self._held.setdefault(layer, []).append((index, parameter, place))
-        sizes = [_compared(parameter) for parameter in parameters]
-        self._starts = np.cumsum([0, *sizes[:-1]])
-        self._lengths = np.array(sizes)
+        self._parts = Parts([_compared(parameter) for parameter in parameters])
+        """Of vectors of length Q."""
         self._along = generator.standard_normal(DIRECTIONS)
         self.pending: list[Projection] = []
 
@@ -104,26 +104,26 @@ class GradientFactors:
         False where the outcome is not finite: there is NaN or infinity in them, or a number that overflows.
         """
         sums, scales = np.zeros(self._parameters.size), np.zeros(len(self._parameters))
-        with full_precision():
-            for layer, keys, errors in rows:
-                self._add_rows(layer, keys, errors, sums, scales)
+        for layer, keys, errors in rows:
+            self._add_rows(layer, keys, errors, sums, scales)
         self.pending.append(Projection(step, sums, scales))
-        # A NaN times 0 is NaN, so every one of them arrives in the sums or in the norms.
-        return bool(np.isfinite(sums).all() and np.isfinite(scales).all())
+        # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
+        return all(map(isfinite, scales.tolist()))
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, scales: Doubles) -> None:
-        summed, size = np.empty(0), 0.0
+        folded: Folded | None = None
         for index, parameter, place in self._held.get(layer, ()):
-            if parameter.directions is None:  # comes after a weight
-                part, width = summed, len(errors) ** 0.5
-            else:
-                own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
-                along = project(own, parameter.directions)
-                part, summed, size = fold(errors, along)
-                width = float(np.vdot(along, along) / DIRECTIONS) ** 0.5
             own_sums = sums[parameter.start : parameter.stop]
-            own_sums += part.reshape(-1)
-            scales[index] += size * width
+            if parameter.directions is not None:
+                own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
+                folded = fold(errors, parameter.directions.project(own))
+                own_sums += folded.weighted
+                width = folded.weights_square / DIRECTIONS
+            else:
+                assert folded is not None  # a bias comes after a weight
+                own_sums += folded.summed
+                width = float(len(errors))
+            scales[index] += folded.square**0.5 * width**0.5
 
     def measure(self, trained: frozenset[int]) -> Gradient:
         """Compare the gradients as they stand with what is pending.
@@ -131,50 +131,58 @@ class GradientFactors:
         `trained` are the ids of the parameters that the optimizer updates. Where some pending steps' gradients were
         zeroed before an update used them, the others are taken: those that leave the least unexplained.
         """
-        present = np.array([p.tensor.grad is not None and id(p.tensor) in trained for p in self._parameters], bool)
-        applied = self._applied(present)
+        grads = [p.tensor.grad if id(p.tensor) in trained else None for p in self._parameters]
+        present = np.array([grad is not None for grad in grads], bool)
+        applied = self._applied(grads)
         start, fit = self._best_start(applied, present)
         used = self.pending[start:]
         return Gradient(
             first_step=used[0].step if used else None,
-            sums=sum((p.sums for p in used), np.zeros(self._parameters.size)),
+            sums=used[0].sums if len(used) == 1 else sum((p.sums for p in used), np.zeros(self._parameters.size)),
             scales=sum((p.scales for p in used), np.zeros(len(self._parameters))),
             factors=np.where(present, fit.factors, np.nan),
             residuals=fit.residuals,
             explained=fit.residuals <= TOLERANCE,
         )
 
-    def _applied(self, present: NDArray[np.bool_]) -> Doubles:
+    def _applied(self, grads: Sequence[Tensor | None]) -> Doubles:
         """float64[Q]: the gradients along u."""
-        parts = []
-        along = self._along[None, :]
-        with full_precision():
-            for parameter, there in zip(self._parameters, present, strict=True):
-                grad, directions = parameter.tensor.grad, parameter.directions
-                if grad is None or not there:
-                    parts.append(np.zeros(_compared(parameter)))
-                elif directions is None:
-                    parts.append(grad.detach().double().cpu().numpy())
-                elif len(grad) < _FEW:
-                    parts.append(project(grad.detach(), directions).reshape(-1))
-                else:
-                    parts.append(project(grad.detach(), along @ directions).reshape(-1))
-        return np.concatenate(parts)
+        applied, starts = np.zeros(self._parts.size), self._parts.starts
+        for index, (parameter, grad) in enumerate(zip(self._parameters, grads, strict=True)):
+            if grad is None:
+                continue
+            own, directions = applied[starts[index] : starts[index + 1]], parameter.directions
+            if directions is None:
+                own[:] = grad.detach().double().cpu().numpy()
+            else:
+                self._turn(directions.project(grad.detach()).numpy(), own)
+        return applied
 
     def _recorded(self, sums: Doubles) -> Doubles:
         """float64[Q]: float64[P] along u."""
-        parts = []
-        for parameter in self._parameters:
-            own = sums[parameter.start : parameter.stop]
-            several = parameter.directions is not None and len(own) != _compared(parameter)
-            parts.append(own.reshape(-1, DIRECTIONS) @ self._along if several else own)
-        return np.concatenate(parts)
+        recorded, starts = np.empty(self._parts.size), self._parts.starts
+        for index, parameter in enumerate(self._parameters):
+            own, along = recorded[starts[index] : starts[index + 1]], sums[parameter.start : parameter.stop]
+            if parameter.directions is None:
+                own[:] = along
+            else:
+                self._turn(along.reshape(-1, DIRECTIONS), own)
+        return recorded
+
+    def _turn(self, along: Doubles, out: Doubles) -> None:
+        """float64[d_out, DIRECTIONS] along u, to float64[d_out]; or as it is, where that would be too few numbers."""
+        if len(out) == len(along):
+            np.matmul(along, self._along, out=out)
+        else:
+            out[:] = along.reshape(-1)
 
     def _best_start(self, applied: Doubles, present: NDArray[np.bool_]) -> tuple[int, _Fit]:
         """The index into `pending` from which on the steps explain the gradients best; the earliest of equals."""
         recorded, scales = np.zeros(len(applied)), np.zeros(len(present))
         if not self.pending:
             return 0, self._compare(applied, recorded, scales, present)
+        if len(self.pending) == 1:
+            return 0, self._compare(applied, self._recorded(self.pending[0].sums), self.pending[0].scales, present)
         fits = list[_Fit]()
         for projection in reversed(self.pending):
             recorded, scales = recorded + self._recorded(projection.sums), scales + projection.scales
@@ -185,22 +193,15 @@ class GradientFactors:
 
     def _compare(self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]) -> _Fit:
         with np.errstate(all="ignore"):
-            square = self._sum(recorded * recorded)
-            size = np.sqrt(self._sum(applied * applied))
-            factors = np.where(square > 0, self._sum(applied * recorded) / square, 1.0)
-            off = applied - np.repeat(factors, self._lengths) * recorded
-            left = np.sqrt(self._sum(off * off))
+            factors, size, _, left = self._parts.compare(applied, recorded)
+            size, left = np.sqrt(size), np.sqrt(left)
             # What rounding can account for is no gap, however small the gradient came out.
             residuals = left / (size + _ROUNDING / TOLERANCE * np.abs(factors) * scales)
             residuals = np.where(left > 0, residuals, 0.0)
-        lost = ~np.isfinite(factors) | ~np.isfinite(residuals)
+        lost = ~(np.isfinite(factors) & np.isfinite(residuals))
         factors, residuals = np.where(lost, 1.0, factors), np.where(lost, 1.0, residuals)
         residuals = np.where(present, residuals, 0.0)
         return _Fit(factors, residuals, float(np.sqrt(np.square(residuals).sum() / max(1, present.sum()))))
-
-    def _sum(self, products: Doubles) -> Doubles:
-        sums: Doubles = np.add.reduceat(products, self._starts)
-        return sums
 
 
 def _compared(parameter: RecordedParameter) -> int:

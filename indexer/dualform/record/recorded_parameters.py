@@ -9,8 +9,9 @@ A parameter is one tensor, however many layers hold it: the terms of tied weight
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import DIRECTIONS, Doubles, full_precision, project
+from dualform.record.projection import DIRECTIONS, Directions, Doubles, Parts
 from dualform.record.taps import Tap
 from dualform.store.layer import Parameter
 
@@ -32,12 +33,12 @@ class RecordedParameter:
     tensor: Tensor
     terms: tuple[tuple[str, Parameter], ...]
     """The layers that hold it, each with the columns of the layer's [W | b] that it brings."""
-    directions: Doubles | None
-    """float64[DIRECTIONS, columns], that of R transposed; None for a bias."""
+    directions: Directions | None
+    """R [columns, DIRECTIONS]; None for a bias."""
     start: int
     stop: int
 
-    @property
+    @cached_property
     def layers(self) -> tuple[str, ...]:
         return tuple(layer for layer, _ in self.terms)
 
@@ -56,15 +57,15 @@ class RecordedParameters(Sequence[RecordedParameter]):
             tap, place, tensor = terms[0]
             directions = None
             if place.start < tap.d_in:
-                directions = generator.standard_normal((DIRECTIONS, place.stop - place.start))
+                directions = Directions.drawn(place.stop - place.start, generator)
             start, stop = stop, stop + tap.d_out * (1 if directions is None else DIRECTIONS)
             where = tuple((holder.name, own) for holder, own, _ in terms)
             self._all.append(RecordedParameter(place.name, tensor, where, directions, start, stop))
         self.size = stop
         """P."""
-        self.starts = np.array([parameter.start for parameter in self._all], dtype=np.int64)
-        self.lengths = np.array([parameter.stop - parameter.start for parameter in self._all], dtype=np.int64)
-        self._scales = np.array([1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all])
+        self.parts = Parts([parameter.stop - parameter.start for parameter in self._all])
+        self.scales = np.array([1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all])
+        """float64[parameters]: what makes norms of what was projected estimates of Frobenius norms."""
 
     def __getitem__(self, index: Any) -> Any:
         return self._all[index]
@@ -72,28 +73,25 @@ class RecordedParameters(Sequence[RecordedParameter]):
     def __len__(self) -> int:
         return len(self._all)
 
+    def __iter__(self) -> Iterator[RecordedParameter]:
+        return iter(self._all)
+
     def project(self, tensors: Mapping[int, Tensor] | None = None, chosen: NDArray[np.bool_] | None = None) -> Doubles:
         """float64[P]: the live parameters, or other tensors by index, projected; 0.0 where not `chosen`."""
-        found = np.zeros(self.size)
-        with full_precision():
-            for index, parameter in enumerate(self._all):
-                if chosen is not None and not chosen[index]:
-                    continue
-                tensor = (parameter.tensor if tensors is None else tensors[index]).detach()
-                own = found[parameter.start : parameter.stop]
-                if parameter.directions is None:
-                    own[:] = tensor.double().cpu().numpy()
-                else:
-                    own[:] = project(tensor, parameter.directions).reshape(-1)
-        return found
+        found = torch.zeros(self.size, dtype=torch.float64, device="cpu")
+        for index, parameter in enumerate(self._all):
+            if chosen is not None and not chosen[index]:
+                continue
+            tensor = (parameter.tensor if tensors is None else tensors[index]).detach()
+            own = found[parameter.start : parameter.stop]
+            if parameter.directions is None:
+                own.copy_(tensor)
+            else:
+                parameter.directions.project(tensor, own)
+        return found.numpy()
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
         """float64[P]: of arrays under the parameters' names; 0.0 for those that are missing."""
         chosen = np.array([parameter.name in arrays for parameter in self._all], dtype=bool)
         named = {i: torch.from_numpy(arrays[p.name]) for i, p in enumerate(self._all) if p.name in arrays}
         return self.project(named, chosen)
-
-    def norms(self, vector: Doubles) -> Doubles:
-        """float64[parameters]: of float64[P], estimates of the Frobenius norms of what was projected."""
-        found: Doubles = np.sqrt(np.add.reduceat(vector * vector, self.starts)) * self._scales
-        return found

@@ -140,7 +140,7 @@ class Updates:
 
     def look(self, step: int) -> None:
         """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
-        if self._watch is not None and (changed := self._watch.changed()).any():
+        if self._watch is not None and (changed := self._watch.changed()) is not None:
             self._watched += self._watch.observe(step, changed)
 
     def finish(self, step: int) -> None:
