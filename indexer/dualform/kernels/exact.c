@@ -127,7 +127,7 @@ void dualform_canonical_rows(const double *keys, int64_t rows, const float *quer
    are widened once, and all sums are float64. */
 
 #define BLOCK 128  /* rows that are folded while they lie in the cache */
-#define TOGETHER 4 /* rows that are projected together: their sums do not wait for one another */
+#define STREAMS 4  /* parts of a matrix that are read side by side */
 
 static void project_plain(const float *matrix, int64_t rows, int64_t columns, int64_t apart, const double *directions,
                           double *out) {
@@ -160,30 +160,38 @@ VNNI INLINE __m512d widened(const float *numbers, __mmask8 there) {
     return _mm512_cvtps_pd(_mm256_maskz_loadu_ps(there, numbers));
 }
 
-/* `count` rows (a constant) at once. Eight columns lie along eight directions: a register holds the sums of a row. */
+/* `count` rows (a constant), `apart` numbers from one to the next, filling rows of `out` that are `out_apart` rows apart.
+   Eight columns lie along eight directions, so a register holds sums of all of them. */
 VNNI INLINE void project_rows(const float *matrix, int64_t columns, int64_t apart, const double *directions, double *out,
-                              const int count) {
-    __m512d sums[TOGETHER];
-    for (int r = 0; r < count; r++) sums[r] = _mm512_setzero_pd();
+                              int64_t out_apart, const int count) {
+    __m512d sums[STREAMS][2];
+    for (int r = 0; r < count; r++) sums[r][0] = sums[r][1] = _mm512_setzero_pd();
     int64_t c = 0;
-    for (; c + 8 <= columns; c += 8) {
-        const __m512d direction = _mm512_loadu_pd(directions + c);
+    for (; c + 16 <= columns; c += 16)
+        for (int i = 0; i < 2; i++) {
+            const __m512d direction = _mm512_loadu_pd(directions + c + 8 * i);
+            for (int r = 0; r < count; r++)
+                sums[r][i] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(matrix + r * apart + c + 8 * i)),
+                                             direction, sums[r][i]);
+        }
+    for (; c < columns; c += 8) {
+        const __mmask8 there = first_of(columns - c);
+        const __m512d direction = _mm512_maskz_loadu_pd(there, directions + c);
         for (int r = 0; r < count; r++)
-            sums[r] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(matrix + r * apart + c)), direction, sums[r]);
+            sums[r][0] = _mm512_fmadd_pd(widened(matrix + r * apart + c, there), direction, sums[r][0]);
     }
-    const __mmask8 there = first_of(columns - c);
-    const __m512d direction = _mm512_maskz_loadu_pd(there, directions + c);
     for (int r = 0; r < count; r++)
-        _mm512_storeu_pd(out + r * DIRECTIONS,
-                         _mm512_fmadd_pd(widened(matrix + r * apart + c, there), direction, sums[r]));
+        _mm512_storeu_pd(out + r * out_apart * DIRECTIONS, _mm512_add_pd(sums[r][0], sums[r][1]));
 }
 
+/* What is waited for is memory: it answers soonest where a few places are read on from side by side. */
 VNNI static void project_wide(const float *matrix, int64_t rows, int64_t columns, int64_t apart,
                               const double *directions, double *out) {
-    int64_t r = 0;
-    for (; r + TOGETHER <= rows; r += TOGETHER)
-        project_rows(matrix + r * apart, columns, apart, directions, out + r * DIRECTIONS, TOGETHER);
-    for (; r < rows; r++) project_rows(matrix + r * apart, columns, apart, directions, out + r * DIRECTIONS, 1);
+    const int64_t part = rows / STREAMS;
+    for (int64_t r = 0; r < part; r++)
+        project_rows(matrix + r * apart, columns, part * apart, directions, out + r * DIRECTIONS, part, STREAMS);
+    for (int64_t r = part * STREAMS; r < rows; r++)
+        project_rows(matrix + r * apart, columns, apart, directions, out + r * DIRECTIONS, 1, 1);
 }
 
 /* A block of rows, sixteen columns at a time: what is added up stays in registers. */

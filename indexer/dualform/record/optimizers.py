@@ -96,5 +96,6 @@ def group_of(optimizer: Optimizer) -> dict[int, int]:
 
 def buffers_of(optimizer: Optimizer, rule: UpdateRule, tensors: Iterable[Tensor]) -> list[Tensor | None]:
     """The optimizer's own buffer of each parameter; None where there is none."""
-    found = (optimizer.state[t].get(rule.buffer) if t in optimizer.state else None for t in tensors)
+    state, kind = optimizer.state, rule.buffer
+    found = [(state.get(tensor) or {}).get(kind) for tensor in tensors]
     return [buffer if isinstance(buffer, Tensor) else None for buffer in found]

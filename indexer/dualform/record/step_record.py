@@ -59,6 +59,10 @@ class StepRecord:
     def dtypes(self) -> dict[str, torch.dtype]:
         return {name: next(iter(signals.values())).dtype for name, signals in self._signals.items()}
 
+    def leading(self) -> list[tuple[str, list[tuple[int, ...]]]]:
+        """Each layer that gradients reached, with the leading dimensions of its calls."""
+        return [(name, [signal.leading for signal in self.calls(name)]) for name in self._signals]
+
     def called(self, tap: Tap, raw: bool) -> None:
         self.reached[tap.name] = "its output reached no loss in a recorded step"
         if raw:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class Updates:
             self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
         self._joined: set[int] = set()
         """Parameters of layers that have slots, by index."""
+        self._joined_names: set[str] = set()
         self._buffers: list[Tensor | None] | None = None
         """The optimizer's buffers as its last update left them."""
         self._unused: list[int] = []
@@ -66,6 +68,7 @@ class Updates:
         self._taps += taps
         names = {tap.name for tap in self._taps}
         self._joined = {i for i, parameter in enumerate(self._parameters) if names.intersection(parameter.layers)}
+        self._joined_names = {self._parameters[index].name for index in self._joined}
 
     @property
     def awaited(self) -> bool:
@@ -115,7 +118,7 @@ class Updates:
             first = step if gradient.first_step is None else gradient.first_step
             own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
             applied = gradient.factors * unscaling(self._optimizer)
-            factors = tuple(self._factor(i, own[i], applied[i], gradient) for i in self._logged(applied))
+            factors = self._logged(own, applied.tolist(), gradient.residuals.tolist())
             self._tell_unexplained(step, gradient, dtypes)
             self._watch_update(step, gradient, applied, [settings[group] for group in own], own, dtypes)
         self._unused = []
@@ -156,24 +159,26 @@ class Updates:
 
     def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
         """What no batch has taken along yet."""
-        names = {self._parameters[index].name for index in self._joined}
-        watched = [row for row in self._watched if row.parameter in names]
+        watched = [row for row in self._watched if row.parameter in self._joined_names]
         taken = self._logs, self._defects, watched
         self._logs, self._defects, self._watched = [], [], []
         return taken
-
-    def _factor(self, index: int, group: int, factor: float, gradient: Gradient) -> Factor:
-        name, residual = self._parameters[index].name, float(gradient.residuals[index])
-        return Factor(name, group, None if np.isnan(factor) else float(factor), residual)
 
     def _layers_of(self, parameter: RecordedParameter) -> list[str]:
         """Those that have slots."""
         joined = {tap.name for tap in self._taps}
         return [layer for layer in parameter.layers if layer in joined]
 
-    def _logged(self, factors: Doubles) -> list[int]:
-        """The parameters of layers with slots, and what else the optimizer updates: it may get slots later."""
-        return [index for index in range(len(factors)) if index in self._joined or not np.isnan(factors[index])]
+    def _logged(
+        self, groups: Sequence[int], factors: Sequence[float], residuals: Sequence[float]
+    ) -> tuple[Factor, ...]:
+        """Of the parameters of layers with slots, and of what else the optimizer updates: it may get slots later."""
+        logged = list[Factor]()
+        for index, (parameter, factor) in enumerate(zip(self._parameters, factors, strict=True)):
+            skipped = isnan(factor)
+            if index in self._joined or not skipped:
+                logged.append(Factor(parameter.name, groups[index], None if skipped else factor, residuals[index]))
+        return tuple(logged)
 
     def _watch_update(
         self,
@@ -190,10 +195,13 @@ class Updates:
         self._tell_buffers(step, self._rule.buffer)
         self._watched += self._watch.observe(step - 1)
         own = zip(groups, (group.settings for group in settings), strict=True)
-        error = [max(roundoff(dtypes.get(layer)) for layer in p.layers) for p in self._parameters]
+        known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
+        error = [max([known[dtypes.get(layer)] for layer in p.layers]) for p in self._parameters]
         self._watch.advance(gradient, factors, list(own), np.array(error))
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
+        if gradient.explained.all():
+            return
         for index in sorted(self._joined):
             parameter, residual = self._parameters[index], float(gradient.residuals[index])
             for layer in () if gradient.explained[index] else self._layers_of(parameter):
