@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.record.gradient_factor import Gradient, GradientFactors
+from dualform.record.live_tensors import LiveTensors
 from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
 from dualform.record.projection import Doubles, surely_finite
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
@@ -32,11 +33,13 @@ class Updates:
         taps: Sequence[Tap],
         initial: Mapping[str, NDArray[Any]] | None = None,
         buffers: Mapping[str, NDArray[Any]] | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
         slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
+        `model`: where another tensor may take a parameter's place.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._taps: list[Tap] = []
@@ -50,6 +53,7 @@ class Updates:
         self._watch: Watch | None = None
         if valued and self._rule is not None:
             self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
+        self._live = None if model is None else LiveTensors(model, (parameter.name for parameter in self._parameters))
         self._joined: set[int] = set()
         """Parameters of layers that have slots, by index."""
         self._joined_names: set[str] = set()
@@ -112,6 +116,7 @@ class Updates:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
         groups, settings = group_of(self._optimizer), read_groups(self._optimizer, self._rule)
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
+        self._follow(step)
         if self._factors is not None:
             gradient = self._factors.measure(frozenset(groups))
             self._factors.renew()
@@ -132,6 +137,7 @@ class Updates:
 
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
+        self._follow(step)
         if self._watch is not None:
             self._watched += self._watch.observe(step)
         for tap in self._taps:
@@ -143,13 +149,30 @@ class Updates:
 
     def look(self, step: int) -> None:
         """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
+        self._follow(step)
         if self._watch is not None and (changed := self._watch.changed()) is not None:
             self._watched += self._watch.observe(step, changed)
 
     def finish(self, step: int) -> None:
-        """The recording ends, `step` being its last: look at the weights once more."""
+        """The recording ends or is flushed, `step` being its last: look at the weights once more."""
+        self._follow(step)
         if self._watch is not None and step >= 0:
             self._watched += self._watch.observe(step)
+
+    def _follow(self, step: int) -> None:
+        """Look at the tensors that stand in the places of the recorded ones from now on."""
+        for parameter in self._parameters if self._live is not None else ():
+            assert self._live is not None
+            if not self._live.has(parameter.name) or (live := self._live.named(parameter.name)) is parameter.tensor:
+                continue
+            if parameter.lost:
+                continue
+            if live is None or live.shape != parameter.tensor.shape:
+                parameter.lost, what = True, "is no tensor of its shape any more"
+            else:
+                parameter.tensor, what = live, "was replaced by another tensor"
+            for layer in self._layers_of(parameter):
+                self.defect(max(step, 0), layer, "replaced", f"{parameter.name} {what} at step {max(step, 0)}")
 
     def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
         """Note what may make a layer inexact from `step` on; once for each kind."""
