@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from dualform import kernels
-from dualform.record.projection import DIRECTIONS, Directions, Parts, fold
+from dualform.record.projection import DIRECTIONS, Directions, Parts
+from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.tap_linear import TappedLinear
 
 KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -25,17 +27,21 @@ def drawn(columns, seed=1):
     return Directions.drawn(columns, np.random.default_rng(seed))
 
 
-def assert_folded(matrix, weights):
-    wide, folded = matrix.double().numpy(), fold(matrix, torch.from_numpy(weights))
-    np.testing.assert_allclose(folded.weighted, (wide.T @ weights).reshape(-1), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(folded.summed, wide.sum(axis=0), rtol=1e-12, atol=1e-12)
-    assert folded.square == pytest.approx(np.square(wide).sum(), rel=1e-12)
-    assert folded.weights_square == pytest.approx(np.square(weights).sum(), rel=1e-12)
+def assert_outer(keys, errors):
+    along, wide = drawn(keys.shape[1]), errors.double().numpy()
+    projected = keys.double().numpy() @ along.matrix
+    to = np.ones(errors.shape[1] * DIRECTIONS)
+    outer = along.add_outer(keys, errors, to)
+    np.testing.assert_allclose(to, 1.0 + (wide.T @ projected).reshape(-1), rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(outer.summed, wide.sum(axis=0), rtol=1e-12, atol=1e-12)
+    assert outer.errors_square == pytest.approx(np.square(wide).sum(), rel=1e-12)
+    assert outer.keys_square == pytest.approx(np.square(projected).sum(), rel=1e-12)
 
 
-def test_folds(matrices):
-    for matrix in matrices:
-        assert_folded(matrix, np.random.default_rng(1).normal(size=(9, DIRECTIONS)))
+def test_sums_of_outer_products(matrices):
+    for keys in matrices:
+        for errors in matrices:
+            assert_outer(keys, errors)
 
 
 def test_projections(matrices):
@@ -43,9 +49,6 @@ def test_projections(matrices):
         along = drawn(matrix.shape[1])
         expected = matrix.double().numpy() @ along.matrix
         np.testing.assert_allclose(along.project(matrix), expected, rtol=1e-12, atol=1e-12)
-        into = torch.zeros(expected.size, dtype=torch.float64)
-        along.project(matrix, into)
-        np.testing.assert_allclose(into, expected.reshape(-1), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 5), (1, 1), (2, 7), (3, 8), (5, 17), (130, 33), (300, 16)])
@@ -57,7 +60,7 @@ def test_the_compiled_loops_take_matrices_of_any_shape(rows, columns, compiled, 
         monkeypatch.setattr(kernels, "library", lambda: None)
     tensor, along = torch.from_numpy(matrix), drawn(columns)
     np.testing.assert_allclose(along.project(tensor), matrix.astype(float) @ along.matrix, rtol=1e-12, atol=1e-12)
-    assert_folded(tensor, rng.normal(size=(rows, DIRECTIONS)))
+    assert_outer(tensor, torch.from_numpy(rng.normal(size=(rows, columns + 1)).astype(np.float32)))
 
 
 def test_some_columns_of_a_wider_matrix_are_projected(matrices):
@@ -65,11 +68,33 @@ def test_some_columns_of_a_wider_matrix_are_projected(matrices):
         along = drawn(11)
         expected = matrix.double().numpy()[:, 3:14] @ along.matrix
         np.testing.assert_allclose(along.project(matrix[:, 3:14]), expected, rtol=1e-12, atol=1e-12)
+        assert_outer(matrix[:, 3:14], matrix)
 
 
 def test_a_matrix_of_another_width_is_refused():
     with pytest.raises(TypeError, match=r"^directions of 5 columns cannot take a matrix of 6\.$"):
         drawn(5).project(torch.zeros(2, 6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_parameters_are_projected_together(kind, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    model = torch.nn.Sequential(torch.nn.Linear(13, 9), torch.nn.Linear(9, 5, bias=False), torch.nn.Linear(5, 1)).to(
+        kind
+    )
+    taps = [TappedLinear(str(number), layer) for number, layer in enumerate(model)]
+    parameters = RecordedParameters(taps, np.random.default_rng(0))
+    expected = [
+        (wide if p.directions is None else wide @ p.directions.matrix).reshape(-1)
+        for p in parameters
+        for wide in [p.tensor.detach().double().numpy()]
+    ]
+    np.testing.assert_allclose(parameters.weights(), np.concatenate(expected), rtol=1e-12, atol=1e-12)
+    chosen = np.array([True, False, True, False, True])
+    left = [part if there else 0 * part for part, there in zip(expected, chosen, strict=True)]
+    np.testing.assert_allclose(parameters.weights(chosen), np.concatenate(left), rtol=1e-12, atol=1e-12)
 
 
 def test_norms_along_the_directions_are_those_of_the_matrix():
@@ -88,21 +113,19 @@ def test_norms_along_the_directions_are_those_of_the_matrix():
 def test_sums_by_part_are_those_of_numpy(compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(kernels, "library", lambda: None)
-    lengths = [1, 8, 13, 3, 64]
-    parts, rng = Parts(lengths), np.random.default_rng(2)
+    lengths, turned = [1, 8, 13, 3, 64], [False, False, False, False, True]
+    parts, rng = Parts(lengths, turned), np.random.default_rng(2)
     a, b, c, d = rng.normal(size=(4, sum(lengths)))
     b[9:22] = 0.0
-    with np.errstate(all="ignore"):
-        compared, distances = parts.compare(a, b), parts.distances(a, b, c, d)
+    along, states = rng.normal(size=DIRECTIONS), np.stack([c, b])
+    compared, distances = parts.compare(a, b, along), parts.distances(a, states, d)
+    np.testing.assert_array_equal(states, [c, a])
     for number, (start, length) in enumerate(zip(parts.starts, lengths, strict=False)):
         x, y, z, w = (vector[start : start + length] for vector in (a, b, c, d))
+        expected = [np.square(off).sum() for off in (x - y, x - z, x - w, x, y)]
+        np.testing.assert_allclose(distances[number], expected, rtol=1e-12)
+        if turned[number]:
+            x, y = x.reshape(-1, DIRECTIONS) @ along, y.reshape(-1, DIRECTIONS) @ along
         factor = x @ y / (y @ y) if y.any() else 1.0
         left = x - factor * y
-        np.testing.assert_allclose(compared[:, number], [factor, x @ x, y @ y, left @ left], rtol=1e-12, atol=1e-12)
-        expected = [np.square(off).sum() for off in (x - y, x - z, x - w, x, y)]
-        np.testing.assert_allclose(distances[:, number], expected, rtol=1e-12)
-
-
-def test_vectors_of_another_length_are_refused():
-    with pytest.raises(TypeError, match=r"^a compiled loop wants vectors of 3 numbers, and got \[2, 3\]\.$"):
-        kernels.compare(np.zeros(3), np.zeros(2), np.array([0, 3]))
+        np.testing.assert_allclose(compared[number], [factor, x @ x, left @ left], rtol=1e-12, atol=1e-12)

@@ -26,6 +26,8 @@ DIRECTIONS = 8
 _ABI = 10
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 
+_QUESTIONS = ("quantise", "screen", "canonical", "canonical_rows")
+
 
 @cache
 def library() -> ctypes.CDLL | None:
@@ -48,10 +50,12 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_fold.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
+    found.dualform_project_all.argtypes = [c_void_p, c_int64, c_void_p]
+    found.dualform_outer.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
     found.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
-    found.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
-    for name in ("quantise", "screen", "canonical", "canonical_rows", "project", "fold", "distances", "compare"):
+    found.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+    found.dualform_outer.restype = c_int32
+    for name in (*_QUESTIONS, "project", "project_all", "distances", "compare"):
         getattr(found, f"dualform_{name}").restype = None
     return found
 
@@ -132,60 +136,54 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     return scores
 
 
-def project(matrix: int, rows: int, columns: int, apart: int, directions: int, out: int) -> None:
-    """Fill float64[rows, DIRECTIONS] at `out`: of float32[rows, columns], whose rows lie `apart` numbers from one to the
-    next, column c times float64[columns] `directions`, added up along direction c % DIRECTIONS.
+# What the recorder calls at every step of a training. These take bare addresses, as exact.c says, and check nothing.
 
-    This and the next are called at every step of a training, so they take bare addresses and check nothing.
+
+def project(matrix: int, rows: int, columns: int, apart: int, directions: int, out: int) -> None:
+    """Fill float64[rows, DIRECTIONS] at `out`: of float32[rows, columns], whose rows lie `apart` numbers from one to
+    the next, column c times float64[columns] `directions`, added up along direction c % DIRECTIONS.
     """
     compiled().dualform_project(matrix, rows, columns, apart, directions, out)
 
 
-def fold(matrix: int, rows: int, columns: int, weights: int, scratch: int, out: int) -> None:
-    """Of contiguous float32[rows, columns] and float64[rows, DIRECTIONS] `weights`, fill float64 at `out`: the columns
-    times the weights, [columns, DIRECTIONS]; the columns' sums, [columns]; the sum of the matrix's squares; that of
-    the weights'. `scratch`: float64[DIRECTIONS + 2, columns], zeros.
+def project_all(matrices: int, count: int, out: int) -> None:
+    """The same for several contiguous matrices: int64[count, 5] of address, rows, columns, directions, start in `out`.
+
+    Vectors of `rows` numbers, whose directions are 0, are widened; what has the address 0 is left out.
     """
-    compiled().dualform_fold(matrix, rows, columns, weights, scratch, out)
+    compiled().dualform_project_all(matrices, count, out)
 
 
-def distances(
-    of: NDArray[np.float64],
-    expected: NDArray[np.float64],
-    rebuilt: NDArray[np.float64],
-    start: NDArray[np.float64],
-    starts: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """float64[parts, 5]: of each part of contiguous float64 vectors, from starts[p] to starts[p + 1], the squared
-    distances of the first vector from the three others, its own square and that of the second one.
+def outer(
+    keys: int,
+    n: int,
+    d_in: int,
+    apart: int,
+    directions: int,
+    errors: int,
+    d_out: int,
+    weighted: int,
+    summed: int,
+    squares: int,
+) -> None:
+    """Of n slots with keys float32[n, d_in], `apart` numbers from one to the next, and errors float32[n, d_out]: add
+    the sum of error (key R) to float64[d_out, DIRECTIONS] `weighted`; fill the sum of the errors, float64[d_out], and
+    the sums of the squares of errors and projected keys, float64[2]. Raises MemoryError.
     """
-    _check_parts(starts, of, expected, rebuilt, start)
-    out = np.empty((len(starts) - 1, 5))
-    vectors = [address(vector, np.float64) for vector in (of, expected, rebuilt, start)]
-    compiled().dualform_distances(*vectors, address(starts, np.int64), len(out), out.ctypes.data)
-    return out
+    if compiled().dualform_outer(keys, n, d_in, apart, directions, errors, d_out, weighted, summed, squares):
+        raise MemoryError("no memory to project the slots of a step")
 
 
-def compare(
-    applied: NDArray[np.float64], recorded: NDArray[np.float64], starts: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """float64[parts, 4]: of each part of contiguous float64 vectors, from starts[p] to starts[p + 1], the factor that
-    makes the second one most like the first, 1 where there is none, and the squares of the first, of the second and of
-    what is left.
+def distances(of: int, expected: int, rebuilt: int, start: int, starts: int, parts: int, out: int) -> None:
+    """Fill float64[parts, 5]: of each part of float64 vectors, from starts[p] to starts[p + 1], the squared distances
+    of the first from the three others, its own square and that of `expected`, which then becomes the first.
     """
-    _check_parts(starts, applied, recorded)
-    out = np.empty((len(starts) - 1, 4))
-    compiled().dualform_compare(
-        address(applied, np.float64),
-        address(recorded, np.float64),
-        address(starts, np.int64),
-        len(out),
-        out.ctypes.data,
-    )
-    return out
+    compiled().dualform_distances(of, expected, rebuilt, start, starts, parts, out)
 
 
-def _check_parts(starts: NDArray[np.int64], *vectors: NDArray[np.float64]) -> None:
-    lengths = {len(vector) for vector in vectors}
-    if lengths != {int(starts[-1])}:
-        raise TypeError(f"a compiled loop wants vectors of {starts[-1]} numbers, and got {sorted(lengths)}.")
+def compare(applied: int, recorded: int, starts: int, turn: int, parts: int, along: int, out: int) -> None:
+    """Fill float64[parts, 3]: of each part of float64 vectors, from starts[p] to starts[p + 1], the factor that makes
+    `recorded` most like `applied`, 1 where there is none; the squares of `applied` and of what is left. Parts for which
+    int64 `turn` is 1 are [rows, DIRECTIONS], and what is compared is their products with `along` [DIRECTIONS].
+    """
+    compiled().dualform_compare(applied, recorded, starts, turn, parts, along, out)

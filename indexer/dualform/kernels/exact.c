@@ -2,6 +2,8 @@
 
 #include "kernels.h"
 
+#include <stdlib.h>
+
 #define AHEAD 3 /* keys fetched before their turn: rows lie far apart, and memory answers late */
 #define LINE 16 /* float32 numbers of a cache line */
 
@@ -237,6 +239,18 @@ void dualform_project(const float *matrix, int64_t rows, int64_t columns, int64_
     project_plain(matrix, rows, columns, apart, directions, out);
 }
 
+/* Several matrices, or where `directions` is NULL vectors of `rows` numbers, which are widened: each fills its place in
+   `out`. One without an address is left out. */
+void dualform_project_all(const matrix_t *matrices, int64_t count, double *out) {
+    for (const matrix_t *m = matrices; m < matrices + count; m++) {
+        if (m->numbers == NULL) continue;
+        if (m->directions != NULL)
+            dualform_project(m->numbers, m->rows, m->columns, m->columns, m->directions, out + m->start);
+        else
+            for (int64_t i = 0; i < m->rows; i++) out[m->start + i] = m->numbers[i];
+    }
+}
+
 static void fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
 #ifdef VNNI
     if (dualform_fast()) {
@@ -247,21 +261,30 @@ static void fold(const float *matrix, int64_t rows, int64_t columns, const doubl
     fold_plain(matrix, rows, columns, weights, out);
 }
 
-/* Of float32 [rows][columns] and weights float64 [rows][DIRECTIONS], fills float64 [columns * (DIRECTIONS + 1) + 2]: the
-   columns times the weights, [columns][DIRECTIONS]; the columns' sums; the sums of the squares of matrix and weights.
-   `scratch` is float64 [DIRECTIONS + 2][columns], zeros. */
-void dualform_fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *scratch,
-                   double *out) {
-    fold(matrix, rows, columns, weights, scratch);
-    for (int64_t c = 0; c < columns; c++)
-        for (int k = 0; k < DIRECTIONS; k++) out[c * DIRECTIONS + k] = scratch[k * columns + c];
-    double *summed = out + columns * DIRECTIONS, *squares = summed + columns;
-    squares[0] = squares[1] = 0.0;
-    for (int64_t c = 0; c < columns; c++) {
-        summed[c] = scratch[DIRECTIONS * columns + c];
-        squares[0] += scratch[(DIRECTIONS + 1) * columns + c];
+/* Of n slots with keys float32 [n][d_in], `apart` numbers from one to the next, and errors float32 [n][d_out]: adds the
+   sum of error (key R) to float64 [d_out][DIRECTIONS], fills the sum of errors [d_out], and the sums of the squares of
+   the errors and of the projected keys [2]. Returns 1 where there is no memory, else 0. */
+int32_t dualform_outer(const float *keys, int64_t n, int64_t d_in, int64_t apart, const double *directions,
+                       const float *errors, int64_t d_out, double *weighted, double *summed, double *squares) {
+    double *along = malloc((size_t)(n * DIRECTIONS + 1) * sizeof(double));
+    double *folded = calloc((size_t)((DIRECTIONS + 2) * d_out + 1), sizeof(double));
+    if (along == NULL || folded == NULL) {
+        free(along);
+        free(folded);
+        return 1;
     }
-    for (int64_t i = 0; i < rows * DIRECTIONS; i++) squares[1] += weights[i] * weights[i];
+    dualform_project(keys, n, d_in, apart, directions, along);
+    fold(errors, n, d_out, along, folded);
+    squares[0] = squares[1] = 0.0;
+    for (int64_t c = 0; c < d_out; c++) {
+        for (int k = 0; k < DIRECTIONS; k++) weighted[c * DIRECTIONS + k] += folded[k * d_out + c];
+        summed[c] = folded[DIRECTIONS * d_out + c];
+        squares[0] += folded[(DIRECTIONS + 1) * d_out + c];
+    }
+    for (int64_t i = 0; i < n * DIRECTIONS; i++) squares[1] += along[i] * along[i];
+    free(along);
+    free(folded);
+    return 0;
 }
 
 /* ---- distances ---- */
@@ -269,7 +292,7 @@ void dualform_fold(const float *matrix, int64_t rows, int64_t columns, const dou
 #define SUMS 5
 #define LANES 8 /* sums that do not wait for one another */
 
-INLINE void add_squares(const double *of, const double *expected, const double *rebuilt, const double *start,
+INLINE void add_squares(const double *of, double *expected, const double *rebuilt, const double *start,
                         int64_t count, double sums[SUMS][LANES]) {
     for (int64_t l = 0; l < count; l++) {
         const double x = of[l], e = x - expected[l], r = x - rebuilt[l], s = x - start[l];
@@ -278,10 +301,11 @@ INLINE void add_squares(const double *of, const double *expected, const double *
         sums[2][l] += s * s;
         sums[3][l] += x * x;
         sums[4][l] += expected[l] * expected[l];
+        expected[l] = x;
     }
 }
 
-INLINE void distances(const double *of, const double *expected, const double *rebuilt, const double *start,
+INLINE void distances(const double *of, double *expected, const double *rebuilt, const double *start,
                       const int64_t *starts, int64_t parts, double *out) {
     for (int64_t p = 0; p < parts; p++) {
         double sums[SUMS][LANES] = {{0.0}};
@@ -298,15 +322,15 @@ INLINE void distances(const double *of, const double *expected, const double *re
 }
 
 #ifdef VNNI
-VNNI static void distances_wide(const double *of, const double *expected, const double *rebuilt, const double *start,
+VNNI static void distances_wide(const double *of, double *expected, const double *rebuilt, const double *start,
                                 const int64_t *starts, int64_t parts, double *out) {
     distances(of, expected, rebuilt, start, starts, parts, out);
 }
 #endif
 
 /* Of each part of float64 vectors, from starts[p] to starts[p + 1]: the squared distances of the first vector from the
-   three others, its own square and that of the second one. Fills float64 [parts][5]. */
-void dualform_distances(const double *of, const double *expected, const double *rebuilt, const double *start,
+   three others, its own square and that of the second one, which then becomes the first. Fills float64 [parts][5]. */
+void dualform_distances(const double *of, double *expected, const double *rebuilt, const double *start,
                         const int64_t *starts, int64_t parts, double *out) {
 #ifdef VNNI
     if (dualform_fast()) {
@@ -317,25 +341,43 @@ void dualform_distances(const double *of, const double *expected, const double *
     distances(of, expected, rebuilt, start, starts, parts, out);
 }
 
-/* Of each part of two float64 vectors: the factor that makes the second one most like the first, 1 where there is none,
-   and the squares of the first, of the second and of what is left. Fills float64 [parts][4]. */
-void dualform_compare(const double *applied, const double *recorded, const int64_t *starts, int64_t parts, double *out) {
+INLINE double turned(const double *v, const double *along) {
+    return ((v[0] * along[0] + v[1] * along[1]) + (v[2] * along[2] + v[3] * along[3])) +
+           ((v[4] * along[4] + v[5] * along[5]) + (v[6] * along[6] + v[7] * along[7]));
+}
+
+INLINE void compare_part(const double *applied, const double *recorded, int64_t count, const double *along, double *out) {
+    double sums[3][LANES] = {{0.0}}, lefts[LANES] = {0.0}, total[4] = {0.0};
+    const int64_t apart = along != NULL ? DIRECTIONS : 1;
+    for (int64_t i = 0; i < count; i++) {
+        const double *a = applied + i * apart, *r = recorded + i * apart;
+        const double x = along != NULL ? turned(a, along) : *a, y = along != NULL ? turned(r, along) : *r;
+        sums[0][i % LANES] += x * y;
+        sums[1][i % LANES] += x * x;
+        sums[2][i % LANES] += y * y;
+    }
+    for (int k = 0; k < 3; k++)
+        for (int l = 0; l < LANES; l++) total[k] += sums[k][l];
+    const double factor = total[2] > 0.0 ? total[0] / total[2] : 1.0;
+    for (int64_t i = 0; i < count; i++) {
+        const double *a = applied + i * apart, *r = recorded + i * apart;
+        const double x = along != NULL ? turned(a, along) : *a, y = along != NULL ? turned(r, along) : *r;
+        lefts[i % LANES] += (x - factor * y) * (x - factor * y);
+    }
+    for (int l = 0; l < LANES; l++) total[3] += lefts[l];
+    out[0] = factor, out[1] = total[1], out[2] = total[3];
+}
+
+/* Of each part of two float64 vectors, from starts[p] to starts[p + 1]: the factor that makes the second one most like
+   the first, 1 where there is none; the squares of the first and of what is left. Parts that are to be turned are
+   [rows][DIRECTIONS], and what is compared is their products with `along` [DIRECTIONS]. Fills float64 [parts][3]. */
+void dualform_compare(const double *applied, const double *recorded, const int64_t *starts, const int64_t *turn,
+                      int64_t parts, const double *along, double *out) {
     for (int64_t p = 0; p < parts; p++) {
-        double sums[3][LANES] = {{0.0}}, total[3] = {0.0}, left = 0.0;
-        for (int64_t i = starts[p]; i < starts[p + 1]; i++) {
-            const int64_t l = (i - starts[p]) % LANES;
-            sums[0][l] += applied[i] * recorded[i];
-            sums[1][l] += applied[i] * applied[i];
-            sums[2][l] += recorded[i] * recorded[i];
-        }
-        for (int k = 0; k < 3; k++)
-            for (int l = 0; l < LANES; l++) total[k] += sums[k][l];
-        const double factor = total[2] > 0.0 ? total[0] / total[2] : 1.0;
-        for (int64_t i = starts[p]; i < starts[p + 1]; i++) {
-            const double off = applied[i] - factor * recorded[i];
-            left += off * off;
-        }
-        double *own = out + 4 * p;
-        own[0] = factor, own[1] = total[1], own[2] = total[2], own[3] = left;
+        const int64_t start = starts[p], count = starts[p + 1] - start;
+        if (turn[p])
+            compare_part(applied + start, recorded + start, count / DIRECTIONS, along, out + 3 * p);
+        else
+            compare_part(applied + start, recorded + start, count, NULL, out + 3 * p);
     }
 }

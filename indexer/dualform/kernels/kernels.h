@@ -25,6 +25,15 @@
 /* Whether this processor has the instructions that make the screen faster than a float32 product. */
 int32_t dualform_fast(void);
 
+/* What the recorder projects at once. */
+typedef struct {
+    const float *numbers; /* [rows][columns], or [rows] */
+    int64_t rows;
+    int64_t columns;
+    const double *directions; /* [columns], or NULL */
+    int64_t start;            /* place in what is filled */
+} matrix_t;
+
 /* A segment's keys in eight bits: x = scale * code + low + what `residual` is the norm of. */
 typedef struct {
     uint8_t *codes;  /* [groups][words][ROWS][4] */

@@ -2,7 +2,7 @@
 
     p.grad R u  =  c_s * (sum over slots of delta_t (x_t R)) u         u: a direction, new at every update
 
-Shapes: n slots, d_in and d_out of a layer, P numbers over all parameters along all directions, Q along u.
+Shapes: n slots, d_in and d_out of a layer, P numbers over all parameters along all directions.
 
 Two vectors that are parallel along directions nobody could know beforehand prove that the recorded slots explain the
 whole gradient; their ratio is c_s. The slots are projected along the fixed R of recorded_parameters.py, once, for the
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import DIRECTIONS, Doubles, Folded, Parts, fold
+from dualform.record.projection import DIRECTIONS, Doubles, Outer, Parts
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Parameter
@@ -83,8 +83,9 @@ class GradientFactors:
         for index, parameter in enumerate(parameters):
             for layer, place in parameter.terms:
                 self._held.setdefault(layer, []).append((index, parameter, place))
-        self._parts = Parts([_compared(parameter) for parameter in parameters])
-        """Of vectors of length Q."""
+        self._parts = Parts(
+            [parameter.stop - parameter.start for parameter in parameters], list(map(_turned, parameters))
+        )
         self._along = generator.standard_normal(DIRECTIONS)
         self.pending: list[Projection] = []
 
@@ -111,19 +112,18 @@ class GradientFactors:
         return all(map(isfinite, scales.tolist()))
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, scales: Doubles) -> None:
-        folded: Folded | None = None
+        outer: Outer | None = None
         for index, parameter, place in self._held.get(layer, ()):
             own_sums = sums[parameter.start : parameter.stop]
             if parameter.directions is not None:
                 own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
-                folded = fold(errors, parameter.directions.project(own))
-                own_sums += folded.weighted
-                width = folded.weights_square / DIRECTIONS
+                outer = parameter.directions.add_outer(own, errors, own_sums)
+                width = outer.keys_square / DIRECTIONS
             else:
-                assert folded is not None  # a bias comes after a weight
-                own_sums += folded.summed
+                assert outer is not None  # a bias comes after a weight
+                own_sums += outer.summed
                 width = float(len(errors))
-            scales[index] += folded.square**0.5 * width**0.5
+            scales[index] += outer.errors_square**0.5 * width**0.5
 
     def measure(self, trained: frozenset[int]) -> Gradient:
         """Compare the gradients as they stand with what is pending.
@@ -133,7 +133,7 @@ class GradientFactors:
         """
         grads = [p.tensor.grad if id(p.tensor) in trained else None for p in self._parameters]
         present = np.array([grad is not None for grad in grads], bool)
-        applied = self._applied(grads)
+        applied = self._parameters.project(grads)
         start, fit = self._best_start(applied, present)
         used = self.pending[start:]
         return Gradient(
@@ -145,67 +145,40 @@ class GradientFactors:
             explained=fit.residuals <= TOLERANCE,
         )
 
-    def _applied(self, grads: Sequence[Tensor | None]) -> Doubles:
-        """float64[Q]: the gradients along u."""
-        applied, starts = np.zeros(self._parts.size), self._parts.starts
-        for index, (parameter, grad) in enumerate(zip(self._parameters, grads, strict=True)):
-            if grad is None:
-                continue
-            own, directions = applied[starts[index] : starts[index + 1]], parameter.directions
-            if directions is None:
-                own[:] = grad.detach().double().cpu().numpy()
-            else:
-                self._turn(directions.project(grad.detach()).numpy(), own)
-        return applied
-
-    def _recorded(self, sums: Doubles) -> Doubles:
-        """float64[Q]: float64[P] along u."""
-        recorded, starts = np.empty(self._parts.size), self._parts.starts
-        for index, parameter in enumerate(self._parameters):
-            own, along = recorded[starts[index] : starts[index + 1]], sums[parameter.start : parameter.stop]
-            if parameter.directions is None:
-                own[:] = along
-            else:
-                self._turn(along.reshape(-1, DIRECTIONS), own)
-        return recorded
-
-    def _turn(self, along: Doubles, out: Doubles) -> None:
-        """float64[d_out, DIRECTIONS] along u, to float64[d_out]; or as it is, where that would be too few numbers."""
-        if len(out) == len(along):
-            np.matmul(along, self._along, out=out)
-        else:
-            out[:] = along.reshape(-1)
-
     def _best_start(self, applied: Doubles, present: NDArray[np.bool_]) -> tuple[int, _Fit]:
         """The index into `pending` from which on the steps explain the gradients best; the earliest of equals."""
         recorded, scales = np.zeros(len(applied)), np.zeros(len(present))
         if not self.pending:
             return 0, self._compare(applied, recorded, scales, present)
         if len(self.pending) == 1:
-            return 0, self._compare(applied, self._recorded(self.pending[0].sums), self.pending[0].scales, present)
+            return 0, self._compare(applied, self.pending[0].sums, self.pending[0].scales, present)
         fits = list[_Fit]()
         for projection in reversed(self.pending):
-            recorded, scales = recorded + self._recorded(projection.sums), scales + projection.scales
+            recorded, scales = recorded + projection.sums, scales + projection.scales
             fits.insert(0, self._compare(applied, recorded, scales, present))
         least = min(fit.error for fit in fits)
         start = next(i for i, fit in enumerate(fits) if fit.error <= max(_NOISE, _AS_GOOD * least))
         return start, fits[start]
 
     def _compare(self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]) -> _Fit:
+        """Of float64[P] vectors. Plain numbers: most networks have few parameters, and arrays of few numbers are slow."""
         with np.errstate(all="ignore"):
-            factors, size, _, left = self._parts.compare(applied, recorded)
-            size, left = np.sqrt(size), np.sqrt(left)
-            # What rounding can account for is no gap, however small the gradient came out.
-            residuals = left / (size + _ROUNDING / TOLERANCE * np.abs(factors) * scales)
-            residuals = np.where(left > 0, residuals, 0.0)
-        lost = ~(np.isfinite(factors) & np.isfinite(residuals))
-        factors, residuals = np.where(lost, 1.0, factors), np.where(lost, 1.0, residuals)
-        residuals = np.where(present, residuals, 0.0)
-        return _Fit(factors, residuals, float(np.sqrt(np.square(residuals).sum() / max(1, present.sum()))))
+            compared = self._parts.compare(applied, recorded, self._along)
+        fits = list(map(_fit, compared, scales.tolist()))
+        residuals = [residual if there else 0.0 for (_, residual), there in zip(fits, present.tolist(), strict=True)]
+        error = (sum([residual * residual for residual in residuals]) / max(1, int(present.sum()))) ** 0.5
+        return _Fit(np.array([factor for factor, _ in fits]), np.array(residuals), error)
 
 
-def _compared(parameter: RecordedParameter) -> int:
-    """How many numbers of a parameter are compared."""
-    numbers = parameter.stop - parameter.start
-    few = parameter.directions is None or numbers < _FEW * DIRECTIONS
-    return numbers if few else numbers // DIRECTIONS
+def _fit(compared: Sequence[float], scale: float) -> tuple[float, float]:
+    """Factor and residual of one parameter; 1 and 1 where one of them is not finite."""
+    factor, size, left = compared
+    # What rounding can account for is no gap, however small the gradient came out.
+    allowed = sqrt(size) + _ROUNDING / TOLERANCE * abs(factor) * scale
+    residual = (sqrt(left) / allowed if allowed else inf) if left > 0 else left
+    return (factor, residual) if isfinite(factor) and isfinite(residual) else (1.0, 1.0)
+
+
+def _turned(parameter: RecordedParameter) -> bool:
+    """Whether a weight is compared along u alone."""
+    return parameter.directions is not None and parameter.stop - parameter.start >= _FEW * DIRECTIONS

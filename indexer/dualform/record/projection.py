@@ -21,8 +21,9 @@ from torch import Tensor
 
 from dualform import kernels
 from dualform.kernels import DIRECTIONS
+from dualform.kernels.arguments import address
 
-__all__ = ["DIRECTIONS", "Directions", "Doubles", "Folded", "Parts", "fold", "full_precision", "surely_finite"]
+__all__ = ["DIRECTIONS", "Directions", "Doubles", "Parts", "full_precision", "surely_finite"]
 
 Doubles: TypeAlias = NDArray[np.float64]
 
@@ -55,97 +56,123 @@ class Directions:
         whole[columns, columns % DIRECTIONS] = self._parts.numpy()
         return whole
 
-    def project(self, matrix: Tensor, out: Tensor | None = None) -> Tensor:
-        """A matrix [r, c] times R: float64[r, DIRECTIONS] in the processor's memory, contiguous.
+    @property
+    def address(self) -> int:
+        """Where the parts lie, float64[c]."""
+        return self._address
 
-        `out`: float64[r * DIRECTIONS] that it is to be written to.
+    def project(self, matrix: Tensor) -> Doubles:
+        """A matrix [r, c] times R: float64[r, DIRECTIONS]."""
+        self._check(matrix)
+        if not readable(matrix):
+            return self._project_by_torch(matrix)
+        own = matrix if matrix.stride(1) == 1 else matrix.contiguous()
+        out = np.empty((len(own), DIRECTIONS))
+        kernels.project(own.data_ptr(), *own.shape, own.stride(0), self._address, out.ctypes.data)
+        return out
+
+    def add_outer(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:
+        """Add the sum over slots of error (key R) to contiguous float64[d_out * DIRECTIONS].
+
+        Keys [n, c] and errors [n, d_out].
         """
-        rows, columns = matrix.shape
-        if columns != len(self._parts):
-            raise TypeError(f"directions of {len(self._parts)} columns cannot take a matrix of {columns}.")
-        if out is None:
-            out = torch.empty(rows * DIRECTIONS, dtype=torch.float64, device="cpu")
-        found = out.view(rows, DIRECTIONS)
-        if _compiled(matrix):
-            own = matrix if matrix.stride(1) == 1 else matrix.contiguous()
-            kernels.project(own.data_ptr(), rows, columns, own.stride(0), self._address, found.data_ptr())
-        else:
-            self._project_by_torch(matrix, found)
-        return found
+        self._check(keys)
+        if not (readable(keys) and readable(errors)):
+            return self._add_outer_by_torch(keys, errors, to)
+        keys = keys if keys.stride(1) == 1 else keys.contiguous()
+        errors = errors.contiguous()
+        (n, d_in), d_out = keys.shape, errors.shape[1]
+        memory = torch.empty(d_out + 2, dtype=torch.float64, device="cpu")
+        summed, weighted = memory.data_ptr(), to.ctypes.data
+        keys_at, errors_at, squares = keys.data_ptr(), errors.data_ptr(), summed + 8 * d_out
+        kernels.outer(keys_at, n, d_in, keys.stride(0), self._address, errors_at, d_out, weighted, summed, squares)
+        found = memory.numpy()
+        return Outer(found[:-2], *found[-2:].tolist())
 
-    def _project_by_torch(self, matrix: Tensor, out: Tensor) -> None:
+    def _check(self, matrix: Tensor) -> None:
+        if matrix.shape[1] != len(self._parts):
+            raise TypeError(f"directions of {len(self._parts)} columns cannot take a matrix of {matrix.shape[1]}.")
+
+    def _project_by_torch(self, matrix: Tensor) -> Doubles:
         along = torch.from_numpy(self.matrix).to(matrix.device)
         rows = max(1, _AT_ONCE // max(1, matrix.shape[1]))
         with full_precision():
-            for start in range(0, len(matrix), rows):
-                out[start : start + rows] = matrix[start : start + rows].double() @ along
+            parts = (matrix[start : start + rows] for start in range(0, max(1, len(matrix)), rows))
+            return _numpy(torch.cat([part.double() @ along for part in parts]))
+
+    def _add_outer_by_torch(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:
+        with full_precision():
+            wide, along = errors.double(), self._project_by_torch(keys)
+            to += _numpy(wide.T @ torch.from_numpy(along).to(wide.device)).reshape(-1)
+            return Outer(_numpy(wide.sum(0)), float(wide.square().sum()), float(np.square(along).sum()))
 
 
 @dataclass(frozen=True, eq=False)
-class Folded:
-    """A matrix [r, c] and weights [r, DIRECTIONS], summed over the rows."""
+class Outer:
+    """What a sum of outer products was made of."""
 
-    weighted: Doubles
-    """float64[c * DIRECTIONS]: the matrix, transposed, times the weights."""
     summed: Doubles
-    """float64[c]: the matrix's column sums."""
-    square: float
-    """Of the matrix: the sum of its squares."""
-    weights_square: float
-
-
-def fold(matrix: Tensor, weights: Tensor) -> Folded:
-    """`weights` float64[r, DIRECTIONS], contiguous, on the processor."""
-    if not _compiled(matrix):
-        return _fold_by_torch(matrix, weights)
-    own = matrix.contiguous()
-    (rows, columns), size = own.shape, weights.element_size()
-    memory = torch.zeros(columns * (2 * DIRECTIONS + 3) + 2, dtype=torch.float64, device="cpu")
-    scratch = memory.data_ptr()
-    out = scratch + columns * (DIRECTIONS + 2) * size
-    kernels.fold(own.data_ptr(), rows, columns, weights.data_ptr(), scratch, out)
-    found = memory.numpy()[columns * (DIRECTIONS + 2) :]
-    stop = columns * DIRECTIONS
-    return Folded(found[:stop], found[stop:-2], float(found[-2]), float(found[-1]))
-
-
-def _fold_by_torch(matrix: Tensor, weights: Tensor) -> Folded:
-    with full_precision():
-        wide = matrix.double()
-        weighted = (wide.T @ weights.to(wide.device)).cpu().numpy().reshape(-1)
-        square, weights_square = (float(part.square().sum()) for part in (wide, weights))
-        return Folded(weighted, wide.sum(0).cpu().numpy(), square, weights_square)
+    """float64[d_out]: the sum of the errors."""
+    errors_square: float
+    """The sum of the errors' squares."""
+    keys_square: float
+    """That of the projected keys."""
 
 
 class Parts:
     """How vectors are cut into parts, one for each parameter; and what is summed by part."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], turned: Sequence[bool]) -> None:
+        """`turned`: which parts are [rows, DIRECTIONS], compared by their products with one more direction."""
         self.starts = np.cumsum([0, *lengths], dtype=np.int64)
         """int64[parts + 1]: where each begins, and the end."""
-        self.size = int(self.starts[-1])
+        self._turned = np.array(turned, dtype=np.int64)
+        self._count = len(turned)
+        self._out = np.empty((self._count, 5))
+        self._addresses = self.starts.ctypes.data, self._turned.ctypes.data, self._out.ctypes.data
 
-    def compare(self, applied: Doubles, recorded: Doubles) -> Doubles:
-        """float64[4, parts]: the factor that makes `recorded` most like `applied`, 1 where there is none; the squares of
-        `applied`, of `recorded`, and of what is left.
+    def compare(self, applied: Doubles, recorded: Doubles, along: Doubles) -> list[list[float]]:
+        """Of each part of vectors: the factor that makes `recorded` most like `applied`, 1 where there is none; the
+        squares of `applied` and of what is left. `along` float64[DIRECTIONS].
         """
-        if kernels.library() is not None:
-            return kernels.compare(applied, recorded, self.starts).T
-        square, size = self._sum(recorded * recorded), self._sum(applied * applied)
-        factors = np.where(square > 0, self._sum(applied * recorded) / square, 1.0)
-        off = applied - np.repeat(factors, np.diff(self.starts)) * recorded
-        return np.stack([factors, size, square, self._sum(off * off)])
+        if kernels.library() is None:
+            return [self._compared(part, applied, recorded, along) for part in range(self._count)]
+        starts, turned, out = self._addresses
+        own = address(applied, np.float64), address(recorded, np.float64)
+        kernels.compare(*own, starts, turned, self._count, address(along, np.float64), out)
+        found: list[list[float]] = self._out.reshape(-1)[: 3 * self._count].reshape(-1, 3).tolist()
+        return found
 
-    def distances(self, of: Doubles, expected: Doubles, rebuilt: Doubles, start: Doubles) -> Doubles:
-        """float64[5, parts]: squared distances of a vector from three others, its own square, and that of `expected`."""
-        if kernels.library() is not None:
-            return kernels.distances(of, expected, rebuilt, start, self.starts).T
-        vectors = (of - expected, of - rebuilt, of - start, of, expected)
-        return np.stack([self._sum(vector * vector) for vector in vectors])
+    def _compared(self, part: int, applied: Doubles, recorded: Doubles, along: Doubles) -> list[float]:
+        x, y = (vector[self.starts[part] : self.starts[part + 1]] for vector in (applied, recorded))
+        if self._turned[part]:
+            x, y = x.reshape(-1, DIRECTIONS) @ along, y.reshape(-1, DIRECTIONS) @ along
+        square = y @ y
+        factor = x @ y / square if square > 0 else 1.0
+        left = x - factor * y
+        return [float(factor), float(x @ x), float(left @ left)]
 
-    def _sum(self, products: Doubles) -> Doubles:
-        sums: Doubles = np.add.reduceat(products, self.starts[:-1])
-        return sums
+    def distances(self, of: Doubles, states: Doubles, start: Doubles) -> list[list[float]]:
+        """Of each part of contiguous vectors: its squared distances from states[1], states[0] and `start`; its own
+        square, and that of states[1]. Then states[1] becomes `of`.
+        """
+        if kernels.library() is None:
+            rebuilt, expected = states
+            vectors = [of - expected, of - rebuilt, of - start, of, expected]
+            sums = [np.add.reduceat(vector * vector, self.starts[:-1]) for vector in vectors]
+            expected[:] = of
+            return [list(map(float, row)) for row in zip(*sums, strict=True)]
+        rebuilt_at = address(states, np.float64)
+        own, expected_at, start_at = address(of, np.float64), rebuilt_at + states[0].nbytes, address(start, np.float64)
+        starts, _, out = self._addresses
+        kernels.distances(own, expected_at, rebuilt_at, start_at, starts, self._count, out)
+        found: list[list[float]] = self._out.tolist()
+        return found
+
+
+def readable(matrix: Tensor) -> bool:
+    """Whether the compiled loops can read it: float32, in the processor's own memory."""
+    return matrix.is_cpu and matrix.dtype == torch.float32 and kernels.library() is not None
 
 
 def surely_finite(tensor: Tensor) -> bool:
@@ -164,6 +191,5 @@ def full_precision() -> Iterator[None]:
         yield
 
 
-def _compiled(matrix: Tensor) -> bool:
-    """Whether the compiled loops can read it: float32, in the processor's own memory."""
-    return matrix.is_cpu and matrix.dtype == torch.float32 and kernels.library() is not None
+def _numpy(tensor: Tensor) -> Doubles:
+    return tensor.cpu().numpy()

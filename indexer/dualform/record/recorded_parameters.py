@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import DIRECTIONS, Directions, Doubles, Parts
+from dualform import kernels
+from dualform.record.projection import DIRECTIONS, Directions, Doubles, readable
 from dualform.record.taps import Tap
 from dualform.store.layer import Parameter
 
@@ -63,9 +64,11 @@ class RecordedParameters(Sequence[RecordedParameter]):
             self._all.append(RecordedParameter(place.name, tensor, where, directions, start, stop))
         self.size = stop
         """P."""
-        self.parts = Parts([parameter.stop - parameter.start for parameter in self._all])
-        self.scales = np.array([1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all])
-        """float64[parameters]: what makes norms of what was projected estimates of Frobenius norms."""
+        self._shapes = [parameter.tensor.shape for parameter in self._all]
+        self._matrices = np.array([_matrix_of(parameter) for parameter in self._all], dtype=np.int64).reshape(-1, 5)
+        """As kernels.project_all takes them; addresses are filled in."""
+        self.scales = [1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all]
+        """What makes norms of what was projected estimates of Frobenius norms."""
 
     def __getitem__(self, index: Any) -> Any:
         return self._all[index]
@@ -76,22 +79,42 @@ class RecordedParameters(Sequence[RecordedParameter]):
     def __iter__(self) -> Iterator[RecordedParameter]:
         return iter(self._all)
 
-    def project(self, tensors: Mapping[int, Tensor] | None = None, chosen: NDArray[np.bool_] | None = None) -> Doubles:
-        """float64[P]: the live parameters, or other tensors by index, projected; 0.0 where not `chosen`."""
-        found = torch.zeros(self.size, dtype=torch.float64, device="cpu")
-        for index, parameter in enumerate(self._all):
-            if chosen is not None and not chosen[index]:
+    def project(self, tensors: Sequence[Tensor | None]) -> Doubles:
+        """float64[P]: one tensor for each parameter, of its shape, projected; 0.0 for None."""
+        found = np.zeros(self.size)
+        if all(map(_at_once, tensors, self._shapes)):
+            self._matrices[:, 0] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            kernels.project_all(self._matrices.ctypes.data, len(self._all), found.ctypes.data)
+            return found
+        for parameter, tensor in zip(self._all, tensors, strict=True):
+            if tensor is None:
                 continue
-            tensor = (parameter.tensor if tensors is None else tensors[index]).detach()
             own = found[parameter.start : parameter.stop]
             if parameter.directions is None:
-                own.copy_(tensor)
+                own[:] = tensor.detach().double().cpu().numpy()
             else:
-                parameter.directions.project(tensor, own)
-        return found.numpy()
+                own[:] = parameter.directions.project(tensor.detach()).reshape(-1)
+        return found
+
+    def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
+        """float64[P]: the live parameters, projected; 0.0 where not `chosen`."""
+        tensors = [parameter.tensor for parameter in self._all]
+        if chosen is None:
+            return self.project(tensors)
+        return self.project([tensor if there else None for tensor, there in zip(tensors, chosen, strict=True)])
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
         """float64[P]: of arrays under the parameters' names; 0.0 for those that are missing."""
-        chosen = np.array([parameter.name in arrays for parameter in self._all], dtype=bool)
-        named = {i: torch.from_numpy(arrays[p.name]) for i, p in enumerate(self._all) if p.name in arrays}
-        return self.project(named, chosen)
+        return self.project([torch.from_numpy(arrays[p.name]) if p.name in arrays else None for p in self._all])
+
+
+def _matrix_of(parameter: RecordedParameter) -> tuple[int, ...]:
+    rows, columns = (*parameter.tensor.shape, 1)[:2]
+    return 0, rows, columns, 0 if parameter.directions is None else parameter.directions.address, parameter.start
+
+
+def _at_once(tensor: Tensor | None, shape: torch.Size) -> bool:
+    """Whether the compiled loops can read a tensor of this shape as it is."""
+    return tensor is None or (
+        readable(tensor) and tensor.layout == torch.strided and tensor.is_contiguous() and tensor.shape == shape
+    )

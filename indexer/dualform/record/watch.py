@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.record.gradient_factor import Gradient
-from dualform.record.projection import Doubles
+from dualform.record.projection import Doubles, Parts
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.rules import Settings, State, UpdateRule
 from dualform.store.batch import WatchLog
@@ -65,10 +66,12 @@ class Watch:
         buffered = np.array([parameter.name in buffers for parameter in parameters])
         buffer = parameters.project_arrays(buffers)
         self._states = _States(np.stack([self._start] * 2), np.stack([buffer] * 2), buffered)
-        self._rounding = np.array([_unit_roundoff(parameter.tensor.dtype) for parameter in parameters])
-        self._floor = np.zeros(len(parameters))
-        """float64[parameters]: squares, added up."""
-        self._due = np.zeros(len(parameters), dtype=bool)
+        self._parts = Parts([parameter.stop - parameter.start for parameter in parameters], [False] * len(parameters))
+        self._tensors = [parameter.tensor for parameter in parameters]
+        self._rounding = [_unit_roundoff(tensor.dtype) for tensor in self._tensors]
+        self._floor = [0.0] * len(parameters)
+        """By parameter: squares, added up."""
+        self._due = [False] * len(parameters)
         """Which parameters were updated since the floor was added to."""
         self._gradient_noise = np.zeros(len(parameters))
         self._noise_buffer = np.zeros(len(parameters))
@@ -90,26 +93,27 @@ class Watch:
     @np.errstate(all="ignore")  # a training that blew up goes on, and its record is off
     def observe(self, step: int, chosen: NDArray[np.bool_] | None = None) -> list[WatchLog]:
         """Look at the weights, or at some of them, as they are after recorded step `step` (-1: before the first)."""
-        parameters, (rebuilt, expected) = self._parameters, self._states.weight
-        weights = parameters.project(chosen=chosen)
+        weights = self._parameters.weights(chosen)
         if chosen is not None:
-            weights = np.where(np.repeat(chosen, np.diff(parameters.parts.starts)), weights, expected)
-        squares = parameters.parts.distances(weights, expected, rebuilt, self._start)
-        one_step, accumulated, way, size, moved = np.sqrt(squares) * parameters.scales
-        self._floor += np.where(self._due, np.square(self._rounding * moved) / 3, 0.0)
-        self._due[:] = False
-        noise = np.sqrt(np.square(self._rounding * size) / 3 + np.square(self._gradient_noise))
-        floor = np.sqrt(self._floor + np.square(_FLOAT64 * size))
-        expected[:] = weights
+            weights = np.where(np.repeat(chosen, np.diff(self._parts.starts)), weights, self._states.weight[1])
+        squares = self._parts.distances(weights, self._states.weight, self._start)
+        noises = self._gradient_noise.tolist()
+        rows = [self._log(step, index, *row) for index, row in enumerate(zip(squares, noises, strict=True))]
+        self._due = [False] * len(rows)
         self._versions = self._now()
         if step < 0:
             return []
-        rows = np.stack([one_step, accumulated, way, floor, noise], axis=1).tolist()
-        return [
-            WatchLog(step, parameter.name, *row)
-            for index, (parameter, row) in enumerate(zip(parameters, rows, strict=True))
-            if chosen is None or chosen[index]
-        ]
+        return rows if chosen is None else [row for row, there in zip(rows, chosen, strict=True) if there]
+
+    def _log(self, step: int, index: int, squares: Sequence[float], noise: float) -> WatchLog:
+        """Of one parameter, from squared norms of what was projected, as Parts.distances gives them."""
+        scale, rounding = self._parameters.scales[index], self._rounding[index]
+        if self._due[index]:
+            self._floor[index] += rounding * rounding / 3 * scale * scale * squares[4]
+        one_step, accumulated, way, size = [scale * sqrt(square) for square in squares[:4]]
+        floor = sqrt(self._floor[index] + (_FLOAT64 * size) * (_FLOAT64 * size))
+        noise = sqrt((rounding * size) * (rounding * size) / 3 + noise * noise)
+        return WatchLog(step, self._parameters[index].name, one_step, accumulated, way, floor, noise)
 
     @np.errstate(all="ignore")
     def advance(
@@ -130,11 +134,9 @@ class Watch:
         for first, last in self._runs_of(skipped, groups):
             self._carry_noise(slice(first, last + 1), noise, groups[first][1])
             self._advance(first, last, applied, groups[first][1])
-        self._due |= ~skipped
+        self._due = (~skipped).tolist()
 
-    def _runs_of(
-        self, skipped: NDArray[np.bool_], groups: Sequence[tuple[int, Settings]]
-    ) -> Sequence[tuple[int, int]]:
+    def _runs_of(self, skipped: NDArray[np.bool_], groups: Sequence[tuple[int, Settings]]) -> Sequence[tuple[int, int]]:
         """First and last index of neighbours that are updated alike."""
         numbers = [number for number, _ in groups]
         alike = list(zip(skipped.tolist(), numbers, self._states.buffered.tolist(), strict=True))
@@ -164,7 +166,7 @@ class Watch:
             self._noise_buffer[run] = np.abs(state.buffer)
 
     def _now(self) -> list[int]:
-        return [parameter.tensor._version for parameter in self._parameters]
+        return [tensor._version for tensor in self._tensors]
 
 
 def _written(vectors: Doubles, numbers: slice, part: Doubles) -> Doubles:
