@@ -43,6 +43,8 @@ class Projection:
     """float64[P]."""
     scales: Doubles
     """float64[parameters]: bound on the magnitudes that were summed, for the rounding error."""
+    fresh: bool = False
+    """Whether gradients of earlier steps were gone when the first of this step's arrived."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class GradientFactors:
         self._parts = Parts(
             [parameter.stop - parameter.start for parameter in parameters], list(map(_turned, parameters))
         )
+        self._single = _single_numbers(parameters)
+        """A parameter of one number -> the one whose factor it must have: one number is parallel to any other."""
         self._along = generator.standard_normal(DIRECTIONS)
         self.pending: list[Projection] = []
 
@@ -98,7 +102,7 @@ class GradientFactors:
         """Take a step's projection back."""
         self.pending = [projection for projection in self.pending if projection.step != step]
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]]) -> bool:
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]], fresh: bool = False) -> bool:
         """Project one step's slots: keys float32[n, d_in] and error signals float32[n, d_out] of layers, which may come
         several times.
 
@@ -107,7 +111,7 @@ class GradientFactors:
         sums, scales = np.zeros(self._parameters.size), np.zeros(len(self._parameters))
         for layer, keys, errors in rows:
             self._add_rows(layer, keys, errors, sums, scales)
-        self.pending.append(Projection(step, sums, scales))
+        self.pending.append(Projection(step, sums, scales, fresh))
         # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
         return all(map(isfinite, scales.tolist()))
 
@@ -131,7 +135,7 @@ class GradientFactors:
         `trained` are the ids of the parameters that the optimizer updates. Where some pending steps' gradients were
         zeroed before an update used them, the others are taken: those that leave the least unexplained.
         """
-        grads = [p.tensor.grad if id(p.tensor) in trained else None for p in self._parameters]
+        grads = [p.tensor.grad if id(p.tensor) in trained and not p.lost else None for p in self._parameters]
         present = np.array([grad is not None for grad in grads], bool)
         applied = self._parameters.project(grads)
         start, fit = self._best_start(applied, present)
@@ -146,7 +150,11 @@ class GradientFactors:
         )
 
     def _best_start(self, applied: Doubles, present: NDArray[np.bool_]) -> tuple[int, _Fit]:
-        """The index into `pending` from which on the steps explain the gradients best; the earliest of equals."""
+        """The index into `pending` from which on the steps explain the gradients best.
+
+        Of several that do so equally well, as those of a batch that comes again and again, the latest before which the
+        gradients were gone; else the earliest.
+        """
         recorded, scales = np.zeros(len(applied)), np.zeros(len(present))
         if not self.pending:
             return 0, self._compare(applied, recorded, scales, present)
@@ -157,7 +165,8 @@ class GradientFactors:
             recorded, scales = recorded + projection.sums, scales + projection.scales
             fits.insert(0, self._compare(applied, recorded, scales, present))
         least = min(fit.error for fit in fits)
-        start = next(i for i, fit in enumerate(fits) if fit.error <= max(_NOISE, _AS_GOOD * least))
+        equal = [i for i, fit in enumerate(fits) if fit.error <= max(_NOISE, _AS_GOOD * least)]
+        start = max((i for i in equal if self.pending[i].fresh), default=equal[0])
         return start, fits[start]
 
     def _compare(self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]) -> _Fit:
@@ -165,6 +174,10 @@ class GradientFactors:
         with np.errstate(all="ignore"):
             compared = self._parts.compare(applied, recorded, self._along)
         fits = list(map(_fit, compared, scales.tolist()))
+        for index, mate in self._single.items():
+            if present[index] and present[mate]:
+                part = slice(self._parameters[index].start, self._parameters[index].stop)
+                fits[index] = _held_to(fits[mate][0], applied[part], recorded[part], float(scales[index]))
         residuals = [residual if there else 0.0 for (_, residual), there in zip(fits, present.tolist(), strict=True)]
         error = (sum([residual * residual for residual in residuals]) / max(1, int(present.sum()))) ** 0.5
         return _Fit(np.array([factor for factor, _ in fits]), np.array(residuals), error)
@@ -177,6 +190,28 @@ def _fit(compared: Sequence[float], scale: float) -> tuple[float, float]:
     allowed = sqrt(size) + _ROUNDING / TOLERANCE * abs(factor) * scale
     residual = (sqrt(left) / allowed if allowed else inf) if left > 0 else left
     return (factor, residual) if isfinite(factor) and isfinite(residual) else (1.0, 1.0)
+
+
+def _held_to(factor: float, applied: Doubles, recorded: Doubles, scale: float) -> tuple[float, float]:
+    """As _fit, with a factor that is known from elsewhere."""
+    with np.errstate(all="ignore"):
+        left = float(np.square(applied - factor * recorded).sum())
+        return _fit((factor, float(np.square(applied).sum()), left), scale)
+
+
+def _single_numbers(parameters: RecordedParameters) -> dict[int, int]:
+    """By index: of a layer's other parameter where that has more than one number, else of the largest of all."""
+    sizes = [parameter.tensor.numel() for parameter in parameters]
+    largest = max(range(len(sizes)), key=sizes.__getitem__, default=0)
+    found = {}
+    for index, parameter in enumerate(parameters):
+        if sizes[index] != 1:
+            continue
+        mates = [i for i, other in enumerate(parameters) if sizes[i] > 1 and set(other.layers) & set(parameter.layers)]
+        mate = mates[0] if mates else largest
+        if sizes[mate] > 1:
+            found[index] = mate
+    return found
 
 
 def _turned(parameter: RecordedParameter) -> bool:

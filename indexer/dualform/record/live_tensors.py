@@ -1,4 +1,4 @@
-"""The tensors that a model holds under its parameters' names at this moment: a training may put others in their place."""
+"""The tensors that a model holds under its parameters' names at this moment: a training may replace them."""
 
 from __future__ import annotations
 

@@ -25,19 +25,23 @@ from dualform.record.taps import Tap
 from dualform.store.layer import Parameter
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RecordedParameter:
     """One parameter, and its place in vectors of length P."""
 
     name: str
     """In the model's state dict; the first where it has several."""
     tensor: Tensor
+    """The one that stands in its place now."""
     terms: tuple[tuple[str, Parameter], ...]
     """The layers that hold it, each with the columns of the layer's [W | b] that it brings."""
     directions: Directions | None
     """R [columns, DIRECTIONS]; None for a bias."""
     start: int
     stop: int
+    shape: torch.Size
+    lost: bool = False
+    """Whether nothing of its shape stands in its place any more."""
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
@@ -61,7 +65,7 @@ class RecordedParameters(Sequence[RecordedParameter]):
                 directions = Directions.drawn(place.stop - place.start, generator)
             start, stop = stop, stop + tap.d_out * (1 if directions is None else DIRECTIONS)
             where = tuple((holder.name, own) for holder, own, _ in terms)
-            self._all.append(RecordedParameter(place.name, tensor, where, directions, start, stop))
+            self._all.append(RecordedParameter(place.name, tensor, where, directions, start, stop, tensor.shape))
         self.size = stop
         """P."""
         self._shapes = [parameter.tensor.shape for parameter in self._all]
@@ -97,11 +101,15 @@ class RecordedParameters(Sequence[RecordedParameter]):
         return found
 
     def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
-        """float64[P]: the live parameters, projected; 0.0 where not `chosen`."""
-        tensors = [parameter.tensor for parameter in self._all]
-        if chosen is None:
-            return self.project(tensors)
-        return self.project([tensor if there else None for tensor, there in zip(tensors, chosen, strict=True)])
+        """float64[P]: the live parameters, projected; 0.0 where not `chosen`, NaN for those that are lost."""
+        there = [True] * len(self._all) if chosen is None else chosen.tolist()
+        found = self.project(
+            [p.tensor if own and not p.lost else None for p, own in zip(self._all, there, strict=True)]
+        )
+        for parameter in self._all:
+            if parameter.lost:
+                found[parameter.start : parameter.stop] = np.nan
+        return found
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
         """float64[P]: of arrays under the parameters' names; 0.0 for those that are missing."""

@@ -57,7 +57,7 @@ class Recording:
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
-        self._updates = Updates(plan.optimizer, plan.taps, self._start.initial, self._start.buffers)
+        self._updates = Updates(plan.optimizer, plan.taps, self._start.initial, self._start.buffers, plan.model)
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""
@@ -165,7 +165,7 @@ class Recording:
         slots = self._slot_maker.slots_of(record, first=not self.begun)
         self._admit(record, slots)
         rows = [(part.layer, part.keys, part.errors if part.layer in self._valued else None) for part in slots.rows]
-        finite = self._updates.add(record.step, rows) and slots.surely_finite(self._valued)
+        finite = self._updates.add(record.step, rows, record.fresh) and slots.surely_finite(self._valued)
         if not finite and not slots.finite():
             self.forget(record)
             return
@@ -255,6 +255,7 @@ class Recording:
 
     def flush(self) -> None:
         """Returns once every finished step is on disk. Raises what went wrong with writing."""
+        self._updates.finish(self.steps - 1)
         self._put_logs()
         self.sink.flush()
 

@@ -44,6 +44,8 @@ class StepRecord:
         """Layers whose input asks for no gradient: raw data, which repeats."""
         self.reached: dict[str, str] = {}
         """Layer -> what became of its forward calls, where no gradient came."""
+        self.fresh = False
+        """Whether no gradient of an earlier step was there any more when the first of this one's arrived."""
         self._signals: dict[str, dict[int, Signal]] = {}
 
     @property
@@ -74,6 +76,9 @@ class StepRecord:
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
         if self.settled or not key.numel():
             return
+        if not self._signals:
+            # A layer's own gradients come after its outputs': what is there is of earlier steps.
+            self.fresh = all(p.grad is None or not p.grad.any() for p in tap.parameters.values())
         signals = self._signals.setdefault(tap.name, {})
         seen, more = signals.get(call), self._kept(tap, error)
         if seen is None:

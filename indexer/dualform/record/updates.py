@@ -79,15 +79,15 @@ class Updates:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]]) -> bool:
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]], fresh: bool = False) -> bool:
         """Take a step's slots, (layer, keys, errors) for each call, as gradients that the next update uses.
 
-        False where NaN or infinity may be among them.
+        `fresh`: gradients of earlier steps were gone when the first of this step's arrived. False where NaN or infinity may be among them.
         """
         self._unused.append(step)
         valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]
         others = [row for row in rows if row[0] not in self._valued or row[2] is None]
-        finite = self._factors is None or self._factors.add(step, valued)
+        finite = self._factors is None or self._factors.add(step, valued, fresh)
         return finite and all(surely_finite(part) for row in others for part in row[1:] if part is not None)
 
     def forget(self, step: int) -> None:
@@ -161,16 +161,21 @@ class Updates:
 
     def _follow(self, step: int) -> None:
         """Look at the tensors that stand in the places of the recorded ones from now on."""
-        for parameter in self._parameters if self._live is not None else ():
-            assert self._live is not None
-            if not self._live.has(parameter.name) or (live := self._live.named(parameter.name)) is parameter.tensor:
+        live = self._live
+        if live is None:
+            return
+        for index, parameter in enumerate(self._parameters):
+            if parameter.lost or not live.has(parameter.name):
                 continue
-            if parameter.lost:
+            now = live.named(parameter.name)
+            if now is parameter.tensor and now.shape == parameter.shape:
                 continue
-            if live is None or live.shape != parameter.tensor.shape:
+            if now is None or now.shape != parameter.shape:
                 parameter.lost, what = True, "is no tensor of its shape any more"
             else:
-                parameter.tensor, what = live, "was replaced by another tensor"
+                parameter.tensor, what = now, "was replaced by another tensor"
+            if self._watch is not None:
+                self._watch.follow(index)
             for layer in self._layers_of(parameter):
                 self.defect(max(step, 0), layer, "replaced", f"{parameter.name} {what} at step {max(step, 0)}")
 

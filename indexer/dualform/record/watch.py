@@ -32,6 +32,7 @@ from dualform.record.recorded_parameters import RecordedParameters
 from dualform.rules import Settings, State, UpdateRule
 from dualform.store.batch import WatchLog
 
+_FLOAT32 = float(np.finfo(np.float32).eps) / 2
 _FLOAT64 = float(np.finfo(np.float64).eps)
 """The rounding of the watch's own sums."""
 
@@ -69,6 +70,7 @@ class Watch:
         self._parts = Parts([parameter.stop - parameter.start for parameter in parameters], [False] * len(parameters))
         self._tensors = [parameter.tensor for parameter in parameters]
         self._rounding = [_unit_roundoff(tensor.dtype) for tensor in self._tensors]
+        """u of each parameter; the floor takes that of float32 at most, for what half precision loses is real."""
         self._floor = [0.0] * len(parameters)
         """By parameter: squares, added up."""
         self._due = [False] * len(parameters)
@@ -85,6 +87,11 @@ class Watch:
         if now == self._versions:
             return None
         return np.array([version != before for version, before in zip(now, self._versions, strict=True)])
+
+    def follow(self, index: int) -> None:
+        """A parameter's tensor is another one, which counts as written to."""
+        self._tensors[index] = self._parameters[index].tensor
+        self._versions[index] = -1
 
     def updated(self) -> None:
         """The optimizer has written the weights."""
@@ -109,7 +116,7 @@ class Watch:
         """Of one parameter, from squared norms of what was projected, as Parts.distances gives them."""
         scale, rounding = self._parameters.scales[index], self._rounding[index]
         if self._due[index]:
-            self._floor[index] += rounding * rounding / 3 * scale * scale * squares[4]
+            self._floor[index] += min(rounding, _FLOAT32) ** 2 / 3 * scale * scale * squares[4]
         one_step, accumulated, way, size = [scale * sqrt(square) for square in squares[:4]]
         floor = sqrt(self._floor[index] + (_FLOAT64 * size) * (_FLOAT64 * size))
         noise = sqrt((rounding * size) * (rounding * size) / 3 + noise * noise)
