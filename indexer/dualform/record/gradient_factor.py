@@ -161,10 +161,8 @@ class GradientFactors:
         return start, fits[start]
 
     def _compare(self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]) -> _Fit:
-        """Of float64[P] vectors. Plain numbers: most networks have few parameters, and arrays of few numbers are slow."""
-        with np.errstate(all="ignore"):
-            compared = self._parts.compare(applied, recorded, self._along)
-        fits = list(map(_fit, compared, scales.tolist()))
+        """Of float64[P]. In plain numbers: most networks have few parameters, and arrays of few numbers are slow."""
+        fits = list(map(_fit, self._parts.compare(applied, recorded, self._along), scales.tolist()))
         residuals = [residual if there else 0.0 for (_, residual), there in zip(fits, present.tolist(), strict=True)]
         error = (sum([residual * residual for residual in residuals]) / max(1, int(present.sum()))) ** 0.5
         return _Fit(np.array([factor for factor, _ in fits]), np.array(residuals), error)
