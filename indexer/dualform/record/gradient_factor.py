@@ -170,10 +170,8 @@ class GradientFactors:
         return start, fits[start]
 
     def _compare(self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]) -> _Fit:
-        """Of float64[P] vectors. Plain numbers: most networks have few parameters, and arrays of few numbers are slow."""
-        with np.errstate(all="ignore"):
-            compared = self._parts.compare(applied, recorded, self._along)
-        fits = list(map(_fit, compared, scales.tolist()))
+        """Of float64[P]. In plain numbers: most networks have few parameters, and arrays of few numbers are slow."""
+        fits = list(map(_fit, self._parts.compare(applied, recorded, self._along), scales.tolist()))
         for index, mate in self._single.items():
             if present[index] and present[mate]:
                 part = slice(self._parameters[index].start, self._parameters[index].stop)

@@ -143,6 +143,7 @@ class Parts:
         found: list[list[float]] = self._out.reshape(-1)[: 3 * self._count].reshape(-1, 3).tolist()
         return found
 
+    @np.errstate(all="ignore")
     def _compared(self, part: int, applied: Doubles, recorded: Doubles, along: Doubles) -> list[float]:
         x, y = (vector[self.starts[part] : self.starts[part + 1]] for vector in (applied, recorded))
         if self._turned[part]:
@@ -157,17 +158,21 @@ class Parts:
         square, and that of states[1]. Then states[1] becomes `of`.
         """
         if kernels.library() is None:
-            rebuilt, expected = states
-            vectors = [of - expected, of - rebuilt, of - start, of, expected]
-            sums = [np.add.reduceat(vector * vector, self.starts[:-1]) for vector in vectors]
-            expected[:] = of
-            return [list(map(float, row)) for row in zip(*sums, strict=True)]
+            return self._distances(of, states, start)
         rebuilt_at = address(states, np.float64)
         own, expected_at, start_at = address(of, np.float64), rebuilt_at + states[0].nbytes, address(start, np.float64)
         starts, _, out = self._addresses
         kernels.distances(own, expected_at, rebuilt_at, start_at, starts, self._count, out)
         found: list[list[float]] = self._out.tolist()
         return found
+
+    @np.errstate(all="ignore")
+    def _distances(self, of: Doubles, states: Doubles, start: Doubles) -> list[list[float]]:
+        rebuilt, expected = states
+        vectors = [of - expected, of - rebuilt, of - start, of, expected]
+        sums = [np.add.reduceat(vector * vector, self.starts[:-1]) for vector in vectors]
+        expected[:] = of
+        return [list(map(float, row)) for row in zip(*sums, strict=True)]
 
 
 def readable(matrix: Tensor) -> bool:

@@ -82,7 +82,7 @@ class Watch:
         self._versions = self._now()
 
     def changed(self) -> NDArray[np.bool_] | None:
-        """bool[parameters]: which weights were written to since they were last looked at or updated; None where none."""
+        """bool[parameters]: which weights were written to since they were last looked at or updated; None for none."""
         now = self._now()
         if now == self._versions:
             return None
@@ -97,7 +97,6 @@ class Watch:
         """The optimizer has written the weights."""
         self._versions = self._now()
 
-    @np.errstate(all="ignore")  # a training that blew up goes on, and its record is off
     def observe(self, step: int, chosen: NDArray[np.bool_] | None = None) -> list[WatchLog]:
         """Look at the weights, or at some of them, as they are after recorded step `step` (-1: before the first)."""
         weights = self._parameters.weights(chosen)
@@ -122,7 +121,7 @@ class Watch:
         noise = sqrt((rounding * size) * (rounding * size) / 3 + noise * noise)
         return WatchLog(step, self._parameters[index].name, one_step, accumulated, way, floor, noise)
 
-    @np.errstate(all="ignore")
+    @np.errstate(all="ignore")  # a training that blew up goes on, and its record is off
     def advance(
         self, gradient: Gradient, factors: Doubles, groups: Sequence[tuple[int, Settings]], roundoff: Doubles
     ) -> None:
