@@ -40,7 +40,7 @@ class Asker:
         return asked
 
     def _compare(self, answer: Hits) -> None:
-        same = np.array_equal(answer.ids, self.answer.ids) and np.array_equal(answer.weights, self.answer.weights)
+        same = np.array_equal(answer.ids, self.answer.ids) and np.array_equal(answer.flat_scores, self.answer.flat_scores)
         if not same:
             raise AssertionError("the same question got two answers")
 

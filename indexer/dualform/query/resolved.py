@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from dualform.answers import Scan
 from dualform.errors import BadInput, NotFound
 from dualform.query.groups import Groups
+from dualform.query.score import kinds
+from dualform.query.score.score import Score
 from dualform.query.view import View
 from dualform.query.where.mask import Selection
 from dualform.questions import GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
@@ -41,8 +43,10 @@ class Resolved(Generic[Q]):
     """When the question came, in seconds of time.perf_counter()."""
 
     @property
-    def absolute(self) -> bool:
-        return not isinstance(self.question, Output) and self.question.score == "abs"
+    def score(self) -> Score:
+        """Raises BadInput where the question's score is unknown."""
+        assert not isinstance(self.question, Output), "an Output has no score"
+        return kinds.named(self.question.score)
 
     def scan(self) -> Scan:
         """What answering has taken until now."""

@@ -77,6 +77,8 @@ class _ScoreEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     SCORE_UNSPECIFIED: _Score.ValueType  # 0
     SCORE_SIGNED: _Score.ValueType  # 1
     SCORE_ABS: _Score.ValueType  # 2
+    SCORE_NAMED: _Score.ValueType  # 3
+    """the one that score_name names: scores get no further numbers"""
 
 class Score(_Score, metaclass=_ScoreEnumTypeWrapper):
     """Unspecified is read as signed."""
@@ -84,6 +86,8 @@ class Score(_Score, metaclass=_ScoreEnumTypeWrapper):
 SCORE_UNSPECIFIED: Score.ValueType  # 0
 SCORE_SIGNED: Score.ValueType  # 1
 SCORE_ABS: Score.ValueType  # 2
+SCORE_NAMED: Score.ValueType  # 3
+"""the one that score_name names: scores get no further numbers"""
 Global___Score: typing_extensions.TypeAlias = Score
 
 class _GradeName:
@@ -525,10 +529,13 @@ class TopKRequest(google.protobuf.message.Message):
     WHERE_FIELD_NUMBER: builtins.int
     BY_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
+    SCORE_NAME_FIELD_NUMBER: builtins.int
     layer: builtins.str
     k: builtins.int
     where: builtins.str
     score: Global___Score.ValueType
+    score_name: builtins.str
+    """of SCORE_NAMED"""
     @property
     def queries(self) -> Global___Queries: ...
     @property
@@ -542,9 +549,10 @@ class TopKRequest(google.protobuf.message.Message):
         where: builtins.str | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
         score: Global___Score.ValueType = ...,
+        score_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "where", b"where"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___TopKRequest: typing_extensions.TypeAlias = TopKRequest
@@ -599,9 +607,12 @@ class GroupSumRequest(google.protobuf.message.Message):
     BY_FIELD_NUMBER: builtins.int
     WHERE_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
+    SCORE_NAME_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
     score: Global___Score.ValueType
+    score_name: builtins.str
+    """of SCORE_NAMED"""
     @property
     def queries(self) -> Global___Queries: ...
     @property
@@ -614,9 +625,10 @@ class GroupSumRequest(google.protobuf.message.Message):
         by: collections.abc.Iterable[builtins.str] | None = ...,
         where: builtins.str | None = ...,
         score: Global___Score.ValueType = ...,
+        score_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "layer", b"layer", "queries", b"queries", "score", b"score", "where", b"where"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___GroupSumRequest: typing_extensions.TypeAlias = GroupSumRequest

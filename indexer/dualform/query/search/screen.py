@@ -39,6 +39,7 @@ class Request:
     group: NDArray[np.int32] | None
     """int32[R]: the group of each row, -1 for a row that the mask leaves out; None where all rows are one group."""
     absolute: bool
+    """Whether rows rank by the absolute value of the inner product."""
     sources: Sequence[KeySource] | None = None
     """Those of which the mask leaves a row; None for all."""
 

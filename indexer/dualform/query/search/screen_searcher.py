@@ -50,11 +50,9 @@ class ScreenSearcher:
         near = screen(rows.keys, self.codes, queries, request, search.check)
         search.check()
         began = time.perf_counter()
-        scores = score_pairs(rows.keys, near.rows, near.query, queries)
+        scores = search.score.of(score_pairs(rows.keys, near.rows, near.query, queries))
         took = time.perf_counter() - began
         search.view.tally.add(candidates=len(scores), rescoring_seconds=took)
-        if search.absolute:
-            scores = np.abs(scores)
         cells = near.query * request.groups + (0 if request.group is None else request.group[near.rows])
         # Rows first: a row that k others of its group beat brings none of its entries, however many those are.
         kept = best_of_cells(cells, scores, rows.first_entries(near.rows), k)
@@ -78,7 +76,7 @@ def _request(search: Search) -> Request | None:
         return None
     key = ("row groups", search.layer, rows.identity, () if groups is None else groups.by)
     made = search.view.cache.get(key, lambda: _row_groups(rows, groups))
-    return Request(search.k, count, made.of_row, search.absolute, made.sources) if made.alone else None
+    return Request(search.k, count, made.of_row, search.score.screens_absolute, made.sources) if made.alone else None
 
 
 @dataclass(frozen=True, eq=False)
