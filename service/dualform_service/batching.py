@@ -29,7 +29,9 @@ LINGER_SHARE = 0.75
 """Most of that scan's own time that the wait takes."""
 
 
-class Asks(Protocol):
+class Engine(Protocol):
+    """Whatever answers the questions."""
+
     def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any: ...
 
 
@@ -61,7 +63,7 @@ class _Line:
 class Batches:
     """Asks an engine from many threads; at most `scans` at once, each of another kind."""
 
-    def __init__(self, engine: Asks, scans: int) -> None:
+    def __init__(self, engine: Engine, scans: int) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._joined = threading.Condition(self._lock)

@@ -35,9 +35,9 @@ class Deadline:
     """When one call is to stop: at the caller's deadline, at the server's own, or when the caller has gone."""
 
     def __init__(self, context: grpc.ServicerContext, longest: float) -> None:
-        asked = context.time_remaining()
+        allowed = context.time_remaining()
         self._context = context
-        self._seconds = longest if asked is None else min(longest, asked)
+        self._seconds = longest if allowed is None else min(longest, allowed)
         self._end = time.monotonic() + self._seconds
 
     def passed(self) -> bool:

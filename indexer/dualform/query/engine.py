@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +43,8 @@ from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")
 CACHE_BYTES = 1 << 30
-Asker = Callable[[], bool]
-"""Says whether the asker went away."""
+StopSignal: TypeAlias = Callable[[], bool]
+"""Returns True once nobody waits for the answer any more."""
 
 
 def open_memory(path: str | Path, backend: str | None = None, cache_bytes: int = CACHE_BYTES) -> Engine:
@@ -84,10 +84,10 @@ class Engine(Answers):
     def path(self) -> Path:
         return self._view.path
 
-    def ask(self, question: Question[A], cancelled: Asker | None = None) -> A:
-        """The answer to a question. `cancelled` is asked between blocks of work.
+    def ask(self, question: Question[A], cancelled: StopSignal | None = None) -> A:
+        """The answer to a question. `cancelled` is called between blocks of work.
 
-        Raises Cancelled once it says so, and what the methods say.
+        Raises Cancelled once it returns True, and otherwise as the methods do.
         """
         return cast("A", self._answer(question, _check(cancelled)))
 
@@ -162,7 +162,7 @@ class Engine(Answers):
         return f"Engine({str(self.path)!r}, snapshot {self._view.snapshot.commits}, {self._backend.name})"
 
 
-def _check(cancelled: Asker | None) -> Check:
+def _check(cancelled: StopSignal | None) -> Check:
     def check() -> None:
         if cancelled is not None and cancelled():
             raise Cancelled("the question was given up before its answer was ready.")

@@ -6,7 +6,7 @@ Shapes: n queries, G groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # both ask a score, and so import this file
     from dualform.query.search.searcher import Searcher
     from dualform.query.sums.grouping import Grouping
     from dualform.query.sums.key_sums import KeySums
+
+F = TypeVar("F", bound=Floats)
 
 
 class Score(Protocol):
@@ -31,7 +33,7 @@ class Score(Protocol):
     """Which of the two scores that the compiled screen knows it ranks by: the absolute value of the inner product, or
     the inner product."""
 
-    def of(self, products: Floats) -> Floats:
+    def of(self, products: F) -> F:
         """The scores of inner products, which may be written over.
 
         The two searchers of rows apply it to canonical inner products and to those of a scan, whose error bound has to

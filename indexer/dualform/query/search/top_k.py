@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.score.backends import TopKBackend, Floats
+from dualform.query.score.backends import Floats, TopKBackend
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.score.score import Score
@@ -66,9 +66,7 @@ class Best:
         return entries[order], scores[order]
 
 
-def rescore(
-    rows: KeyRows, numbers: NDArray[np.int64], query: NDArray[np.float32], score: Score
-) -> NDArray[np.float64]:
+def rescore(rows: KeyRows, numbers: NDArray[np.int64], query: NDArray[np.float32], score: Score) -> NDArray[np.float64]:
     """float64[c]: the canonical scores of some rows."""
     products = score_pairs(rows.keys, numbers, np.zeros(len(numbers), dtype=np.int64), query[None])
     return score.of(products)

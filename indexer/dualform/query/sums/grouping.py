@@ -2,11 +2,11 @@
 
 Shapes: n queries, G groups, d dimensions.
 
-A sum of inner products is one inner product with the group's sum of keys, sum_{t in g} x_t . q = (sum_{t in g} x_t) . q,
-and the sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product is
-that of canonical.py. Where there are so many groups that their sums would be about as large as the keys, as token
-positions may be, the scores of their slots are added instead, in slot order. Which of the two serves a score, or what
-else does, is up to the score (query/score/kinds/).
+A sum of inner products is one inner product with the group's sum of keys, sum_t x_t . q = (sum_t x_t) . q, and the
+sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product is that
+of canonical.py. Where there are so many groups that their sums would be about as large as the keys, as token positions
+may be, the scores of their slots are added instead, in slot order. Each score chooses between the two, or brings a
+third (query/score/kinds/).
 """
 
 from __future__ import annotations
@@ -75,5 +75,5 @@ class Grouping:
 
 
 def many(width: int, groups: int) -> bool:
-    """Whether key sums would take more room than they are worth. It depends on nothing else, because it decides bits."""
+    """Whether key sums take more room than they are worth. Nothing else may matter, because this decides bits."""
     return 8 * width * groups > BUDGET

@@ -69,17 +69,17 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool =
         return found
     before = "" if found.since is None else f", or as of step {found.since} or before"
     raise Inexact(
-        f"layer {layer.name!r} is {said(found)}",
+        f"layer {layer.name!r} is {sentence(found)}",
         hint=f"Ask with allow_inexact=True to have it all the same{before}.",
         field="layer",
     )
 
 
-def said(found: Grade) -> str:
-    """A grade that is off, in words, as one sentence."""
-    if found.error is None:
-        return f"not known to be exact: {found.reason}"
-    return f"{found}: {found.reason}"
+def sentence(grade: Grade) -> str:
+    """A grade that is off, as the end of a sentence."""
+    if grade.error is None:
+        return f"not known to be exact: {grade.reason}"
+    return f"{grade}: {grade.reason}"
 
 
 def why_scores_only(view: View, layer: Layer) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.score.backends import Backend, Floats
+from dualform.query.score.backends import Backend
 from dualform.query.score.rescoring import score_rows
+from dualform.query.score.score import F
 from dualform.query.search.searcher import Searcher
 from dualform.query.search.searchers import row_searchers
 from dualform.query.sums.absolute_sum import AbsoluteScan
@@ -25,9 +26,9 @@ class Absolute:
     linear = False
     screens_absolute = True
 
-    def of(self, products: Floats) -> Floats:
-        scores: Floats = np.abs(products, out=products)
-        return scores
+    def of(self, products: F) -> F:
+        np.abs(products, out=products)
+        return products
 
     def searchers(self, backend: Backend) -> Sequence[Searcher]:
         return row_searchers(backend)
@@ -47,4 +48,5 @@ class Absolute:
 
     def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
         one_sign = (queries.min(axis=1, initial=0) >= 0) | (queries.max(axis=1, initial=0) <= 0)
-        return one_sign[:, None] & sums.one_sign
+        additive: NDArray[np.bool_] = one_sign[:, None] & sums.one_sign
+        return additive

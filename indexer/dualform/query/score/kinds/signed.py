@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.score.backends import Backend, Floats
+from dualform.query.score.backends import Backend
 from dualform.query.score.rescoring import score_rows
+from dualform.query.score.score import F
 from dualform.query.search.searcher import Searcher
 from dualform.query.search.searchers import row_searchers
 from dualform.query.sums.grouping import Grouping
@@ -20,7 +21,7 @@ class Signed:
     linear = True
     screens_absolute = False
 
-    def of(self, products: Floats) -> Floats:
+    def of(self, products: F) -> F:
         return products
 
     def searchers(self, backend: Backend) -> Sequence[Searcher]:
