@@ -43,10 +43,8 @@ def opposed(monkeypatch):
 def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend, rng):
     keys, queries = rng.normal(size=(600, 9)).astype(np.float32), rng.normal(size=(3, 9)).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": LABELS}), backend)
-    hits, grouped = (
-        engine.topk("fc", queries, k=7, score="opposed"),
-        engine.topk("fc", queries, 4, None, "label", "opposed"),
-    )
+    hits = engine.topk("fc", queries, k=7, score="opposed")
+    grouped = engine.topk("fc", queries, k=4, by="label", score="opposed")
     sums = engine.group_sum("fc", queries, by="label", score="opposed").sums
     for i, query in enumerate(queries):
         expected = [-score for score in oracle.scores(keys, query)]

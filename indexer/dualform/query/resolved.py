@@ -28,7 +28,7 @@ Q = TypeVar("Q", TopK, GroupSum, Output)
 
 @dataclass(frozen=True, eq=False)
 class Resolved(Generic[Q]):
-    """What answering needs to know before it sees a key. Within a layer, slots are numbered by its entries."""
+    """All that answering needs besides the keys. Within a layer, slots are numbered by its entries."""
 
     question: Q
     view: View
@@ -38,9 +38,9 @@ class Resolved(Generic[Q]):
     selection: Selection
     """The entries that the mask leaves, at least one."""
     groups: Groups | None
-    """None where the question has no `by`."""
+    """None if the question has no `by`."""
     began: float = field(default_factory=time.perf_counter)
-    """When the question came, in seconds of time.perf_counter()."""
+    """When the question arrived, in seconds of time.perf_counter()."""
 
     @property
     def score(self) -> Score:
@@ -49,7 +49,7 @@ class Resolved(Generic[Q]):
         return kinds.named(self.question.score)
 
     def scan(self) -> Scan:
-        """What answering has taken until now."""
+        """What answering has taken so far."""
         return Scan(
             snapshot=self.view.snapshot.commits,
             slots_scanned=len(self.selection.stays),

@@ -98,7 +98,7 @@ class View:
     def select(self, layer: Layer, where: str | None) -> Selection:
         """The entries of a layer that a mask leaves, which may be none.
 
-        Raises BadMask or NotFound as `mask.check`, `mask.require_said` and `mask.select` say.
+        Raises BadMask or NotFound as `mask.check`, `mask.require_values` and `mask.select` say.
         """
         entries, space = self.snapshot.entries(layer.name), self.snapshot.space(layer.space)
         # Layers that have every slot of their space share what was made for one of them.
@@ -111,7 +111,7 @@ class View:
         expression = mask.check(space, spaces, where, self.datasets)
 
         def made() -> Selection:
-            mask.require_said(layer.name, space, spaces, entries.slots, expression)
+            mask.require_values(layer.name, space, spaces, entries.slots, expression)
             key = ("mask", layer.space, expression.identity)
             stays = self.cache.get(key, lambda: _Mask(mask.select(space, expression))).slots
             own = stays if entries.slots is None else stays[entries.slots]

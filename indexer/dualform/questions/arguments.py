@@ -40,7 +40,7 @@ def check_layer(layer: str) -> None:
 
 
 def check_score(score: str) -> None:
-    """Raises BadInput where it is no text. Which scores there are, the engine knows (query/score/kinds/)."""
+    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds/)."""
     if not isinstance(score, str):
         raise BadInput(f"score is {score!r}.", hint='Name a score, for example "abs".', field="score")
 

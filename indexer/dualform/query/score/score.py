@@ -1,4 +1,4 @@
-"""The protocol of a score: what ranking and summing ask of it. The kinds stand in kinds/, one file each.
+"""What ranking and summing ask of a score. The kinds of score are in kinds/, one file each.
 
 Shapes: n queries, G groups.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dualform.query.score.backends import Backend, Floats
 
-if TYPE_CHECKING:  # both ask a score, and so import this file
+if TYPE_CHECKING:  # they import this file, because they ask the score
     from dualform.query.search.searcher import Searcher
     from dualform.query.sums.grouping import Grouping
     from dualform.query.sums.key_sums import KeySums
@@ -30,8 +30,8 @@ class Score(Protocol):
     """Whether the score is the inner product itself: the rows that a backend finds best are then the best ones, and
     sums of scores follow from sums of keys alone."""
     screens_absolute: bool
-    """Which of the two scores that the compiled screen knows it ranks by: the absolute value of the inner product, or
-    the inner product."""
+    """What the compiled screen is told: whether rows rank by the absolute value of the inner product, or by the inner
+    product itself. It knows no other score."""
 
     def of(self, products: F) -> F:
         """The scores of inner products, which may be written over.

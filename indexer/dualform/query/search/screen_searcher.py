@@ -2,7 +2,7 @@
 
 Shapes: n queries, R stored rows.
 
-What the screen leaves out is beaten by k others (screen.py), and what it leaves in is scored as canonical.py says.
+A row that the screen leaves out is beaten by k others (screen.py). The rows that it keeps are scored canonically.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dualform.query.search.top_k import Ranked
 from dualform.store.key_source import KeySource
 
 _ONE_IN = 4
-"""Asked for more than one row in so many, the screen would leave nearly all of them."""
+"""If more than one row in so many were to be found, the screen would keep nearly all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class ScreenSearcher:
 
 
 def _request(search: Search) -> Request | None:
-    """What the screen is to look for; None if it could not help."""
+    """What the screen should look for; None if it could not help."""
     rows, groups = search.rows, search.groups
     count = 1 if groups is None else len(groups.counts)
     if not 0 < rows.keys.width <= WIDEST or search.k * count * _ONE_IN > rows.keys.rows:
@@ -81,14 +81,14 @@ def _request(search: Search) -> Request | None:
 
 @dataclass(frozen=True, eq=False)
 class _RowGroups:
-    """The group of each stored row, for the screen."""
+    """The group of each stored row, in the form that the screen takes."""
 
     of_row: NDArray[np.int32] | None
-    """int32[R]: the group of each stored row, -1 for one that the mask leaves out; None where all are group 0."""
+    """int32[R]: the group of each stored row, -1 for one that the mask leaves out; None if all are in group 0."""
     alone: bool
-    """Whether no row stands in two groups, as a repeated key may."""
+    """Whether each row belongs to one group only; a repeated key may belong to several."""
     sources: Sequence[KeySource]
-    """Those of which the mask leaves a row."""
+    """The key sources of which the mask leaves a row."""
 
     @property
     def nbytes(self) -> int:

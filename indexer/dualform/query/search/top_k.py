@@ -1,9 +1,9 @@
-"""The k best slots of each query: exact whatever scored the keys.
+"""The k best slots of each query, exact whatever scored the keys.
 
 Shapes: n queries, b rows of a block, c candidates.
 
-Every row whose score could reach the k-th best, given the error bound of the scan, is a candidate; candidates are
-scored again canonically, and only those scores rank. So the answer is that of a canonical scan over every row.
+Every row whose score could reach the k-th best, given the error bound of the scan, is a candidate. Candidates are
+scored again canonically, and only those scores rank, so the answer is that of a canonical scan over every row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PENDING = 16384
 
 
 class Best:
-    """The best rows of one query so far, and the candidates that are still to be scored."""
+    """The best rows of one query so far, and the candidates that have not been scored yet."""
 
     def __init__(self, rows: KeyRows, query: NDArray[np.float32], k: int, score: Score) -> None:
         self._source, self._query, self._k, self._score = rows, query, k, score
@@ -75,7 +75,7 @@ def rescore(rows: KeyRows, numbers: NDArray[np.int64], query: NDArray[np.float32
 def best_entries(
     view: View, rows: KeyRows, queries: NDArray[np.float32], k: int, score: Score, check: Check
 ) -> list[Ranked]:
-    """The k best entries of each query, or all where the mask leaves fewer."""
+    """The k best entries of each query, or all if the mask leaves fewer."""
     found = []
     for start in range(0, len(queries), BATCH):
         batch = scorer(rows, queries[start : start + BATCH], view.backend, score)

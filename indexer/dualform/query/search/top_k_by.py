@@ -2,8 +2,8 @@
 
 Shapes: n queries, m entries that the mask leaves, G groups, c candidates.
 
-One query goes at a time over the scores of all its slots. A group's floor is the k-th best lower bound among its slots;
-what can reach it is scored again canonically.
+The scores of all slots are held for one query at a time. A group's floor is the k-th best lower bound among its slots;
+slots that can reach it are scored again canonically.
 """
 
 from __future__ import annotations

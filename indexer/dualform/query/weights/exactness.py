@@ -40,15 +40,15 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     stop = view.snapshot.steps if at_step is None else at_step
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
-    found = [_witness(of, stop) for of in distances(view, layer)]
-    known = [witness for witness in found if witness is not None]
+    found = [_reading(of, stop) for of in distances(view, layer)]
+    known = [reading for reading in found if reading is not None]
     if len(known) < len(found):
         return Grade("off", reason=f"{_UNMEASURED}.")
-    error = _joint([witness.accumulated for witness in known], known)
-    rounding = _joint([witness.rounding for witness in known], known)
+    error = _joint([reading.accumulated for reading in known], known)
+    rounding = _joint([reading.rounding for reading in known], known)
     if (name := _name(layer, known)) != "off":
         return Grade(name, error, rounding)
-    jumps = [step for witness in known if (step := witness.of.jump(witness.row)) is not None]
+    jumps = [step for reading in known if (step := reading.of.jump(reading.row)) is not None]
     since = min(jumps, default=None)
     return Grade("off", error, rounding, since, _reason(view, layer, stop, since))
 
@@ -95,8 +95,8 @@ def why_scores_only(view: View, layer: Layer) -> str:
 
 
 @dataclass(frozen=True)
-class _Witness:
-    """The row that speaks for one parameter as of a step."""
+class _Reading:
+    """What the watch says of one parameter as of a step."""
 
     of: Distances
     row: int
@@ -115,25 +115,25 @@ class _Witness:
         return self.share <= limit or self.accumulated <= self.rounding
 
 
-def _witness(of: Distances, at_step: int) -> _Witness | None:
+def _reading(of: Distances, at_step: int) -> _Reading | None:
     """The worst of the rows around a step."""
     rows = of.around(at_step)
-    found = [_Witness(of, int(r), float(of.accumulated[r]), float(of.way[r]), float(of.rounding[r])) for r in rows]
-    return max(found, key=lambda witness: (not witness.within(EXACT), witness.share), default=None)
+    found = [_Reading(of, int(r), float(of.accumulated[r]), float(of.way[r]), float(of.rounding[r])) for r in rows]
+    return max(found, key=lambda reading: (not reading.within(EXACT), reading.share), default=None)
 
 
-def _name(layer: Layer, known: Sequence[_Witness]) -> Literal["exact", "exact to bfloat16", "off"]:
+def _name(layer: Layer, known: Sequence[_Reading]) -> Literal["exact", "exact to bfloat16", "off"]:
     halved = layer.dtype == "bfloat16"
-    if all(witness.share <= EXACT or (not halved and witness.within(EXACT)) for witness in known):
+    if all(reading.share <= EXACT or (not halved and reading.within(EXACT)) for reading in known):
         return "exact"
-    if halved and all(witness.within(BFLOAT16) for witness in known):
+    if halved and all(reading.within(BFLOAT16) for reading in known):
         return "exact to bfloat16"
     return "off"
 
 
-def _joint(lengths: Sequence[float], known: Sequence[_Witness]) -> float:
+def _joint(lengths: Sequence[float], known: Sequence[_Reading]) -> float:
     """The norm over all parameters, relative to the way they went."""
-    length, way = math.hypot(*lengths), math.hypot(*(witness.way for witness in known))
+    length, way = math.hypot(*lengths), math.hypot(*(reading.way for reading in known))
     if not way:
         return math.inf if length else 0.0
     return length / way
