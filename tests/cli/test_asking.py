@@ -156,7 +156,8 @@ def test_folder_and_server_print_the_same(dualform, folder):
 
 def test_topk_holds_every_column_of_a_slot(dualform, folder):
     (hit,) = dualform("topk", folder, "--layer", "0", "--query", "test/3", "-k", 1, "--json").json["hits"]
-    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "dataset", "label", "sample", "weight"]
+    said = ["dataset", "label", "sample", "weight"]
+    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "call", *said]
 
 
 def test_a_mask_that_is_an_output_of_a_folder_tells_its_cancellation(dualform, folder):

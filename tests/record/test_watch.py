@@ -117,7 +117,7 @@ def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch
         weight = before[parameter.name] @ along
         buffer = 0.0
         for step, row in enumerate(sink.watch[parameter.name]):
-            rows = next(b.layers[layer] for b in sink.batches if b.step == step and b.layers)
+            (rows,) = next(b.layers[layer] for b in sink.batches if b.step == step and b.layers)
             gradient = rows.values.astype(float).T @ rows.keys.astype(float) @ along + 0.01 * weight
             buffer = 0.9 * buffer + gradient
             weight = weight - 0.1 * buffer

@@ -126,7 +126,8 @@ def test_a_recording_that_never_flushes_loses_its_last_seconds(whole, processes,
     process = processes.Process(target=record, args=(tmp_path / "memory", tmp_path / "log"), kwargs=options)
     process.start()
     assert process.pid is not None
-    time.sleep(1.6 + 0.1 * seed)
+    while len(acknowledgements(tmp_path / "log")) < STEPS // 2 + 5 * seed:
+        time.sleep(0.005)
     killed = time.monotonic()
     os.kill(process.pid, signal.SIGKILL)
     process.join()

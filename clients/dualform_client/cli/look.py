@@ -7,11 +7,14 @@ from typing import Any
 
 import click
 
-from dualform.answers import Certificate, MemoryInfo
+from dualform.answers import Certificate, Grade, MemoryInfo
 from dualform.methods import Answers
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_table
 from dualform_client.cli.target import asks_target
+
+GRADED = ("grade", "distance", "rounding", "reason")
+"""How a grade is shown: distance and rounding are relative to the way that the weights went."""
 
 
 @click.command()
@@ -44,7 +47,7 @@ def info(memory: Answers, as_json: bool) -> None:
 
 
 def _print_layers(contents: MemoryInfo) -> None:
-    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", "grade", "reason"]
+    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", *GRADED]
     rows = [
         [
             layer.name,
@@ -55,12 +58,15 @@ def _print_layers(contents: MemoryInfo) -> None:
             layer.slots,
             layer.distinct_keys,
             _yes(layer.values),
-            str(layer.grade),
-            layer.reason,
+            *_graded(layer.grade),
         ]
         for layer in contents.layers
     ]
     print_table("layers", columns, rows)
+
+
+def _graded(grade: Grade) -> list[Any]:
+    return [str(grade), grade.error, grade.rounding, grade.reason]
 
 
 def _yes(value: bool) -> str:
@@ -99,10 +105,8 @@ def verify(memory: Answers, as_json: bool) -> None:
     if as_json:
         print_json({layer: _certificate(certificate) for layer, certificate in certificates.items()})
         return
-    rows = [[layer, c.relative_error, str(c.grade), c.reason] for layer, c in certificates.items()]
-    print_table(
-        "||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", "grade", "reason"], rows
-    )
+    rows = [[layer, c.relative_error, *_graded(c.grade)] for layer, c in certificates.items()]
+    print_table("||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", *GRADED], rows)
 
 
 def _certificate(one: Certificate) -> dict[str, Any]:

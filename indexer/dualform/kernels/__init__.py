@@ -23,7 +23,7 @@ ROWS = 16
 """Rows of a group, as in kernels.h."""
 DIRECTIONS = 8
 """That matrices are projected along in one pass, as in kernels.h."""
-_ABI = 10
+_ABI = 11
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 
 

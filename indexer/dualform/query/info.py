@@ -32,7 +32,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         d_out=layer.d_out,
         bias=bool(layer.biases),
         space=layer.space,
-        slots=view.count(layer.space),
+        slots=view.snapshot.entries(layer.name).count,
         distinct_keys=view.snapshot.keys(layer.name).rows if layer.keys else 0,
         values=layer.values,
         grade=grade(view, layer, None),

@@ -105,8 +105,9 @@ class View:
         whose = ("space", layer.space) if entries.all else ("layer", layer.name)
         within = "" if entries.all else f"entries of {layer.name!r}: "
         if where is None:
-            every = lambda: Selection(within, np.ones(entries.count, dtype=bool))  # noqa: E731  for the cache
-            return self.cache.get(("selection", *whose, ""), every)
+            return self.cache.get(
+                ("selection", *whose, ""), lambda: Selection(within, np.ones(entries.count, dtype=bool))
+            )
         spaces = [self.snapshot.space(name) for name in self.snapshot.spaces]
         expression = mask.check(space, spaces, where, self.datasets)
 

@@ -1,4 +1,4 @@
-"""Free SQL over a snapshot's tables, in a process of its own with limits (sql_worker.py)."""
+"""Free SQL over a snapshot's tables, in a process of its own with limits (worker.py)."""
 
 from __future__ import annotations
 

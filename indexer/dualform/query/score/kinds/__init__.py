@@ -4,7 +4,7 @@ Questions, the wire and the command line carry a score by its name and know noth
 what query/score/score.py lists:
 
 - a name;
-- how an inner product becomes a score (`of`). If it depends on nothing else, rounds nothing, and brings no two inner
+- how an inner product becomes a score (`of`). If it depends on nothing else, rounds nothing, and moves no two inner
   products further apart, the searchers of rows rank by it as they stand;
 - which searchers find its best slots (`searchers`). A score that the compiled screen does not know leaves the screen
   out; one that is no such function of the inner product brings a searcher of its own;
