@@ -30,8 +30,10 @@ def info(memory: Answers, as_json: bool) -> None:
         print_json({**asdict(told), "layers": layers})
         return
     slots = ", ".join(f"{count} {space} slots" for space, count in told.slots.items())
-    state = f"still recording, or cut off after step {told.steps - 1}" if told.recording else "finished"
+    state = "not finished" if told.recording else "finished"
     print_line(f"{told.steps} steps of {told.optimizer}, {slots}; snapshot {told.snapshot}, {state}")
+    if told.cut_off:
+        print_line(told.cut_off)
     _print_layers(told)
     if told.datasets:
         print_table("datasets", ["dataset", "slots"], told.datasets.items())
