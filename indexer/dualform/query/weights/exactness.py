@@ -22,6 +22,7 @@ from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.view import View
 from dualform.query.weights.distances import Distances, distances
+from dualform.query.weights.seams import Seam
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
 
@@ -46,11 +47,25 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
         return Grade("off", reason=f"{_UNMEASURED}.")
     error = _joint([witness.accumulated for witness in known], known)
     rounding = _joint([witness.rounding for witness in known], known)
-    if (name := _name(layer, known)) != "off":
+    seams = _seams(known, stop)
+    if (name := _name(layer, known)) != "off" and not seams:
         return Grade(name, error, rounding)
+    if not math.isfinite(error):
+        return Grade("off", since=seams[0].step if seams else None, reason=_said(seams) or f"{_UNMEASURED}.")
     jumps = [step for witness in known if (step := witness.of.jump(witness.row)) is not None]
     since = min(jumps, default=None)
-    return Grade("off", error, rounding, since, _reason(view, layer, stop, since))
+    reason = _said([seam for seam in seams if seam.step == since]) or _reason(view, layer, stop, since)
+    return Grade("off", error, rounding, since, reason)
+
+
+def _seams(known: Sequence[_Witness], stop: int) -> list[Seam]:
+    """Where runs part before a step, in order."""
+    return sorted((s for witness in known for s in witness.of.seams if s.step < stop), key=lambda seam: seam.step)
+
+
+def _said(seams: Sequence[Seam]) -> str:
+    """What the first of some seams says, as one sentence; empty where there is none."""
+    return f"{seams[0].reason} (from step {seams[0].step} on)." if seams else ""
 
 
 def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool = False) -> Grade:
