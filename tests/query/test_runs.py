@@ -34,24 +34,27 @@ class Training:
         self.done = 0
         self.history = [state_of(self.model)]
 
-    def resume(self, keep_momentum: bool = True) -> None:
-        """As another process does, from a checkpoint."""
+    def resume(self, momentum: str = "kept") -> None:
+        """As another process does, from a checkpoint; the momentum is kept, lost, or another."""
         self.model = copy.deepcopy(self.model)
-        before = self.optimizer.state_dict()
+        before = copy.deepcopy(self.optimizer.state_dict())
         self.optimizer = torch.optim.SGD(self.model.parameters(), **self.settings)
-        if keep_momentum:
-            self.optimizer.load_state_dict(copy.deepcopy(before))
+        if momentum != "lost":
+            self.optimizer.load_state_dict(before)
+        if momentum == "another":
+            for state in self.optimizer.state.values():
+                state["momentum_buffer"].mul_(0.5)
 
     def record(self, path, until: int):
         with dualform.Recorder(self.model, self.optimizer, path) as recorder:
-            for x, y in list(batches(STEPS))[self.done : until]:
+            for x, y in batches(STEPS)[self.done : until]:
                 with recorder.step(dataset="odd" if self.done % 2 else "even", label=y, sample=np.arange(8)):
                     self.optimizer.zero_grad()
                     cross_entropy(self.model(x), y).backward()
                     self.optimizer.step()
                 self.done += 1
                 self.history.append(state_of(self.model))
-            recorder.probe("test", list(batches(STEPS))[0][0])
+            recorder.probe("test", batches(1)[0][0])
         return path
 
 
@@ -105,7 +108,7 @@ def test_slots_and_steps_follow_those_of_the_run_before(whole, runs):
     ):
         found = whole.sql(statement), runs.sql(statement)
         assert found[0].records() == found[1].records(), statement
-    counts = runs.sql('SELECT run, count(*) AS slots FROM slots GROUP BY run ORDER BY run').records()
+    counts = runs.sql("SELECT run, count(*) AS slots FROM slots GROUP BY run ORDER BY run").records()
     assert counts == [{"run": 0, "slots": 8 * FIRST}, {"run": 1, "slots": 8 * (STEPS - FIRST)}]
     assert runs.group_sum("0", "test", by="run").counts.tolist() == [8 * FIRST, 8 * (STEPS - FIRST)]
     told = runs.info()
@@ -163,10 +166,11 @@ def test_a_run_that_began_with_other_weights_is_off_from_its_first_step(tmp_path
             engine.output("2", "test", at_step=FIRST + 1)
 
 
-def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path):
+@pytest.mark.parametrize("momentum", ["lost", "another"])
+def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path, momentum):
     training = Training()
     training.record(tmp_path / "a", FIRST)
-    training.resume(keep_momentum=False)
+    training.resume(momentum)
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
         grades = [layer.grade for layer in engine.info().layers]
@@ -184,10 +188,34 @@ def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_pa
 def test_a_run_without_momentum_needs_none(tmp_path):
     training = Training(momentum=0.0, nesterov=False)
     training.record(tmp_path / "a", FIRST)
-    training.resume(keep_momentum=False)
+    training.resume("lost")
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
         assert {layer.grade.name for layer in engine.info().layers} == {"exact"}
+
+
+def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
+    training = Training()
+    with dualform.Recorder(training.model, training.optimizer, tmp_path / "a") as recorder:
+        for number, (x, y) in enumerate(batches(FIRST)):
+            with recorder.step(label=y):
+                training.optimizer.zero_grad()
+                cross_entropy(training.model(x), y).backward()
+                training.optimizer.step()
+            if number == 5:  # an update by hand
+                with torch.no_grad():
+                    training.model[4].weight.mul_(1.02)
+    training.done = FIRST
+    training.resume()
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        grades = {layer.name: layer.grade for layer in engine.info().layers}
+        measured = engine.verify()["4"].relative_error
+        assert (grades["0"].name, grades["4"].name, grades["4"].since) == ("exact", "off", 5)
+        assert grades["4"].error is not None
+        assert measured is not None
+        assert 0.5 * measured <= grades["4"].error <= 4 * measured
+        assert grades["4"].reason == "weights were changed outside the optimizer's update, after that of step 5."
 
 
 def test_after_a_run_that_was_cut_off_the_weights_are_not_known(resumed, tmp_path):
@@ -199,9 +227,7 @@ def test_after_a_run_that_was_cut_off_the_weights_are_not_known(resumed, tmp_pat
     replace(manifest, recording=True, files=files).write(tmp_path / "a")
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
         told = engine.info()
-        assert told.cut_off == (
-            f"{tmp_path / 'a'}: the recording was cut off after step {FIRST - 1}, or still runs."
-        )
+        assert told.cut_off == (f"{tmp_path / 'a'}: the recording was cut off after step {FIRST - 1}, or still runs.")
         assert not told.recording
         assert {layer.grade.reason for layer in told.layers} == {
             f"run 0 ({tmp_path / 'a'}) was cut off, so the weights that it ended with are not known "
@@ -230,7 +256,10 @@ def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
     folder, _ = resumed
     other = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    with dualform.Recorder(other, optimizer, tmp_path / "other") as recorder, recorder.step(label=torch.zeros(2).long()):
+    with (
+        dualform.Recorder(other, optimizer, tmp_path / "other") as recorder,
+        recorder.step(label=torch.zeros(2).long()),
+    ):
         cross_entropy(other(torch.ones(2, 6)), torch.zeros(2).long()).backward()
         optimizer.step()
     hint = "Open runs of one network, recorded alike."

@@ -67,6 +67,6 @@ def _read(view: View, parameter: str) -> Distances:
     runs = view.snapshot.runs
     if len(runs) > 1:
         steps, numbers, seams = of_runs(view, parameter)
-        return Distances(parameter, steps, *numbers.T, seams)
+        return Distances(parameter, steps, *numbers.T, seams=seams)
     steps, numbers = of_run(runs[0], parameter)
     return Distances(parameter, steps, *numbers.T)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dualform.query.view import View
 from dualform.query.weights.coefficients import updates
+from dualform.store.durable import checksum
 from dualform.store.snapshot import Snapshot
 
 
@@ -38,7 +39,9 @@ def seam(view: View, parameter: str, run: int) -> Seam | None:
     if began.tobytes() != ended.tobytes():
         distance = float(np.linalg.norm(began.astype(np.float64) - ended.astype(np.float64)))
         return Seam(step, distance or math.inf, f"{later} did not begin with the weights that {earlier} ended with")
-    if _uses_momentum(after, parameter) and _leaves_momentum(before, parameter) != (parameter in after.momentum()):
+    buffer = after.momentum().get(parameter)
+    found = None if buffer is None else checksum(buffer.tobytes())
+    if found != before.manifest.buffers.get(parameter) and _uses_momentum(after, parameter):
         return Seam(step, math.inf, f"{later} did not begin with the momentum that {earlier} left")
     return None
 
@@ -51,10 +54,6 @@ def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping
 
 def _uses_momentum(run: Snapshot, parameter: str) -> bool:
     return any(update.settings.get("momentum") for update in updates(run, parameter, run.steps))
-
-
-def _leaves_momentum(run: Snapshot, parameter: str) -> bool:
-    return parameter in run.momentum() or _uses_momentum(run, parameter)
 
 
 class _Arrays:
