@@ -5,7 +5,7 @@ A row says how the weights stood once its step was over. Between two rows they a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,6 @@ def _read(view: View, parameter: str) -> Distances:
     runs = view.snapshot.runs
     if len(runs) > 1:
         steps, numbers, seams = of_runs(view, parameter)
-        return Distances(parameter, steps, *numbers.T, seams=seams)
+        return replace(Distances(parameter, steps, *numbers.T), seams=seams)
     steps, numbers = of_run(runs[0], parameter)
     return Distances(parameter, steps, *numbers.T)
