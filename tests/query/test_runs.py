@@ -284,3 +284,36 @@ def test_a_run_that_goes_on_is_seen_after_refresh(resumed, tmp_path):
         assert engine.refresh()
         assert engine.info().recording
         assert engine.info().slots == {"sample": 8 * STEPS}
+
+
+def test_inputs_that_repeat_in_both_runs_answer_as_one_recording(tmp_path):
+    """Each run stores its distinct keys; what is equal in both is stored twice."""
+
+    def record(path, model, optimizer, epochs):
+        inputs = torch.randn(40, 5, generator=torch.Generator().manual_seed(3))
+        with dualform.Recorder(model, optimizer, path) as recorder:
+            for index in [part for _ in range(epochs) for part in torch.arange(40).split(8)]:
+                with recorder.step(label=index % 3, sample=index):
+                    optimizer.zero_grad()
+                    cross_entropy(model(inputs[index]), index % 3).backward()
+                    optimizer.step()
+        return path
+
+    paths = []
+    for parts in ([4], [1, 3]):
+        model = small_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        paths.append([record(tmp_path / f"{len(parts)}-{n}", model, optimizer, p) for n, p in enumerate(parts)])
+    queries = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
+    with dualform.open(paths[0]) as whole, dualform.open(paths[1]) as runs:
+        assert whole.info().layers[0].distinct_keys == 40
+        assert runs.info().layers[0].distinct_keys == 80
+        for score in ("signed", "abs"):
+            one, other = (e.topk("0", queries, k=60, where="label <> 1", score=score) for e in (whole, runs))
+            assert one.ids.tolist() == other.ids.tolist()
+            assert one.weights.tobytes() == other.weights.tobytes()
+        one, other = (engine.group_sum("0", queries, by=("label", "sample")) for engine in (whole, runs))
+        assert one.sums.tobytes() == other.sums.tobytes()
+        one, other = (engine.group_sum("0", queries, by="label", score="abs") for engine in (whole, runs))
+        np.testing.assert_allclose(other.sums, one.sums, rtol=1e-6)
+        assert {layer.grade.name for layer in runs.info().layers} == {"exact"}
