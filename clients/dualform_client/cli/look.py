@@ -33,8 +33,10 @@ def info(memory: Answers, as_json: bool) -> None:
         print_json({**asdict(contents), "layers": layers})
         return
     slots = ", ".join(f"{count} {space} slots" for space, count in contents.slots.items())
-    state = f"still recording, or cut off after step {contents.steps - 1}" if contents.recording else "finished"
+    state = "not finished" if contents.recording else "finished"
     print_line(f"{contents.steps} steps of {contents.optimizer}, {slots}; snapshot {contents.snapshot}, {state}")
+    if contents.cut_off:
+        print_line(contents.cut_off)
     _print_layers(contents)
     if contents.datasets:
         print_table("datasets", ["dataset", "slots"], contents.datasets.items())

@@ -39,6 +39,7 @@ from dualform.questions import (
     Verification,
 )
 from dualform.store.rows import SegmentCache
+from dualform.store.runs import Runs
 from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")
@@ -47,16 +48,21 @@ StopSignal: TypeAlias = Callable[[], bool]
 """Returns True once nobody waits for the answer any more."""
 
 
-def open_memory(path: str | Path, backend: str | None = None, cache_bytes: int = CACHE_BYTES) -> Engine:
-    """The memory in a folder, ready for questions.
+def open_memory(
+    path: str | Path | Sequence[str | Path], backend: str | None = None, cache_bytes: int = CACHE_BYTES
+) -> Engine:
+    """The memory in a folder, ready for questions; or in several, the runs of a training that was resumed, in order.
 
+    Steps and slots of a run follow those of the run before; the column `run` counts from 0.
     `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
     give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights).
 
-    Raises NotAMemory or Damaged for the folder, NotFound or MissingPackage for the backend.
+    Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network, NotFound or
+    MissingPackage for the backend.
     """
     segments = SegmentCache()
-    return Engine(Snapshot.open(path, segments), backends.choose(backend), cache_bytes, segments)
+    memory = Snapshot.open(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
+    return Engine(memory, backends.choose(backend), cache_bytes, segments)
 
 
 class Engine(Answers):
@@ -149,7 +155,7 @@ class Engine(Answers):
             seen = self._view.snapshot
             if not seen.moved():
                 return False
-            memory = Snapshot.open(seen.path, self._segments)
+            memory = seen.again(self._segments)
             self._sql.close()
             self._see(memory)
             return True

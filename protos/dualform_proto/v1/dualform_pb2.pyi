@@ -370,11 +370,14 @@ class InfoResponse(google.protobuf.message.Message):
     DATASETS_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
+    CUT_OFF_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
     steps: builtins.int
     optimizer: builtins.str
+    cut_off: builtins.str
+    """where a recording stands that did not come to its end; empty if it did"""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
         """by space"""
@@ -407,8 +410,9 @@ class InfoResponse(google.protobuf.message.Message):
         datasets: collections.abc.Iterable[Global___Count] | None = ...,
         columns: collections.abc.Iterable[Global___Remark] | None = ...,
         probes: collections.abc.Iterable[Global___ProbeInfo] | None = ...,
+        cut_off: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "datasets", b"datasets", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 

@@ -22,6 +22,7 @@ from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.view import View
 from dualform.query.weights.distances import Distances, distances
+from dualform.query.weights.seams import Seam
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
 
@@ -46,11 +47,26 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
         return Grade("off", reason=f"{_UNMEASURED}.")
     error = _joint([reading.accumulated for reading in known], known)
     rounding = _joint([reading.rounding for reading in known], known)
-    if (name := _name(layer, known)) != "off":
-        return Grade(name, error, rounding)
+    seams = _seams(known, stop)
+    if (name := _name(layer, known)) != "off" and not seams:
+        unseen = _unseen(view, layer, known, stop)
+        return Grade("off", error, rounding, *unseen) if unseen else Grade(name, error, rounding)
+    if not math.isfinite(error):
+        return Grade("off", since=seams[0].step if seams else None, reason=_first_of(seams) or f"{_UNMEASURED}.")
     jumps = [step for reading in known if (step := reading.of.jump(reading.row)) is not None]
     since = min(jumps, default=None)
-    return Grade("off", error, rounding, since, _reason(view, layer, stop, since))
+    reason = _first_of([seam for seam in seams if seam.step == since]) or _reason(view, layer, stop, since)
+    return Grade("off", error, rounding, since, reason)
+
+
+def _seams(known: Sequence[_Reading], stop: int) -> list[Seam]:
+    """Where runs part before a step, in order."""
+    return sorted((s for reading in known for s in reading.of.seams if s.step < stop), key=lambda seam: seam.step)
+
+
+def _first_of(seams: Sequence[Seam]) -> str:
+    """What the first of some seams says, as one sentence; empty where there is none."""
+    return f"{seams[0].reason} (from step {seams[0].step} on)." if seams else ""
 
 
 def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool = False) -> Grade:
@@ -139,11 +155,23 @@ def _joint(lengths: Sequence[float], known: Sequence[_Reading]) -> float:
     return length / way
 
 
-def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
-    """What happened at `since`; the first thing that is known to be wrong where no step stands out."""
+def _unseen(view: View, layer: Layer, known: Sequence[_Reading], stop: int) -> tuple[int, str] | None:
+    """Step and reason of a defect since the weights were last looked at, as where a recording was cut off; or None."""
+    seen = min(int(reading.of.step[-1]) for reading in known)
+    defects = [(step, reason) for step, reason in _defects(view, layer, stop) if step > seen]
+    return (defects[0][0], f"{defects[0][1].rstrip('.')}, and its weights were not seen since.") if defects else None
+
+
+def _defects(view: View, layer: Layer, stop: int) -> list[tuple[int, str]]:
+    """Step and reason of what may be wrong with a layer before a step, in order."""
     table = view.snapshot.table("defects")
     own = table.filter(pc.and_(pc.equal(table["layer"], layer.name), pc.less(table["step"], stop)))
-    defects = sorted(zip(own["step"].to_pylist(), own["reason"].to_pylist(), strict=True), key=lambda row: row[0])
+    return sorted(zip(own["step"].to_pylist(), own["reason"].to_pylist(), strict=True), key=lambda row: row[0])
+
+
+def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
+    """What happened at `since`; the first thing that is known to be wrong where no step stands out."""
+    defects = _defects(view, layer, stop)
     if since is not None:
         defects = [(step, reason) for step, reason in defects if step == since]
     if defects:
