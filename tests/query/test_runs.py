@@ -87,7 +87,7 @@ def test_ids_scores_and_sums_are_those_of_one_recording_bit_for_bit(whole, runs,
     asked = {"score": score, "where": "step > 3 AND label <> 1"}
     one, other = (engine.topk(layer, "test", k=20, **asked) for engine in (whole, runs))
     assert one.ids.tolist() == other.ids.tolist()
-    assert one.weights.tobytes() == other.weights.tobytes()
+    assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
     one, other = (engine.topk(layer, "test", k=3, by=("dataset", "label"), **asked) for engine in (whole, runs))
     assert (one.groups, one.ids.tolist()) == (other.groups, other.ids.tolist())
     one, other = (engine.group_sum(layer, "test", by="step", **asked) for engine in (whole, runs))
@@ -311,7 +311,7 @@ def test_inputs_that_repeat_in_both_runs_answer_as_one_recording(tmp_path):
         for score in ("signed", "abs"):
             one, other = (e.topk("0", queries, k=60, where="label <> 1", score=score) for e in (whole, runs))
             assert one.ids.tolist() == other.ids.tolist()
-            assert one.weights.tobytes() == other.weights.tobytes()
+            assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
         one, other = (engine.group_sum("0", queries, by=("label", "sample")) for engine in (whole, runs))
         assert one.sums.tobytes() == other.sums.tobytes()
         one, other = (engine.group_sum("0", queries, by="label", score="abs") for engine in (whole, runs))
