@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dualform.replay.replay import Replay as Replay
     from dualform_client.target import connect as connect
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Recorder": ("dualform.record.recorder", "Recorder"),

@@ -45,6 +45,13 @@ def test_sums(dualform, address, engine):
     assert engine.asked[1] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
 
 
+def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
+    for options in (["--score", "abs"], ["--abs"], []):
+        dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
+    sums = [question for question in engine.asked if isinstance(question, GroupSum)]
+    assert [question.score for question in sums] == ["abs", "abs", "signed"]
+
+
 def test_output(dualform, address, engine):
     told = dualform(
         "output", address, "--layer", "fc", "--query", "test/0,1", "--where", "step < 3", "--at-step", 2, "--json"
@@ -149,7 +156,8 @@ def test_folder_and_server_print_the_same(dualform, folder):
 
 def test_topk_holds_every_column_of_a_slot(dualform, folder):
     (hit,) = dualform("topk", folder, "--layer", "0", "--query", "test/3", "-k", 1, "--json").json["hits"]
-    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "dataset", "label", "sample", "weight"]
+    said = ["dataset", "label", "sample", "weight"]
+    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "call", *said]
 
 
 def test_a_mask_that_is_an_output_of_a_folder_tells_its_cancellation(dualform, folder):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import dualform as dualform_package
+from dualform.store.manifest import Manifest
 
 
 def test_weights_are_those_of_the_engine(dualform, folder, tmp_path):
@@ -88,7 +90,20 @@ def test_weights_and_check_need_the_folder(dualform, tmp_path):
 
 def test_check_finds_nothing_wrong(dualform, folder):
     assert dualform("check", folder) == (0, "no problems\n", "")
-    assert dualform("check", folder, "--json").json == {"problems": []}
+    assert dualform("check", folder, "--json").json == {"problems": [], "cut_off": ""}
+
+
+def test_a_recording_that_was_cut_off_is_said_to_be_so_and_is_sound(dualform, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "run")
+    manifest = Manifest.read(copy)
+    replace(manifest, recording=True).write(copy)
+    steps = dualform("info", folder, "--json").json["steps"]
+    sentence = f"the recording was cut off after step {steps - 1}, or still runs."
+    assert dualform("check", copy) == (0, f"{sentence}\nno problems\n", "")
+    assert dualform("check", copy, "--json").json == {"problems": [], "cut_off": sentence}
+    assert sentence in dualform("info", copy).out.splitlines()
+    assert dualform("info", copy, "--json").json["cut_off"] == sentence
+    assert dualform("info", folder, "--json").json["cut_off"] == ""
 
 
 def test_check_finds_a_flipped_bit(dualform, folder, tmp_path):

@@ -67,8 +67,9 @@ class Folder:
     def _keys(self, layer: str) -> np.ndarray:
         indexes = [faiss.read_index(str(file)) for file in self._files(layer, "keys-*.faiss")]
         stored = np.concatenate([index.reconstruct_n(0, index.ntotal) for index in indexes])
-        rows = self.tables.execute("SELECT key_row FROM key_rows WHERE layer = ? ORDER BY slot", [layer]).fetchall()
-        return stored[[row for (row,) in rows]] if rows else stored
+        query = "SELECT key_rows FROM key_rows WHERE layer = ? ORDER BY first_entry"
+        lists = self.tables.execute(query, [layer]).fetchall()
+        return stored[[row for (rows,) in lists for row in rows]] if lists else stored
 
     def slots(self, where: str) -> list[int]:
         return [s for (s,) in self.tables.execute(f"SELECT slot FROM slots WHERE {where} ORDER BY slot").fetchall()]

@@ -59,6 +59,7 @@ def test_keys_and_values_are_what_the_layers_saw(network, recorded):
     for name in modules:
         keys, errors = captured[0].rows(name, name in network.time_first)
         assert np.array_equal(memory.keys(name), keys.numpy()), name
+        assert next(layer.slots for layer in memory.info().layers if layer.name == name) == len(keys)
         if network.grades.get(name) != "scores only":
             assert np.array_equal(memory.values(name), errors.numpy()), name
 

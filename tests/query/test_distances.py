@@ -7,6 +7,7 @@ import pytest
 
 from dualform.errors import Inexact
 from dualform.query.weights.distances import Distances
+from dualform.store.snapshot import Snapshot
 from tests.query import arrays
 from tests.query.test_output import Case
 
@@ -44,14 +45,15 @@ def test_a_jump_is_a_distance_far_above_the_noise():
 def test_each_parameter_must_be_exact_by_itself():
     """A bias that is off hides behind a weight that went a hundred times as far, where only their sum is looked at."""
     case = Case()
-    tables = case.memory._tables
-    watched = tables["watch"].to_pylist()
+    table = case.memory.table("watch")
+    watched = table.to_pylist()
     for row in watched:
         if row["parameter"] == "fc.bias":
             row |= {"accumulated": 5e-3, "way": 1.0}
         else:
             row |= {"accumulated": 1e-6, "way": 100.0}
-    tables["watch"] = tables["watch"].from_pylist(watched, schema=tables["watch"].schema)
+    changed = table.from_pylist(watched, schema=table.schema)
+    case.memory.table = lambda name: changed if name == "watch" else Snapshot.table(case.memory, name)
     layer = arrays.engine(case.memory).info().layers[0]
     assert not layer.exact
     assert layer.reason == "float32 rounding of small steps."

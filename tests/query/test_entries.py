@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import EmptyMask, NotFound
-from dualform.query.sums import group_sum
+from dualform.query.sums import grouping
 from dualform.questions import SlotKeys, TopK
 from tests.query import arrays, oracle
 
@@ -62,12 +62,12 @@ def test_hits_are_those_of_the_brute_force(backend, seed, repeats, k, by, where)
     assert (hits.scan.slots_scanned, hits.scan.slots_matching) == (len(case.slots), sum(stays))
 
 
-@given(seed=st.integers(0, 999), repeats=st.booleans(), budget=st.sampled_from([1, group_sum.BUDGET]))
+@given(seed=st.integers(0, 999), repeats=st.booleans(), budget=st.sampled_from([1, grouping.BUDGET]))
 @settings(deadline=None, max_examples=30)
 def test_sums_are_over_the_slots_that_the_layer_has(seed, repeats, budget):
     case = Case(seed, repeats)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_sum, "BUDGET", budget)
+        patch.setattr(grouping, "BUDGET", budget)
         found = case.engine.group_sum("part", case.queries, by="step")
     of = np.array(case.steps)[case.slots]
     present = sorted(set(of.tolist()))

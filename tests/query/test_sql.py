@@ -10,6 +10,7 @@ import pytest
 from dualform.errors import BadInput, Cancelled, TimedOut
 from dualform.query.sql.process import Sql
 from dualform.query.view import View
+from dualform.questions import SqlStatement
 from tests.query import arrays
 
 
@@ -126,7 +127,7 @@ def test_a_statement_that_takes_too_long_is_stopped_and_the_next_one_answered(me
 
 def test_an_asker_that_goes_away_stops_the_statement(engine):
     with pytest.raises(Cancelled):
-        engine.sql("SELECT count(*) FROM range(1000000) a, range(1000000) b", cancelled=lambda: True)
+        engine.ask(SqlStatement("SELECT count(*) FROM range(1000000) a, range(1000000) b"), lambda: True)
     assert engine.sql("SELECT 1 AS one").records() == [{"one": 1}]
 
 

@@ -1,9 +1,11 @@
 """A tap needs no module: a product computed by hand is recorded by a tap of one's own."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from dualform.errors import RecordingError
 from dualform.record.taps import Call, Tap
 from dualform.store.layer import Parameter
 
@@ -85,3 +87,13 @@ def test_under_autocast_a_layer_says_bfloat16(tmp_path):
             loss = model(torch.randn(4, 3)).float().square().sum()
         loss.backward()
     assert [layer.dtype for layer in opened.sink.layers] == ["bfloat16"]
+
+
+def test_a_tap_of_more_than_a_matrix_is_refused_before_the_first_step(tmp_path):
+    model = ByHand()
+    tap = Product("weight", model.weight)
+    tap.parameters = {Parameter("kernel", 0, 3): nn.Parameter(torch.ones(4, 3, 3))}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RecordingError) as raised:
+        Opened(model, optimizer, tmp_path / "m", taps=[tap])
+    assert raised.value.message == "layer 'weight': kernel has shape [4, 3, 3] where its tap says [4, 3]."

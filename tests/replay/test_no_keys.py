@@ -1,6 +1,8 @@
 """A memory without keys: what it holds, what it answers, and how it refuses the rest."""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,8 +86,12 @@ def test_altered_digests_are_noticed(training, tmp_path):
     training.run(lambda model, optimizer: dualform.Recorder(model, optimizer, tmp_path / "m", keys=False))
     with duckdb.connect(tmp_path / "m" / "shard-00000" / "slots.duckdb") as tables:
         tables.execute("UPDATE digests SET keys = 'beef' WHERE step = 2")
-    with pytest.raises(Damaged, match="its table digests is not what was committed"):
-        Snapshot.open(tmp_path / "m")
+    said = "slots.duckdb was altered: column 'keys' of digests is not what was committed."
+    memory = Snapshot.open(tmp_path / "m")
+    with pytest.raises(Damaged, match=f"{re.escape(said)}$"):
+        memory.table("digests")
+    (problem,) = check_memory(tmp_path / "m")
+    assert problem.endswith(said)
 
 
 def test_a_digest_covers_every_key_and_every_column(training):
@@ -102,41 +108,51 @@ def test_a_digest_covers_every_key_and_every_column(training):
         def check(self): ...
         def flush(self): ...
         def add_probe(self, *args): ...
-        def close(self, final, finished, skipped): ...
+        def close(self, final, finished, skipped, buffers): ...
 
     training.run(lambda model, optimizer: dualform.Recorder(model, optimizer, "unused", keys=False, sink=Kept))
     (kept,) = batches
-    batch, space = kept.batch, kept.layers["0"]
+    batch = kept.batch
     before = digests(batch, kept.layers)
     assert before == digests(batch, kept.layers)
     assert before["0"].columns == before["2"].columns
     assert before["0"].keys != before["2"].keys
-    keys = batch.layers["2"].keys
+    keys = batch.layers["2"][0].keys
     keys[3, 2] = np.nextafter(keys[3, 2], np.float32(9))
     after = digests(batch, kept.layers)
     assert (after["0"], after["2"].columns) == (before["0"], before["2"].columns)
     assert after["2"].keys != before["2"].keys
-    for name, column in batch.slots[space].items():
-        changed = dict(batch.slots[space])
-        if column.dtype == object:
-            changed[name] = np.array(["other", *column[1:]], dtype=object)
-        elif isinstance(column, np.ma.MaskedArray):
-            changed[name] = np.ma.MaskedArray(column.data, mask=np.arange(len(column)) > 0)
-        else:
-            changed[name] = column + (np.arange(len(column)) == 5)
-        other = type(batch)(batch.step, {space: changed}, batch.layers)
+    for name, other in others(batch):
         assert digests(other, kept.layers)["0"].columns != before["0"].columns, name
-        less = {key: value for key, value in changed.items() if key != name}
-        other = type(batch)(batch.step, {space: less}, batch.layers)
-        assert digests(other, kept.layers)["0"].columns != before["0"].columns, name
+        assert digests(other, kept.layers)["0"].keys == before["0"].keys, name
 
 
-def test_memories_of_before_there_were_digests_open(training, tmp_path):
-    from dualform.store.manifest import Manifest
+def others(batch):
+    """The batch with one thing that is said of its samples or slots changed or left out, and what that is."""
+    for name, column in batch.samples.items():
+        for columns in ({**batch.samples, name: changed(column)}, without(batch.samples, name)):
+            yield name, replace(batch, samples=columns)
+    (extent,) = batch.extents
+    for name, column in extent.columns.items():
+        for columns in ({**extent.columns, name: changed(column)}, without(extent.columns, name)):
+            yield name, replace(batch, extents=[replace(extent, columns=columns)])
+    for name in ("call", "rows", "length"):
+        yield name, replace(batch, extents=[replace(extent, **{name: (getattr(extent, name) or 1) + 1})])
+    for name in ("row", "position"):
+        column = getattr(extent, name)
+        column = np.zeros(extent.slots, np.int64) if column is None else changed(column)
+        yield name, replace(batch, extents=[replace(extent, **{name: column})])
+    yield "unknown", replace(batch, unknown={"label": 1})
 
-    training.run(lambda model, optimizer: dualform.Recorder(model, optimizer, tmp_path / "m"))
-    manifest = Manifest.read(tmp_path / "m")
-    del manifest.shards[0].tables["digests"]
-    manifest.write(tmp_path / "m")
-    assert Snapshot.open(tmp_path / "m").table("digests").num_rows == 0
-    assert check_memory(tmp_path / "m") == []
+
+def changed(column):
+    """One entry of it."""
+    if column.dtype == object:
+        return np.array(["other", *column[1:]], dtype=object)
+    if isinstance(column, np.ma.MaskedArray):
+        return np.ma.MaskedArray(column.data, mask=np.arange(len(column)) > 0)
+    return column + (np.arange(len(column)) == 5)
+
+
+def without(columns, name):
+    return {key: column for key, column in columns.items() if key != name}

@@ -24,6 +24,10 @@ TOKENS = (
     Layer("digested", "token", 3, 2, affine(3, "digested.weight", None), source="none", values=False),
 )
 
+SETTINGS = {
+    "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False,
+}  # fmt: skip
+
 
 @dataclass
 class Expected:
@@ -40,7 +44,7 @@ class Expected:
 
 
 def log(step: int) -> StepLog:
-    group = ParameterGroup({"lr": 0.1, "momentum": 0.9, "nesterov": False})
+    group = ParameterGroup(SETTINGS)
     factors = tuple(Factor(name, 0, 0.5, 1e-8) for name in ("layer-0.weight", "layer-0.bias", "layer-1.weight"))
     return StepLog(step, True, step, (group,), factors)
 

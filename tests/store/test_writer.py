@@ -259,3 +259,29 @@ def test_a_layer_in_the_manifest_is_the_layer_again():
     layer = Layer("q", "token", 6, 5, blocks, "none", True, False, "bfloat16", "no values")
     assert Layer.from_json(json.loads(json.dumps(layer.to_json()))) == layer
     assert ([p.name for p in layer.weights], [p.name for p in layer.biases]) == (["in_proj", "conv"], ["bias"])
+
+
+@pytest.mark.parametrize(
+    ("said", "unread"),
+    [({"source": "patches"}, "source 'patches'"), ({"stride": 2}, "stride")],
+    ids=["source", "field"],
+)
+def test_layers_of_a_later_version_are_refused_as_such(tmp_path, said, unread):
+    open_writer(tmp_path / "memory").close()
+    manifest = Manifest.read(tmp_path / "memory")
+    fields = [{**layer.to_json(), **(said if layer.name == "layer-1" else {})} for layer in manifest.layers]
+    manifest.layers = [Described(one) for one in fields]
+    manifest.write(tmp_path / "memory")
+    with pytest.raises(NotAMemory) as raised:
+        Manifest.read(tmp_path / "memory")
+    assert raised.value.message == f"layer 'layer-1' has {unread}, which this version of dualform does not read."
+
+
+class Described:
+    """A layer as another version describes it."""
+
+    def __init__(self, fields):
+        self.fields = fields
+
+    def to_json(self):
+        return self.fields

@@ -100,19 +100,22 @@ def _save(state: Weights, out: Path) -> None:
 def check(run: str, as_json: bool) -> int:
     """Every checksum, row count and mark of a memory; exit code 1 where anything is wrong.
 
+    A recording that was cut off is said to be so. What it holds may be sound all the same, and is checked likewise.
+
     \b
     Example:
       dualform check runs/demo
     """
     check_run(run)
-    from dualform.store.check import check_memory
+    from dualform.store.check import check_memory, how_it_ended
 
     with progress_bars() as progress:
         problems = check_memory(run, progress and (lambda _, done, total: progress("checking", done, total)))
+    cut_off = how_it_ended(run)
     if as_json:
-        print_json({"problems": problems})
+        print_json({"problems": problems, "cut_off": cut_off})
     else:
-        for problem in problems:
-            print_line(problem)
+        for sentence in [cut_off, *problems] if cut_off else problems:
+            print_line(sentence)
         print_line(f"{len(problems)} problem{'s'[: len(problems) > 1]}" if problems else "no problems")
     return FAILED if problems else 0

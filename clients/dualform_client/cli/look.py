@@ -7,11 +7,14 @@ from typing import Any
 
 import click
 
-from dualform.answers import Certificate, MemoryInfo
+from dualform.answers import Certificate, Grade, MemoryInfo
 from dualform.methods import Answers
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_table
 from dualform_client.cli.target import asks_target
+
+GRADED = ("grade", "distance", "rounding", "reason")
+"""How a grade is shown: distance and rounding are relative to the way that the weights went."""
 
 
 @click.command()
@@ -24,27 +27,29 @@ def info(memory: Answers, as_json: bool) -> None:
     Example:
       dualform info 127.0.0.1:50051
     """
-    told = memory.info()
+    contents = memory.info()
     if as_json:
-        layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in told.layers]
-        print_json({**asdict(told), "layers": layers})
+        layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in contents.layers]
+        print_json({**asdict(contents), "layers": layers})
         return
-    slots = ", ".join(f"{count} {space} slots" for space, count in told.slots.items())
-    state = f"still recording, or cut off after step {told.steps - 1}" if told.recording else "finished"
-    print_line(f"{told.steps} steps of {told.optimizer}, {slots}; snapshot {told.snapshot}, {state}")
-    _print_layers(told)
-    if told.datasets:
-        print_table("datasets", ["dataset", "slots"], told.datasets.items())
-    print_table("slot columns", ["column", "type"], told.columns.items())
-    if told.probes:
-        rows = [[probe.name, probe.rows, ", ".join(probe.layers)] for probe in told.probes]
+    slots = ", ".join(f"{count} {space} slots" for space, count in contents.slots.items())
+    state = "not finished" if contents.recording else "finished"
+    print_line(f"{contents.steps} steps of {contents.optimizer}, {slots}; snapshot {contents.snapshot}, {state}")
+    if contents.cut_off:
+        print_line(contents.cut_off)
+    _print_layers(contents)
+    if contents.datasets:
+        print_table("datasets", ["dataset", "slots"], contents.datasets.items())
+    print_table("slot columns", ["column", "type"], contents.columns.items())
+    if contents.probes:
+        rows = [[probe.name, probe.rows, ", ".join(probe.layers)] for probe in contents.probes]
         print_table("probes", ["probe", "rows", "layers"], rows)
-    if told.skipped:
-        print_table("skipped", ["layer", "reason"], told.skipped.items())
+    if contents.skipped:
+        print_table("skipped", ["layer", "reason"], contents.skipped.items())
 
 
-def _print_layers(told: MemoryInfo) -> None:
-    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", "grade", "reason"]
+def _print_layers(contents: MemoryInfo) -> None:
+    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", *GRADED]
     rows = [
         [
             layer.name,
@@ -55,12 +60,15 @@ def _print_layers(told: MemoryInfo) -> None:
             layer.slots,
             layer.distinct_keys,
             _yes(layer.values),
-            str(layer.grade),
-            layer.reason,
+            *_graded(layer.grade),
         ]
-        for layer in told.layers
+        for layer in contents.layers
     ]
     print_table("layers", columns, rows)
+
+
+def _graded(grade: Grade) -> list[Any]:
+    return [str(grade), grade.error, grade.rounding, grade.reason]
 
 
 def _yes(value: bool) -> str:
@@ -99,10 +107,8 @@ def verify(memory: Answers, as_json: bool) -> None:
     if as_json:
         print_json({layer: _certificate(certificate) for layer, certificate in certificates.items()})
         return
-    rows = [[layer, c.relative_error, str(c.grade), c.reason] for layer, c in certificates.items()]
-    print_table(
-        "||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", "grade", "reason"], rows
-    )
+    rows = [[layer, c.relative_error, *_graded(c.grade)] for layer, c in certificates.items()]
+    print_table("||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", *GRADED], rows)
 
 
 def _certificate(one: Certificate) -> dict[str, Any]:

@@ -16,5 +16,5 @@ class Scan:
     slots_matching: int = 0
     """Slots that the mask left."""
     backend: str = ""
-    """What scored the keys: numpy, torch, faiss, torch-cuda, faiss-gpu."""
+    """What scored the keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu."""
     seconds: float = 0.0

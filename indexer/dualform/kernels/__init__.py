@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
-from dualform.kernels.arguments import Heap, KeyCodes, QueryCodes, address
+from dualform.kernels.arguments import Candidates, KeyCodes, QueryCodes, address
 
 ROWS = 16
 """Rows of a group, as in kernels.h."""
 DIRECTIONS = 8
 """That matrices are projected along, as in kernels.h."""
-_ABI = 10
+_ABI = 12
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 
 _QUESTIONS = ("quantise", "screen", "canonical", "canonical_rows")
@@ -31,51 +31,58 @@ _QUESTIONS = ("quantise", "screen", "canonical", "canonical_rows")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """None where the loops were not compiled, or from other sources than these."""
+    """None if the loops were not compiled, or if they were compiled from other sources than these."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_kernels{suffix}")
         if path.exists():
             try:
-                found = ctypes.CDLL(str(path))
+                loops = ctypes.CDLL(str(path))
             except OSError:
                 return None
-            return _typed(found) if found.dualform_abi() == _ABI else None
+            return _typed(loops) if loops.dualform_abi() == _ABI else None
     return None
 
 
-def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
-    found.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_int32]
-    found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Heap), c_int64, c_int64, c_int32]
-    found.dualform_settle.argtypes = [POINTER(POINTER(Heap)), c_int64, c_int64, c_void_p]
-    found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
-    found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_project_all.argtypes = [c_void_p, c_int64, c_void_p]
-    found.dualform_outer.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
-    found.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
-    found.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
-    found.dualform_outer.restype = c_int32
+def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
+    loops.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_int32]
+    loops.dualform_screen.argtypes = [
+        POINTER(KeyCodes),
+        POINTER(QueryCodes),
+        POINTER(Candidates),
+        c_int64,
+        c_int64,
+        c_int32,
+    ]
+    loops.dualform_settle.argtypes = [POINTER(POINTER(Candidates)), c_int64, c_int64, c_void_p]
+    loops.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    loops.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
+    loops.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+    loops.dualform_project_all.argtypes = [c_void_p, c_int64, c_void_p]
+    loops.dualform_outer.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
+    loops.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
+    loops.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+    loops.dualform_outer.restype = c_int32
     for name in (*_QUESTIONS, "project", "project_all", "distances", "compare"):
-        getattr(found, f"dualform_{name}").restype = None
-    return found
+        getattr(loops, f"dualform_{name}").restype = None
+    return loops
 
 
 def compiled() -> ctypes.CDLL:
     """Raises MissingPackage where the loops were not compiled."""
-    found = library()
-    if found is None:
+    loops = library()
+    if loops is None:
         raise MissingPackage(
             "the compiled loops of dualform are not there.",
             hint="Install dualform again where there is a C compiler, or use another backend.",
             field="backend",
         )
-    return found
+    return loops
 
 
 def fast() -> bool:
     """Whether this processor has the instructions that make eight bits faster than float32 products."""
-    found = library()
-    return found is not None and bool(found.dualform_fast())
+    loops = library()
+    return loops is not None and bool(loops.dualform_fast())
 
 
 def tile() -> int:
@@ -88,19 +95,19 @@ def quantise(codes: KeyCodes, keys: NDArray[np.float32], start: int, stop: int, 
     compiled().dualform_quantise(ctypes.byref(codes), address(keys, np.float32), keys.shape[1], start, stop, plain)
 
 
-def screen(codes: KeyCodes, queries: QueryCodes, heap: Heap, begin: int, end: int, plain: bool) -> None:
-    """Hold what groups `begin` to `end` of the codes have among the best rows. `plain` as for `quantise`."""
-    compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(heap), begin, end, plain)
+def screen(codes: KeyCodes, queries: QueryCodes, candidates: Candidates, begin: int, end: int, plain: bool) -> None:
+    """Add the candidates among the groups `begin` to `end` of the codes. `plain` as for `quantise`."""
+    compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(candidates), begin, end, plain)
 
 
-def settle(heaps: Sequence[Heap], queries: int, group: NDArray[np.int32] | None) -> None:
-    """Leave in every worker's heap only the rows that the floors over all of them leave.
+def settle(workers: Sequence[Candidates], queries: int, group: NDArray[np.int32] | None) -> None:
+    """Leave each worker only those candidates that reach the floors over all workers.
 
     `group` is int32[all rows of the layer]. Raises MemoryError.
     """
-    workers = (POINTER(Heap) * len(heaps))(*(ctypes.pointer(heap) for heap in heaps))
-    if compiled().dualform_settle(workers, len(heaps), queries, None if group is None else address(group, np.int32)):
-        raise MemoryError("no memory to compare what the workers found")
+    pointers = (POINTER(Candidates) * len(workers))(*(ctypes.pointer(own) for own in workers))
+    if compiled().dualform_settle(pointers, len(workers), queries, None if group is None else address(group, np.int32)):
+        raise MemoryError("no memory to compare the workers' candidates")
 
 
 def canonical(keys: NDArray[np.uint64], query: NDArray[np.int64], queries: NDArray[np.float32]) -> NDArray[np.float64]:

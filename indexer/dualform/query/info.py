@@ -22,6 +22,7 @@ def describe(view: View) -> MemoryInfo:
         datasets=view.datasets(),
         columns={name: kind for space in view.spaces for name, kind in memory.columns(space).items()},
         probes=tuple(memory.probes.values()),
+        cut_off=memory.cut_off,
     )
 
 
@@ -32,7 +33,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         d_out=layer.d_out,
         bias=bool(layer.biases),
         space=layer.space,
-        slots=view.count(layer.space),
+        slots=view.snapshot.entries(layer.name).count,
         distinct_keys=view.snapshot.keys(layer.name).rows if layer.keys else 0,
         values=layer.values,
         grade=grade(view, layer, None),

@@ -19,13 +19,15 @@ from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.store.layer import Layer
 
 
-def output(asked: Resolved[Output], check: Check) -> Outputs:
-    """What the layer answers when only the selected slots speak."""
-    question, view = asked.question, asked.view
-    partners = tied(view, asked.layer, question.where)
-    weights = rebuild(view, asked.layer, asked.selection, question.at_step, question.allow_inexact, check, partners)
-    values = outputs(weights, asked.queries, check)
-    return Outputs(values, asked.layer.space, weights.grade, weights.standing, asked.scan())
+def output(resolved: Resolved[Output], check: Check) -> Outputs:
+    """The layer's outputs when only the selected slots count."""
+    question, view = resolved.question, resolved.view
+    partners = tied(view, resolved.layer, question.where)
+    weights = rebuild(
+        view, resolved.layer, resolved.selection, question.at_step, question.allow_inexact, check, partners
+    )
+    values = outputs(weights, resolved.queries, check)
+    return Outputs(values, resolved.layer.space, weights.grade, weights.standing, resolved.scan())
 
 
 def weights(view: View, question: NetworkWeights, check: Check) -> Weights:

@@ -98,20 +98,21 @@ class View:
     def select(self, layer: Layer, where: str | None) -> Selection:
         """The entries of a layer that a mask leaves, which may be none.
 
-        Raises BadMask or NotFound as `mask.check`, `mask.require_said` and `mask.select` say.
+        Raises BadMask or NotFound as `mask.check`, `mask.require_values` and `mask.select` say.
         """
         entries, space = self.snapshot.entries(layer.name), self.snapshot.space(layer.space)
         # Layers that have every slot of their space share what was made for one of them.
         whose = ("space", layer.space) if entries.all else ("layer", layer.name)
         within = "" if entries.all else f"entries of {layer.name!r}: "
         if where is None:
-            every = lambda: Selection(within, np.ones(entries.count, dtype=bool))  # noqa: E731  for the cache
-            return self.cache.get(("selection", *whose, ""), every)
+            return self.cache.get(
+                ("selection", *whose, ""), lambda: Selection(within, np.ones(entries.count, dtype=bool))
+            )
         spaces = [self.snapshot.space(name) for name in self.snapshot.spaces]
         expression = mask.check(space, spaces, where, self.datasets)
 
         def made() -> Selection:
-            mask.require_said(layer.name, space, spaces, entries.slots, expression)
+            mask.require_values(layer.name, space, spaces, entries.slots, expression)
             key = ("mask", layer.space, expression.identity)
             stays = self.cache.get(key, lambda: _Mask(mask.select(space, expression))).slots
             own = stays if entries.slots is None else stays[entries.slots]

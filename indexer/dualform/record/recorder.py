@@ -28,7 +28,7 @@ from dualform.record.metadata import Metadata
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
 from dualform.record.recording import Plan, Recording
-from dualform.record.selection import select
+from dualform.record.selection import refuse_shapes, select
 from dualform.record.sinks import Header, Sink, StoreSink
 from dualform.record.spaces import Spaces
 from dualform.record.step import Step
@@ -82,6 +82,7 @@ class Recorder:
         found, self.skipped = select(model, own, layers, keys and values, needed=not taps)
         """`skipped`: layer -> why it is not recorded."""
         self._taps = [*taps, *found]
+        refuse_shapes(self._taps)
         routed = [routed] if isinstance(routed, str) else list(routed)
         Spaces(self._taps, spaces, routed)  # raises for what they cannot be
         self._plan = Plan(

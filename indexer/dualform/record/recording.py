@@ -267,7 +267,8 @@ class Recording:
         try:
             self._put_logs()
         finally:
-            self.sink.close(state_of(self._plan.model), finished, dict(self._plan.skipped))
+            buffers = self._start.buffers_now()
+            self.sink.close(state_of(self._plan.model), finished, dict(self._plan.skipped), buffers)
 
     def _put_logs(self) -> None:
         """What is known of the optimizer and no batch took along."""

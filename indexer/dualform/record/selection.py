@@ -86,6 +86,18 @@ def _refuse_tensors(model: nn.Module) -> None:
             )
 
 
+def refuse_shapes(taps: Sequence[Tap]) -> None:
+    """Raises RecordingError for a tap whose parameters are no matrices and vectors: no term of theirs is delta x^T."""
+    for tap in taps:
+        for place, tensor in tap.parameters.items():
+            wanted = [tap.d_out] if place.start == tap.d_in else [tap.d_out, place.stop - place.start]
+            if list(tensor.shape) != wanted:
+                raise RecordingError(
+                    f"layer {tap.name!r}: {place.name} has shape {list(tensor.shape)} where its tap says {wanted}.",
+                    hint="A layer is recorded as [W | b], of as many rows as it has outputs.",
+                )
+
+
 def batch_dim_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
     """The axis of a layer's input that is the batch, by the innermost module around it that tells; else None."""
     while name:

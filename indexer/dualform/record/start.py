@@ -28,12 +28,16 @@ class Start:
         self._rule = rule_of(optimizer)
         self.initial: Mapping[str, NDArray[Any]] = state_of(model)
         """Every tensor of the state dict."""
-        self.buffers: Mapping[str, NDArray[Any]] = {}
+        self._parameters = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
+        self.buffers: Mapping[str, NDArray[Any]] = self.buffers_now()
         """The optimizer's buffers, by parameter name, of those that have one."""
-        if self._rule is not None:
-            named = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
-            found = zip(named, buffers_of(optimizer, self._rule, named.values()), strict=True)
-            self.buffers = arrays({name: buffer for name, buffer in found if buffer is not None})
+
+    def buffers_now(self) -> Mapping[str, NDArray[Any]]:
+        """As `buffers`, at this moment."""
+        if self._rule is None:
+            return {}
+        found = zip(self._parameters, buffers_of(self._optimizer, self._rule, self._parameters.values()), strict=True)
+        return arrays({name: buffer for name, buffer in found if buffer is not None})
 
     def header(
         self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]

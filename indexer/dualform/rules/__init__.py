@@ -1,7 +1,7 @@
 """Update rules, one file each: how an optimizer turns gradients into weights.
 
-A new optimizer is a new file here and a line in the table below. A rule is found by the optimizer's own type, by name,
-so that no torch is imported; a subclass may change the update, so it does not count as its base.
+A new linear optimizer is a new file here and a line in the table below. A rule is found by the optimizer's own type, by
+name, so that no torch is imported; a subclass may change the update, so it does not count as its base.
 """
 
 from __future__ import annotations

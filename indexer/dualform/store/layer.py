@@ -6,6 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
+from dualform.errors import NotAMemory
+
+SOURCES = ("rows", "none")
+"""The key sources that this version reads."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -77,7 +82,15 @@ class Layer:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Layer:
-        """The layer that `to_json` described."""
+        """The layer that `to_json` described. Raises NotAMemory for what only a later version can have written."""
+        unread = sorted(fields.keys() - cls.__dataclass_fields__.keys())
+        if fields["source"] not in SOURCES:
+            unread.append(f"source {fields['source']!r}")
+        if unread:
+            raise NotAMemory(
+                f"layer {fields['name']!r} has {', '.join(unread)}, which this version of dualform does not read.",
+                hint="Upgrade dualform: pip install --upgrade dualform.",
+            )
         return cls(**{**fields, "parameters": tuple(_parameter(block) for block in fields["parameters"])})
 
 

@@ -59,6 +59,10 @@ class Snapshot:
         """Frames of the journal that this snapshot holds beyond the last commit."""
         self.torn = opened.torn if opened else False
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
+        self.runs: list[Snapshot] = [self]
+        """The recordings that the memory consists of, in the order of the training (runs.py)."""
+        self.first_steps = [0]
+        """The number that each run's first step has here."""
         self._tables, self._opened = tables, opened
         self._samples = Samples(tables)
         self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
@@ -77,6 +81,10 @@ class Snapshot:
         snapshot = cls(folder, found.manifest, found.tables, found.sources, found)
         snapshot.check_counts()
         return snapshot
+
+    def again(self, cache: SegmentCache | None = None) -> Snapshot:
+        """What the same place holds now. Raises as `open`."""
+        return Snapshot.open(self.path, cache)
 
     @property
     def commits(self) -> int:
@@ -201,10 +209,7 @@ class Snapshot:
                 field="layer",
             )
         entries = self.entries(layer).count
-        of_entry = self._key_rows(found) if found.repeats else None
-        if isinstance(self._tables, MergedTables):
-            order = self._tables.entry_order(layer)
-            of_entry = order if of_entry is None else of_entry[order]
+        of_entry = self._row_of_entry(found)
         keys = Keys(self.sources.get((layer, "keys"), []), found.d_in, entries, of_entry)
         self._require(found, "keys", keys.rows if of_entry is None else len(of_entry))
         return keys
@@ -215,8 +220,8 @@ class Snapshot:
         if not found.values:
             raise NotFound(f"layer {layer!r} was recorded without values.", hint="Record with values=True.")
         sources = self.sources.get((layer, "values"), [])
-        if isinstance(self._tables, MergedTables):
-            return OrderedRows(sources, found.d_out, self._tables.entry_order(layer))
+        if (order := self._row_of_value(found)) is not None:
+            return OrderedRows(sources, found.d_out, order)
         values = Rows(sources, found.d_out)
         self._require(found, "values", values.rows)
         return values
@@ -268,6 +273,18 @@ class Snapshot:
         if rows != entries:
             shard = self.path / self.manifest.shards[0].folder
             raise Damaged(f"{shard}: layer {layer.name!r} has {rows} {kind} for {entries} slots.")
+
+    def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
+        """int64[H]: the row of each entry's key; None where row and entry are the same."""
+        of_entry = self._key_rows(layer) if layer.repeats else None
+        if isinstance(self._tables, MergedTables):
+            order = self._tables.entry_order(layer.name)
+            return order if of_entry is None else of_entry[order]
+        return of_entry
+
+    def _row_of_value(self, layer: Layer) -> NDArray[np.int64] | None:
+        """As `_row_of_entry`, of the layer's values."""
+        return self._tables.entry_order(layer.name) if isinstance(self._tables, MergedTables) else None
 
     def _key_rows(self, layer: Layer) -> NDArray[np.int64]:
         if isinstance(self._tables, MergedTables):

@@ -20,7 +20,7 @@ from dualform.errors import AlreadyExists, NotAMemory
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
-from dualform.store.durable import sync_folder
+from dualform.store.durable import checksum, sync_folder
 from dualform.store.gathered import Gathered
 from dualform.store.increment import summed
 from dualform.store.journal import JournalWriter
@@ -161,9 +161,13 @@ class Writer:
         self._journaled, self._journaled_bytes = [], 0
         self._durable_at = time.monotonic()
 
-    def set_final(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Store the weights as the training left them, under the names of the model's state dict."""
+    def set_final(self, weights: Mapping[str, NDArray[Any]], buffers: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Store the weights as the training left them, under the names of the model's state dict.
+
+        `buffers`: those that the optimizer had by then, by parameter name, of which a checksum is kept.
+        """
         self._set_weights("final", weights)
+        self.manifest.buffers = {name: checksum(array.tobytes()) for name, array in (buffers or {}).items()}
         self._write_manifest()
 
     def add_probe(

@@ -12,7 +12,7 @@ from dualform.errors import BadInput, Inexact, NotFound
 from dualform.rules import Coefficients, Settings, Update, named
 from dualform.store.snapshot import Snapshot
 
-__all__ = ["Coefficients", "coefficients"]
+__all__ = ["Coefficients", "coefficients", "updates"]
 
 
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -> Coefficients:
@@ -28,7 +28,7 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -
     rule = named(memory.rule)
     if rule is None:
         raise Inexact(f"there is no update rule for {memory.optimizer}.", field="layer")
-    return rule.coefficients(_updates(memory, parameter, stop), stop, parameter in memory.momentum())
+    return rule.coefficients(updates(memory, parameter, stop), stop, parameter in memory.momentum())
 
 
 def _check_parameter(memory: Snapshot, parameter: str) -> None:
@@ -37,7 +37,7 @@ def _check_parameter(memory: Snapshot, parameter: str) -> None:
         raise NotFound(f"{parameter!r} is no recorded parameter.", hint=f"Recorded are {', '.join(known)}.")
 
 
-def _updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:
+def updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:
     """The updates of a parameter at the steps before `stop`, in order."""
     log = _LOGS.get(memory)
     if log is None:

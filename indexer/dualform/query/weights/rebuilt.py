@@ -35,7 +35,9 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Rebuilt:
+class RebuiltWeights:
+    """A layer's weights and biases under a mask, as of a step."""
+
     weight: Doubles
     """float64[d_out, d_in]."""
     bias: Doubles | None
@@ -71,7 +73,7 @@ def rebuild(
     allow_inexact: bool,
     check: Check,
     partners: Mapping[str, Selection] | None = None,
-) -> Rebuilt:
+) -> RebuiltWeights:
     """The weights as the selected slots leave them, with the standing term where the record is not exact.
 
     `partners`: by layer, the entries that stay of other layers that hold the same parameters. Raises Inexact as
@@ -95,7 +97,7 @@ def _rebuild(
     grade: Grade,
     check: Check,
     partners: Mapping[str, Selection] | None,
-) -> Rebuilt:
+) -> RebuiltWeights:
     parameters = build(view, layer, selection, at_step, check, partners)
     standing = 0.0
     at_end = at_step is None or at_step == view.snapshot.steps
@@ -189,7 +191,7 @@ def _initial(view: View, layer: Layer, parameter: str, at_step: int | None) -> D
     return standing
 
 
-def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, standing: float) -> Rebuilt:
+def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, standing: float) -> RebuiltWeights:
     """The parameters in their places of [W | b]; those that are weights as parts of it."""
     weight = np.empty((layer.d_out, layer.d_in))
     placed = dict(parameters)
@@ -197,7 +199,7 @@ def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, stand
         weight[:, place.start : place.stop] = parameters[place.name]
         placed[place.name] = weight[:, place.start : place.stop]
     biases = [parameters[place.name] for place in layer.biases]
-    return Rebuilt(weight, np.sum(biases, axis=0) if biases else None, placed, grade, standing)
+    return RebuiltWeights(weight, np.sum(biases, axis=0) if biases else None, placed, grade, standing)
 
 
 def _way(view: View, layer: Layer) -> dict[str, Doubles]:

@@ -98,7 +98,7 @@ def check(
     return expression
 
 
-def require_said(
+def require_values(
     layer: str,
     space: SlotSpace,
     spaces: Collection[SlotSpace],
