@@ -82,7 +82,8 @@ class Updates:
     def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]], fresh: bool = False) -> bool:
         """Take a step's slots, (layer, keys, errors) for each call, as gradients that the next update uses.
 
-        `fresh`: gradients of earlier steps were gone when the first of this step's arrived. False where NaN or infinity may be among them.
+        `fresh`: gradients of earlier steps were gone when the first of this step's arrived. False where NaN or
+        infinity may be among them.
         """
         self._unused.append(step)
         valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]

@@ -51,11 +51,15 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     if (name := _name(layer, known)) != "off" and not seams:
         unseen = _unseen(view, layer, known, stop)
         return Grade("off", error, rounding, *unseen) if unseen else Grade(name, error, rounding)
-    if not math.isfinite(error):
-        return Grade("off", since=seams[0].step if seams else None, reason=_first_of(seams) or f"{_UNMEASURED}.")
+    if not math.isfinite(error) and seams:
+        return Grade("off", since=seams[0].step, reason=_first_of(seams))
+    if math.isnan(error) and not _defects(view, layer, stop):
+        return Grade("off", reason=f"{_UNMEASURED}.")
     jumps = [step for reading in known if (step := reading.of.jump(reading.row)) is not None]
     since = min(jumps, default=None)
     reason = _first_of([seam for seam in seams if seam.step == since]) or _reason(view, layer, stop, since)
+    if not math.isfinite(error):  # no way to hold the distance against, or nothing there to look at
+        return Grade("off", since=since, reason=reason)
     return Grade("off", error, rounding, since, reason)
 
 
