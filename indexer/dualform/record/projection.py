@@ -68,7 +68,7 @@ class Directions:
             return self._project_by_torch(matrix)
         own = matrix if matrix.stride(1) == 1 else matrix.contiguous()
         out = np.empty((len(own), DIRECTIONS))
-        kernels.project(own.data_ptr(), *own.shape, own.stride(0), self._address, out.ctypes.data)
+        kernels.project(own.data_ptr(), len(own), own.shape[1], own.stride(0), self._address, out.ctypes.data)
         return out
 
     def add_outer(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:
