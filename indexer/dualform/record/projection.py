@@ -68,8 +68,7 @@ class Directions:
             return self._project_by_torch(matrix)
         own = matrix if matrix.stride(1) == 1 else matrix.contiguous()
         out = np.empty((len(own), DIRECTIONS))
-        rows, columns = own.shape
-        kernels.project(own.data_ptr(), rows, columns, own.stride(0), self._address, out.ctypes.data)
+        kernels.project(own.data_ptr(), len(own), own.shape[1], own.stride(0), self._address, out.ctypes.data)
         return out
 
     def add_outer(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:

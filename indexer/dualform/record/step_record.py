@@ -92,7 +92,10 @@ class StepRecord:
         """The calls of a layer whose gradient arrived, in forward order. Where reentrant checkpointing runs calls of
         one layer again, that is the order of the second run.
         """
-        return [signal for _, signal in sorted(self._signals.get(layer, {}).items())]
+        signals = self._signals.get(layer, {})
+        if len(signals) == 1:
+            return list(signals.values())
+        return [signal for _, signal in sorted(signals.items())]
 
     def _kept(self, tap: Tap, error: Tensor) -> Tensor | None:
         """Where values are not wanted, only what holds NaN or infinity is kept."""
@@ -100,6 +103,8 @@ class StepRecord:
 
 
 def _owned(tensor: Tensor, width: int) -> Tensor:
+    if tensor.dtype == torch.float32 and tensor.is_cpu and tensor.dim() == 2:
+        return tensor.clone(memory_format=torch.contiguous_format)
     copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32)
     return copied.copy_(tensor.reshape(-1, width))
 
