@@ -112,11 +112,14 @@ class View:
         expression = mask.check(space, spaces, where, self.datasets)
 
         def made() -> Selection:
-            mask.require_said(layer.name, space, spaces, entries.slots, expression)
+            mask.require_said(layer.name, space, spaces, entries.slots, expression.valued)
             key = ("mask", layer.space, expression.identity)
             stays = self.cache.get(key, lambda: _Mask(mask.select(space, expression))).slots
             own = stays if entries.slots is None else stays[entries.slots]
-            return Selection(within + expression.identity, own)
+            selection = Selection(within + expression.identity, own)
+            if not selection.count:  # NOT (x IS NULL), and whatever else comes to the same
+                mask.require_said(layer.name, space, spaces, entries.slots, expression.columns)
+            return selection
 
         return self.cache.get(("selection", *whose, expression.identity), made)
 

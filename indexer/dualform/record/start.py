@@ -28,6 +28,8 @@ class Start:
         self._rule = rule_of(optimizer)
         self.initial: Mapping[str, NDArray[Any]] = state_of(model)
         """Every tensor of the state dict."""
+        self.aliases = aliases_of(model, taps)
+        """Further names of recorded parameters in the state dict -> the name they are recorded under."""
         self.buffers: Mapping[str, NDArray[Any]] = {}
         """The optimizer's buffers, by parameter name, of those that have one."""
         if self._rule is not None:
@@ -48,6 +50,7 @@ class Start:
             initial=self.initial,
             momentum=self.buffers,
             label_names=label_names,
+            aliases=self.aliases,
         )
 
 
@@ -59,6 +62,16 @@ def name_tied_weights_alike(taps: Sequence[Tap]) -> None:
             replace(place, name=names.setdefault(id(tensor), place.name)): tensor
             for place, tensor in tap.parameters.items()
         }
+
+
+def aliases_of(model: nn.Module, taps: Sequence[Tap]) -> dict[str, str]:
+    """Names of the state dict under which it holds a recorded parameter once more -> the recorded name.
+
+    A name counts where it holds the very same tensor object: a copy with the same numbers is a parameter of its own.
+    """
+    recorded = {id(tensor): place.name for tap in taps for place, tensor in tap.parameters.items()}
+    state = model.state_dict(keep_vars=True)
+    return {name: recorded[id(t)] for name, t in state.items() if recorded.get(id(t), name) != name}
 
 
 def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype) -> Layer:

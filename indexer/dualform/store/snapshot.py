@@ -51,7 +51,7 @@ class Snapshot:
         """`opened`: what was found in a folder; None for a snapshot that memory holds."""
         self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
-        self.skipped = manifest.skipped
+        self.skipped, self.aliases = manifest.skipped, manifest.aliases
         self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
         self.spaces = list(manifest.spaces)
         self.sources = sources

@@ -43,7 +43,7 @@ def state_dict(
     _require_all(view, at_step, allow_inexact)
     rebuilt = _recorded(view, where, at_step, allow_inexact, check)
     arrays = dict(rebuilt.arrays)
-    arrays |= {name: arrays[known] for name, known in _other_names(view, arrays).items()}
+    arrays |= {name: arrays[known] for name, known in view.snapshot.aliases.items() if known in arrays}
     others = {name: np.array(array) for name, array in view.stored_weights("final").items() if name not in arrays}
     if others and (where is not None or at_step is not None):
         warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=6)
@@ -83,21 +83,3 @@ def _recorded(
         arrays |= {part: parameter.astype(np.float32) for part, parameter in rebuilt.parameters.items()}
         grades[name], standing[name] = rebuilt.grade, rebuilt.standing
     return Network(arrays, (), grades, standing, kept)
-
-
-def _other_names(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-    """Further names of recorded parameters -> the name they were recorded under.
-
-    A state dict names a tied weight twice. Two entries that are the same to the bit before and after a training that
-    moved them are one tensor.
-    """
-    initial, final = view.stored_weights("initial"), view.stored_weights("final")
-    moved = [name for name in arrays if not np.array_equal(initial[name], final.get(name, initial[name]))]
-    found: dict[str, str] = {}
-    for other in final:
-        if other in arrays or other not in initial:
-            continue
-        for name in moved:
-            if np.array_equal(initial[other], initial[name]) and np.array_equal(final[other], final[name]):
-                found[other] = name
-    return found
