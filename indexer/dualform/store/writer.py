@@ -79,7 +79,8 @@ class Writer:
     ) -> None:
         """Creates the memory of so many `shards`, or one of its further shards; weights are the first one's to write.
 
-        `aliases`: as in the manifest. `settings`: DuckDB types of those that the update rule names; others get their columns when they are first seen.
+        `settings`: DuckDB types of those that the update rule names; others get their columns when they are first seen.
+        `aliases`: as in the manifest.
         `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already,
         NotAMemory where a further shard comes before the first.
         """
