@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -42,8 +40,6 @@ class View:
         self.backend = backend
         self.cache = Cache(cache_bytes)
         self.tally = tally or Tally()
-        # A connection that outlives the interpreter makes DuckDB's binding print pages of "leaked" at exit.
-        weakref.finalize(self, snapshot.close)
 
     @property
     def path(self) -> Path:
@@ -57,17 +53,11 @@ class View:
         """In the order of the layers that use them."""
         return list(dict.fromkeys(layer.space for layer in self.snapshot.layers.values()))
 
-    def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
-        return self.snapshot.tables(space)
-
     def count(self, space: str) -> int:
         return self.snapshot.count(space)
 
     def columns(self, space: str) -> dict[str, str]:
         return self.snapshot.columns(space)
-
-    def column(self, space: str, name: str) -> NDArray[Any]:
-        return self.snapshot.column(space, name)
 
     def slots_of(self, layer: Layer, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[n]: the slot, in the layer's space, of each of n entries of the layer."""
