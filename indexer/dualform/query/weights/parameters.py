@@ -14,7 +14,8 @@ from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
-from dualform.query.weights.rebuilt import check_step, rebuild
+from dualform.query.weights.rebuilt import rebuild
+from dualform.questions.arguments import check_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +40,16 @@ def state_dict(
     Warns of what is not recorded where the question is not about the end. Raises Inexact where a recorded layer cannot
     be rebuilt well enough, EmptyMask where no slot is left.
     """
-    check_step(view, at_step)
+    check_step(at_step, view.snapshot.steps)
     _require_all(view, at_step, allow_inexact)
     rebuilt = _recorded(view, where, at_step, allow_inexact, check)
     arrays = dict(rebuilt.arrays)
     arrays |= {name: arrays[known] for name, known in view.snapshot.aliases.items() if known in arrays}
     others = {name: np.array(array) for name, array in view.stored_weights("final").items() if name not in arrays}
     if others and (where is not None or at_step is not None):
-        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=6)
+        warnings.warn(
+            f"not recorded, so they stand as at the end of the training: {', '.join(sorted(others))}.", stacklevel=6
+        )
     return Network({**arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
