@@ -40,6 +40,8 @@ class Tied(nn.Module):
         self.again.layer = self.layer
         self.register_buffer("shown", None)
         self._buffers["shown"] = self.layer.weight
+        self.register_buffer("kept_out", None, persistent=False)
+        self._buffers["kept_out"] = self.layer.weight
 
     def forward(self, x):
         return self.last(torch.tanh(self.again.layer(torch.tanh(self.layer(x)))))
@@ -66,6 +68,7 @@ def test_a_tensor_has_each_of_its_names(tmp_path):
     assert Snapshot.open(tmp_path / "m").aliases == aliases
     found = trained.engine.weights("sample < 100")
     assert found.not_recorded == ()
+    assert found.arrays.keys() == trained.model.state_dict().keys()
     assert not np.array_equal(found.arrays["layer.weight"], trained.history[-1]["layer.weight"].numpy())
     for other, name in aliases.items():
         assert np.array_equal(found.arrays[other], found.arrays[name])
