@@ -33,9 +33,7 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
 def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
     """Every parameter and buffer under the model's own name. See parameters.state_dict."""
     began = time.perf_counter()
-    masks = question.where
-    for space in masks if isinstance(masks, Mapping) else ():
-        check_space(view, space)
+    masks = None if question.where is None else _masks(view, question.where)
     network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
     return Weights(
         arrays=_ordered(view, network.arrays),
@@ -69,6 +67,7 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
 
 
 def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str]:
+    """The masks as they are. Raises NotFound for one of a space that does not exist."""
     for space in where if isinstance(where, Mapping) else ():
         check_space(view, space)
     return where

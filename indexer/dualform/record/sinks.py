@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -41,6 +41,8 @@ class Header:
     momentum: Mapping[str, NDArray[Any]]
     """Momentum buffers that existed by then, by parameter name."""
     label_names: Mapping[str, Sequence[str]]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of recorded parameters in the state dict -> the name they are recorded under."""
 
 
 class Sink(Protocol):
@@ -99,6 +101,7 @@ class StoreSink:
             initial=header.initial,
             momentum=header.momentum,
             label_names=header.label_names,
+            aliases=header.aliases,
             settings=settings_of(header.rule),
         )
         self._thread.when_idle = self._writer.tick

@@ -90,6 +90,8 @@ class Manifest:
     """Rows and layers of each probe."""
     buffers: dict[str, str] = field(default_factory=dict)
     """By parameter, the checksum of the buffer that the optimizer had when the recorder left, where it had one."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of recorded parameters in the state dict -> the name they are recorded under: tied weights."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -115,6 +117,7 @@ class Manifest:
             "files": {name: vars(mark) for name, mark in sorted(self.files.items())},
             "probes": self.probes,
             "buffers": self.buffers,
+            "aliases": self.aliases,
             "recording": self.recording,
         }
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
@@ -162,6 +165,7 @@ class Manifest:
             files={name: FileMark(**mark) for name, mark in fields["files"].items()},
             probes=fields["probes"],
             buffers=fields.get("buffers", {}),
+            aliases=fields.get("aliases", {}),  # older files of this format have none
             recording=fields["recording"],
             format=fields["format"],
         )

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -31,15 +29,12 @@ from dualform.store.rows import Keys, OrderedRows, Rows, SegmentCache
 from dualform.store.samples import Samples, as_numpy
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.space import Space
-from dualform.store.tables import TABLES, quoted
 from dualform.store.weights import read_weights
 
 __all__ = ["Snapshot", "as_numpy"]
 
 Sources = Mapping[tuple[str, str], Sequence[KeySource]]
 """Where rows come from, in order, by (layer, "keys" or "values")."""
-_LARGE = {"key_rows", "entries", "segments"}
-"""Tables that no statement of ours is about."""
 
 
 class Snapshot:
@@ -51,7 +46,7 @@ class Snapshot:
         """`opened`: what was found in a folder; None for a snapshot that memory holds."""
         self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
-        self.skipped = manifest.skipped
+        self.skipped, self.aliases = manifest.skipped, manifest.aliases
         self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
         self.spaces = list(manifest.spaces)
         self.sources = sources
@@ -67,8 +62,6 @@ class Snapshot:
         self._samples = Samples(tables)
         self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
         self._entries: dict[str, Entries] = {}
-        self._database: duckdb.DuckDBPyConnection | None = None
-        self._loading = Lock()
 
     @classmethod
     def open(cls, path: str | Path, cache: SegmentCache | None = None) -> Snapshot:
@@ -160,10 +153,6 @@ class Snapshot:
         """From one entry a datapoint to one a slot."""
         return self._spaces[space].spread(per_datapoint)
 
-    def datapoints(self, space: str) -> NDArray[np.bool_] | None:
-        """bool[samples]: which datapoints have a slot of the space; None where all have."""
-        return self._spaces[space].datapoints()
-
     def table(self, name: str) -> pa.Table:
         """A table other than slots, for example steps, factors or defects."""
         return whole(self._tables, name)
@@ -172,22 +161,6 @@ class Snapshot:
         """Several tables, read at once."""
         with self._tables.reading():
             return {name: self.table(name) for name in names}
-
-    def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
-        """A cursor on the tables of the optimizer's log and the like, in memory; slots are not among them."""
-        with self._loading:
-            if self._database is None:
-                self._database = duckdb.connect(":memory:")
-                for name, rows in self.whole_tables(name for name in TABLES if name not in _LARGE).items():
-                    self._database.register("loaded", rows)
-                    self._database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM loaded")
-                    self._database.unregister("loaded")
-            return self._database.cursor()
-
-    def close(self) -> None:
-        """Let go of the tables in memory; a later question loads them again."""
-        with self._loading:
-            self._database = None
 
     def entries(self, layer: str) -> Entries:
         """The slots that a layer has."""

@@ -70,6 +70,7 @@ class Writer:
         initial: Mapping[str, NDArray[Any]],
         momentum: Mapping[str, NDArray[Any]],
         label_names: Mapping[str, Sequence[str]],
+        aliases: Mapping[str, str] | None = None,
         settings: ColumnTypes = SETTINGS,
         shard_number: int = 0,
         shards: int = 1,
@@ -79,6 +80,7 @@ class Writer:
         """Creates the memory of so many `shards`, or one of its further shards; weights are the first one's to write.
 
         `settings`: DuckDB types of those that the update rule names; others get their columns when they are first seen.
+        `aliases`: as in the manifest.
         `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already,
         NotAMemory where a further shard comes before the first.
         """
@@ -103,6 +105,7 @@ class Writer:
             reason=reason,
             spaces=spaces,
             columns=first_columns(spaces, settings),
+            aliases=dict(aliases or {}),
             shards=[self._shard, *([] if shard_number else [Shard(shard_folder(n)) for n in range(1, shards)])],
         )
         self._database = self._folder / shard.FILE

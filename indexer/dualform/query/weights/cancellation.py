@@ -15,9 +15,9 @@ import numpy as np
 from dualform.query.score.bound import norms
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
-from dualform.query.weights.rebuilt import check_step
 from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
 from dualform.query.where.mask import Selection
+from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 
 
@@ -28,7 +28,7 @@ def cancellation(
 
     Raises Inexact as `require` says.
     """
-    check_step(view, at_step)
+    check_step(at_step, view.snapshot.steps)
     require(view, layer, at_step, allow_inexact)
     key = ("cancellation", layer.name, selection.identity, at_step)
     return view.cache.get(key, lambda: _Figure(_measure(view, layer, selection, at_step, check))).value

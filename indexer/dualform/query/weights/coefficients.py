@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 
 import pyarrow.compute as pc
 
-from dualform.errors import BadInput, Inexact, NotFound
+from dualform.errors import Inexact, NotFound
+from dualform.questions.arguments import check_step
 from dualform.rules import Coefficients, Settings, Update, named
 from dualform.store.snapshot import Snapshot
 
@@ -22,9 +23,8 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -
     optimizer has no update rule. Whether the layer is exact is for the caller to ask.
     """
     _check_parameter(memory, parameter)
+    check_step(at_step, memory.steps)
     stop = memory.steps if at_step is None else at_step
-    if not 0 <= stop <= memory.steps:
-        raise BadInput(f"at_step is {stop}.", hint=f"The memory holds steps 0 to {memory.steps}.", field="at_step")
     rule = named(memory.rule)
     if rule is None:
         raise Inexact(f"there is no update rule for {memory.optimizer}.", field="layer")

@@ -29,6 +29,7 @@ from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where.mask import Selection
+from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer, Parameter
 
 Doubles = NDArray[np.float64]
@@ -54,17 +55,6 @@ class RebuiltWeights:
         return self.weight.nbytes + sum(p.nbytes for p in self.parameters.values() if p.ndim == 1)
 
 
-def check_step(view: View, at_step: int | None) -> None:
-    """Raises BadInput for a step that was not recorded."""
-    steps = view.snapshot.steps
-    if at_step is not None and not 0 <= at_step <= steps:
-        raise BadInput(
-            f"at_step is {at_step}, and {steps} steps were recorded.",
-            hint=f"Ask for 0 (the initial network) to {steps} (the end).",
-            field="at_step",
-        )
-
-
 def rebuild(
     view: View,
     layer: Layer,
@@ -79,7 +69,7 @@ def rebuild(
     `partners`: by layer, the entries that stay of other layers that hold the same parameters. Raises Inexact as
     `require` says.
     """
-    check_step(view, at_step)
+    check_step(at_step, view.snapshot.steps)
     grade = require(view, layer, at_step, allow_inexact)
     key = ("weights", layer.name, selection.identity, _identity(partners), at_step)
     return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, grade, check, partners))
