@@ -143,7 +143,7 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     return scores
 
 
-# What the recorder calls at every step of a training. These take bare addresses, as exact.c says, and check nothing.
+# What the recorder calls at every step of a training. These take bare addresses, as measures.c says, and check nothing.
 
 
 def project(matrix: int, rows: int, columns: int, apart: int, directions: int, out: int) -> None:

@@ -1,8 +1,9 @@
 /* The loops that every key of every question passes through. Python calls them without its lock (see __init__.py).
 
-   codes.c    float32 keys -> 8-bit codes and what they leave out
-   screen.c   which rows can be among the k best, by the codes alone
-   exact.c    canonical scores, as query/score/canonical.py defines them; and what the recorder measures at every step
+   codes.c     float32 keys -> 8-bit codes and what they leave out
+   screen.c    which rows can be among the k best, by the codes alone
+   exact.c     canonical scores, as query/score/canonical.py defines them
+   measures.c  what the recorder measures at every step
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
    multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register. */

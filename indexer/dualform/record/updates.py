@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isnan
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,8 @@ class Updates:
         if valued and self._rule is not None:
             self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
         self._live = None if model is None else LiveTensors(model, (parameter.name for parameter in self._parameters))
+        self._tensors = [parameter.tensor for parameter in self._parameters]
+        """Those that stand in the parameters' places now."""
         self._joined: set[int] = set()
         """Parameters of layers that have slots, by index."""
         self._joined_names: set[str] = set()
@@ -134,7 +137,7 @@ class Updates:
         """The optimizer has written the weights."""
         if self._watch is not None and self._rule is not None:
             self._watch.updated()
-            self._buffers = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
+            self._buffers = buffers_of(self._optimizer, self._rule, self._tensors)
 
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
@@ -175,6 +178,7 @@ class Updates:
                 parameter.lost, what = True, "is no tensor of its shape any more"
             else:
                 parameter.tensor, what = now, "was replaced by another tensor"
+                self._tensors[index] = now
             if self._watch is not None:
                 self._watch.follow(index)
             for layer in self._layers_of(parameter):
@@ -241,7 +245,9 @@ class Updates:
         """Note buffers that are not those that the last update left: an optimizer's state cleared or loaded."""
         if self._buffers is None or self._rule is None:
             return
-        now = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
+        now = buffers_of(self._optimizer, self._rule, self._tensors)
+        if all(map(is_, now, self._buffers)):
+            return
         for parameter, buffer, before in zip(self._parameters, now, self._buffers, strict=True):
             for layer in () if buffer is before else self._layers_of(parameter):
                 what = "cleared" if buffer is None else "replaced"
