@@ -26,7 +26,6 @@ from dualform.questions import (
     ProbeLookup,
     QueriesLike,
     Question,
-    Score,
     SlotLookup,
     SqlStatement,
     TopK,
@@ -79,7 +78,7 @@ class _Methods:
         k: int = 10,
         where: str | None = None,
         by: str | Sequence[str] | None = None,
-        score: Score = "signed",
+        score: str = "signed",
     ) -> TopK:
         """Hits: the k slots that each query attends to most, or the k of each group.
 
@@ -95,7 +94,7 @@ class _Methods:
         queries: QueriesLike,
         by: str | Sequence[str],
         where: str | None = None,
-        score: Score = "signed",
+        score: str = "signed",
     ) -> GroupSum:
         """GroupSums: the sum of scores, or of their absolute values, that each query gives to each group.
 

@@ -18,7 +18,7 @@ from dualform_proto.v1 import dualform_pb2 as pb
 def encode_hits(hits: Hits) -> pb.TopKResponse:
     return pb.TopKResponse(
         ids=encode_numbers(hits.ids.astype(np.int64, copy=False)),
-        scores=encode_numbers(hits.weights.astype(np.float32, copy=False)),
+        scores=encode_numbers(hits.flat_scores.astype(np.float32, copy=False)),
         counts=encode_matrix(hits.counts.astype(np.int64, copy=False)),
         groups=None if hits.groups is None else encode_groups(hits.by, hits.groups),
         scan=encode_scan(hits.scan),
@@ -36,7 +36,7 @@ def decode_hits(message: pb.TopKResponse) -> Hits:
     return Hits(
         space=message.space,
         ids=decode_numbers(message.ids, np.int64, "ids", hits),
-        weights=decode_numbers(message.scores, np.float32, "scores", hits),
+        flat_scores=decode_numbers(message.scores, np.float32, "scores", hits),
         counts=counts,
         groups=groups,
         by=by,

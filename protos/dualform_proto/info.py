@@ -22,6 +22,7 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         datasets=_counts(info.datasets),
         columns=_remarks(info.columns),
         probes=[pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers) for probe in info.probes],
+        cut_off=info.cut_off,
     )
 
 
@@ -38,6 +39,7 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         datasets=_decode_counts(message.datasets),
         columns=_decode_remarks(message.columns),
         probes=tuple(ProbeInfo(probe.name, probe.rows, tuple(probe.layers)) for probe in message.probes),
+        cut_off=message.cut_off,
     )
 
 

@@ -16,7 +16,6 @@ from dualform.questions import (
     ProbeLookup,
     ProbeRows,
     Queries,
-    Score,
     SlotKeys,
     SlotLookup,
     SqlStatement,
@@ -26,8 +25,8 @@ from dualform.questions import (
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.v1 import dualform_pb2 as pb
 
-SCORES: dict[Score, pb.Score.ValueType] = {"signed": pb.SCORE_SIGNED, "abs": pb.SCORE_ABS}
-_SCORE_NAMES: dict[int, Score] = {pb.SCORE_UNSPECIFIED: "signed", **{value: name for name, value in SCORES.items()}}
+SCORES: dict[str, pb.Score.ValueType] = {"signed": pb.SCORE_SIGNED, "abs": pb.SCORE_ABS}
+_SCORE_NAMES: dict[int, str] = {pb.SCORE_UNSPECIFIED: "signed", **{value: name for name, value in SCORES.items()}}
 
 
 def encode_topk(question: TopK) -> pb.TopKRequest:
@@ -37,7 +36,8 @@ def encode_topk(question: TopK) -> pb.TopKRequest:
         k=_int64(question.k, "k"),
         where=_optional_text(question.where, "where"),
         by=[_text(name, "by") for name in question.by],
-        score=SCORES[question.score],
+        score=SCORES.get(question.score, pb.SCORE_NAMED),
+        score_name="" if question.score in SCORES else _text(question.score, "score"),
     )
 
 
@@ -48,7 +48,7 @@ def decode_topk(message: pb.TopKRequest) -> TopK:
         k=message.k,
         where=message.where if message.HasField("where") else None,
         by=tuple(message.by),
-        score=_decode_score(message.score),
+        score=_decode_score(message),
     )
 
 
@@ -58,7 +58,8 @@ def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
         queries=encode_queries(question.queries),
         by=[_text(name, "by") for name in question.by],
         where=_optional_text(question.where, "where"),
-        score=SCORES[question.score],
+        score=SCORES.get(question.score, pb.SCORE_NAMED),
+        score_name="" if question.score in SCORES else _text(question.score, "score"),
     )
 
 
@@ -68,7 +69,7 @@ def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
         queries=decode_queries(message.queries),
         by=tuple(message.by),
         where=message.where if message.HasField("where") else None,
-        score=_decode_score(message.score),
+        score=_decode_score(message),
     )
 
 
@@ -198,10 +199,12 @@ def decode_probe(message: pb.ProbeRequest) -> ProbeLookup:
     return ProbeLookup(message.name, message.layer if message.HasField("layer") else None)
 
 
-def _decode_score(score: int) -> Score:
-    if score not in _SCORE_NAMES:
-        raise BadInput(f"score is {score}, which this version does not know.", field="score")
-    return _SCORE_NAMES[score]
+def _decode_score(message: pb.TopKRequest | pb.GroupSumRequest) -> str:
+    if message.score == pb.SCORE_NAMED:
+        return message.score_name
+    if message.score not in _SCORE_NAMES:
+        raise BadInput(f"score is {message.score}, which this version does not know.", field="score")
+    return _SCORE_NAMES[message.score]
 
 
 def _text(value: str, field: str) -> str:

@@ -1,8 +1,8 @@
-"""Small questions of one kind, asked at the same time, share one scan: 64 queries in one cost a few times one, not 64.
+"""Small questions of one kind that are asked at the same time share one scan.
 
-A kind is everything but the queries: layer, mask, groups, k, score. Where no scan of a kind is under way, a question is
-asked at once; those that come while one is go together in the next. Answers are canonical, so each asker gets what it
-would have got alone.
+A scan with 64 queries costs a few times as much as one with a single query, not 64 times. A kind is everything but the
+queries: layer, mask, groups, k, score. If no scan of its kind is running, a question is asked at once; questions that
+come while one is running share the next. Answers are canonical, so each asker gets what it would have got alone.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from dualform_service.sharing import Kind, Shareable, bytes_expected, bytes_of, 
 QUERIES = 128
 """Most queries that share a scan."""
 ANSWER_BYTES = 64 * 2**20
-"""Most bytes that the answers of one scan take together, as far as its kind's last answer tells."""
+"""Most bytes that the answers of one scan take together, estimated from the last answer of its kind."""
 LINGER = 0.03
-"""Most seconds that a kind waits for those who were about in its last scan to ask again. What this and the share below
-bring: `make bench ONLY=serving`, with other values here."""
+"""Most seconds that a kind waits for the askers of its last scan to ask again. `make bench ONLY=serving` measures what
+this and the share below bring."""
 LINGER_SHARE = 0.75
-"""Most of that scan's own time that the wait takes."""
+"""Most of that scan's own time that the wait may take."""
 
 
-class Asks(Protocol):
+class Engine(Protocol):
+    """Whatever answers the questions."""
+
     def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any: ...
 
 
 @dataclass(eq=False)
-class _Asker:
+class _PendingQuestion:
     question: Shareable
     deadline: Deadline
     answered: threading.Event = field(default_factory=threading.Event)
@@ -47,25 +49,25 @@ class _Asker:
 
 
 @dataclass(eq=False)
-class _Line:
-    """Those who wait for the next scan of a kind. It exists while one of its scans is under way or about to be."""
+class _Queue:
+    """The questions that wait for the next scan of a kind. It exists while such a scan runs or is about to begin."""
 
     kind: Kind
     bytes_a_query: float | None
-    """None before the first answer of a kind whose answers' size only the engine knows: that one is asked alone."""
-    waiting: list[_Asker] = field(default_factory=list)
+    """None until the first answer, if only the engine knows how large answers of this kind are: it is asked alone."""
+    waiting: list[_PendingQuestion] = field(default_factory=list)
     expected: int = 0
-    """Askers whose coming ends a wait."""
+    """A wait ends once so many questions have come."""
 
 
 class Batches:
     """Asks an engine from many threads; at most `scans` at once, each of another kind."""
 
-    def __init__(self, engine: Asks, scans: int) -> None:
+    def __init__(self, engine: Engine, scans: int) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._joined = threading.Condition(self._lock)
-        self._lines: dict[Kind, _Line] = {}
+        self._queues: dict[Kind, _Queue] = {}
         self._scans = ThreadPoolExecutor(scans, thread_name_prefix="dualform-batch")
 
     def ask(self, question: Shareable, kind: Kind, deadline: Deadline) -> Any:
@@ -73,101 +75,101 @@ class Batches:
 
         Raises what the engine raises to this question, and TimedOut or Cancelled at the deadline.
         """
-        asker = _Asker(question, deadline)
+        asker = _PendingQuestion(question, deadline)
         deadline.on_end(asker.answered.set)
         with self._lock:
-            line = self._lines.get(kind)
-            if line is None:
-                line = self._lines[kind] = _Line(kind, bytes_expected(question))
-                self._begin(line)
-            line.waiting.append(asker)
-            if len(line.waiting) == line.expected:
+            queue = self._queues.get(kind)
+            if queue is None:
+                queue = self._queues[kind] = _Queue(kind, bytes_expected(question))
+                self._begin(queue)
+            queue.waiting.append(asker)
+            if len(queue.waiting) == queue.expected:
                 self._joined.notify_all()
         asker.answered.wait(deadline.remaining())
         if asker.error is not None:
             raise asker.error
         if asker.answer is None:
             with self._lock:
-                if asker in line.waiting:
-                    line.waiting.remove(asker)
+                if asker in queue.waiting:
+                    queue.waiting.remove(asker)
             raise deadline.error()
         return asker.answer
 
     def waiting(self) -> int:
         """Questions that wait for their scan to begin."""
         with self._lock:
-            return sum(len(line.waiting) for line in self._lines.values())
+            return sum(len(queue.waiting) for queue in self._queues.values())
 
     def close(self) -> None:
         """Returns when no scan is under way. Those whose askers have gone end soon."""
         self._scans.shutdown()
 
-    def _begin(self, line: _Line) -> None:
-        """A turn in the queue of scans. Where there is none to be had, raises and ends the line; the lock is held."""
+    def _begin(self, queue: _Queue) -> None:
+        """Submit the next scan. If that fails, ends the queue and raises. The caller must hold the lock."""
         try:
-            self._scans.submit(self._scan, line)
+            self._scans.submit(self._scan, queue)
         except BaseException:
-            self._end(line)
+            self._end(queue)
             raise
 
-    def _end(self, line: _Line) -> None:
-        if self._lines.get(line.kind) is line:  # what was refused a turn may have got one all the same
-            del self._lines[line.kind]
+    def _end(self, queue: _Queue) -> None:
+        if self._queues.get(queue.kind) is queue:  # a scan whose submission raised may run all the same
+            del self._queues[queue.kind]
 
-    def _scan(self, line: _Line) -> None:
-        """One scan of a kind, and a turn in the queue of scans for the next where there are askers for one."""
+    def _scan(self, queue: _Queue) -> None:
+        """Run one scan of a kind, and submit the next if questions wait for it."""
         with self._lock:
-            askers = self._next(line)
+            askers = self._next(queue)
         if askers:
             began = time.monotonic()
-            self._answer(askers, line)
+            self._answer(askers, queue)
             if len(askers) > 1:
-                self._linger(line, len(askers), min(LINGER, LINGER_SHARE * (time.monotonic() - began)))
+                self._linger(queue, len(askers), min(LINGER, LINGER_SHARE * (time.monotonic() - began)))
         with self._lock:
-            if not line.waiting:
-                self._end(line)
+            if not queue.waiting:
+                self._end(queue)
                 return
             try:
-                self._begin(line)
+                self._begin(queue)
             except Exception as error:
-                _fail(line.waiting, error)
-                line.waiting = []
+                _fail(queue.waiting, error)
+                queue.waiting = []
 
-    def _next(self, line: _Line) -> list[_Asker]:
-        """The askers of the next scan, first come first served: at least one where one still waits."""
-        line.waiting = [asker for asker in line.waiting if not asker.deadline.passed()]
-        size = line.bytes_a_query
+    def _next(self, queue: _Queue) -> list[_PendingQuestion]:
+        """The questions of the next scan, first come, first served: at least one if any still waits."""
+        queue.waiting = [asker for asker in queue.waiting if not asker.deadline.passed()]
+        size = queue.bytes_a_query
         room = 1 if size is None else min(QUERIES, int(ANSWER_BYTES / size))
         taken = 0
-        for count, asker in enumerate(line.waiting):
+        for count, asker in enumerate(queue.waiting):
             taken += asker.queries
             if count and taken > room:
-                askers, line.waiting = line.waiting[:count], line.waiting[count:]
+                askers, queue.waiting = queue.waiting[:count], queue.waiting[count:]
                 return askers
-        askers, line.waiting = line.waiting, []
+        askers, queue.waiting = queue.waiting, []
         return askers
 
-    def _linger(self, line: _Line, askers: int, seconds: float) -> None:
-        """Who shared a scan is likely to ask again at once: those who come first wait a moment for the others.
+    def _linger(self, queue: _Queue, askers: int, seconds: float) -> None:
+        """Wait a moment for the others, because those who shared a scan are likely to ask again at once.
 
-        Without it the crowd falls apart into several that scan in turns, each nearly as long as all together.
+        Without this the crowd splits into several that scan in turn, each nearly as long as one scan for all.
         """
         with self._lock:
-            line.expected = len(line.waiting) + askers
-            self._joined.wait_for(lambda: len(line.waiting) >= line.expected, seconds)
-            line.expected = 0
+            queue.expected = len(queue.waiting) + askers
+            self._joined.wait_for(lambda: len(queue.waiting) >= queue.expected, seconds)
+            queue.expected = 0
 
-    def _answer(self, askers: list[_Asker], line: _Line) -> None:
-        """Gives each asker its answer or its error.
+    def _answer(self, askers: list[_PendingQuestion], queue: _Queue) -> None:
+        """Give each asker its answer or its error.
 
-        What is wrong with one asker's queries is nobody else's error. It shows before the scan, so halving finds it at
-        little cost; an error of any other kind would meet every half again.
+        A mistake in one asker's queries is no error of the others. It shows before the scan, so halving finds it at
+        little cost. Any other error would strike each half again, so everyone gets it.
         """
         counts = [asker.queries for asker in askers]
         try:
             together = joined([asker.question for asker in askers])
             answer = self._engine.ask(together, lambda: all(asker.deadline.passed() for asker in askers))
-            line.bytes_a_query = max(1.0, bytes_of(answer) / sum(counts))
+            queue.bytes_a_query = max(1.0, bytes_of(answer) / sum(counts))
             for asker, part in zip(askers, list(parts(answer, counts)), strict=True):
                 asker.answer = part
                 asker.answered.set()
@@ -176,13 +178,13 @@ class Batches:
                 _fail(askers, error)
                 return
             middle = len(askers) // 2
-            self._answer(askers[:middle], line)
-            self._answer(askers[middle:], line)
+            self._answer(askers[:middle], queue)
+            self._answer(askers[middle:], queue)
         except Exception as error:
             _fail(askers, error)
 
 
-def _fail(askers: list[_Asker], error: Exception) -> None:
+def _fail(askers: list[_PendingQuestion], error: Exception) -> None:
     for asker in askers:
         asker.error = error
         asker.answered.set()

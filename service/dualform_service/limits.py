@@ -13,7 +13,7 @@ from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
 
 
 class Places:
-    """A fixed number of places for questions. One that finds none is refused at once: queues hide overload."""
+    """A fixed number of places for questions. A question that finds none is refused at once: queues hide overload."""
 
     def __init__(self, count: int, full: str, option: str) -> None:
         """`full` says that all are taken, with the number in place of {}; `option` raises it."""
@@ -22,7 +22,7 @@ class Places:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Holds a place; raises Overloaded where none is free."""
+        """Hold a place. Raises Overloaded if none is free."""
         if not self._free.acquire(blocking=False):
             raise Overloaded(self._full, hint=f"Ask again in a moment, or start it with a larger {self._option}.")
         try:
@@ -32,12 +32,12 @@ class Places:
 
 
 class Deadline:
-    """When one call is to stop: at the caller's deadline, at the server's own, or when the caller has gone."""
+    """When one call must stop: at the caller's deadline, at the server's own, or when the caller has gone."""
 
     def __init__(self, context: grpc.ServicerContext, longest: float) -> None:
-        asked = context.time_remaining()
+        allowed = context.time_remaining()
         self._context = context
-        self._seconds = longest if asked is None else min(longest, asked)
+        self._seconds = longest if allowed is None else min(longest, allowed)
         self._end = time.monotonic() + self._seconds
 
     def passed(self) -> bool:
@@ -48,12 +48,12 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def on_end(self, tell: Callable[[], None]) -> None:
-        """`tell` is called when the call ends, whoever ends it; at once where it has."""
+        """Calls `tell` when the call ends, whoever ends it, or at once if it has ended."""
         if not self._context.add_callback(tell):
             tell()
 
     def check(self) -> None:
-        """Raises TimedOut or Cancelled where the call is to stop."""
+        """Raises TimedOut or Cancelled if the call must stop."""
         if self.passed():
             raise self.error()
 

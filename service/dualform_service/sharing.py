@@ -78,7 +78,7 @@ def parts(answer: Any, counts: Sequence[int]) -> Iterator[Any]:
             for start, stop in pairwise(cuts):
                 own = slice(ends[start], ends[stop])
                 yield replace(
-                    answer, ids=answer.ids[own], weights=answer.weights[own], counts=answer.counts[start:stop]
+                    answer, ids=answer.ids[own], flat_scores=answer.flat_scores[own], counts=answer.counts[start:stop]
                 )
         case GroupSums():
             for start, stop in pairwise(cuts):
@@ -97,7 +97,7 @@ def bytes_of(answer: Any) -> int:
     """Bytes of an answer's numbers."""
     match answer:
         case Hits():
-            return answer.ids.nbytes + answer.weights.nbytes + answer.counts.nbytes
+            return answer.ids.nbytes + answer.flat_scores.nbytes + answer.counts.nbytes
         case GroupSums():
             return answer.sums.nbytes
         case Outputs():

@@ -45,6 +45,13 @@ def test_sums(dualform, address, engine):
     assert engine.asked[1] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
 
 
+def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
+    for options in (["--score", "abs"], ["--abs"], []):
+        dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
+    sums = [question for question in engine.asked if isinstance(question, GroupSum)]
+    assert [question.score for question in sums] == ["abs", "abs", "signed"]
+
+
 def test_output(dualform, address, engine):
     told = dualform(
         "output", address, "--layer", "fc", "--query", "test/0,1", "--where", "step < 3", "--at-step", 2, "--json"

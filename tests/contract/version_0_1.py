@@ -61,7 +61,7 @@ def answers(path: Path) -> dict[str, np.ndarray]:
                     for by in (None, "label", ("dataset", own)):
                         hits = memory.topk(layer, queries, k=7, where=where, by=by, score=score)
                         name = f"{layer} {score} {where} {by}"
-                        found |= {f"{name} ids": hits.ids, f"{name} scores": hits.weights, f"{name} n": hits.counts}
+                        found |= {f"{name} ids": hits.ids, f"{name} scores": hits.flat_scores, f"{name} n": hits.counts}
             for by in ("label", "step", ("dataset", own)):
                 found[f"{layer} sums {by}"] = memory.group_sum(layer, queries, by=by, where="label <> 1").sums
     return found

@@ -62,6 +62,6 @@ def test_a_device_gives_the_same_hits_whatever_fits(rng):
         for _ in range(2):
             hits = engine.topk("0", keys[:5], k=7)
             assert hits.ids.tolist() == expected.ids.tolist()
-            assert hits.weights.tobytes() == expected.weights.tobytes()
+            assert hits.flat_scores.tobytes() == expected.flat_scores.tobytes()
             masked = engine.topk("0", keys[:5], k=7, where="label = 1")
             assert all(slot % 3 == 1 for slot in masked.ids)

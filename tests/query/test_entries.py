@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dualform.errors import EmptyMask, NotFound
-from dualform.query.sums import group_sum
+from dualform.errors import NotFound
+from dualform.query.sums import grouping
 from dualform.questions import SlotKeys, TopK
 from tests.query import arrays, oracle
 
@@ -62,12 +62,12 @@ def test_hits_are_those_of_the_brute_force(backend, seed, repeats, k, by, where)
     assert (hits.scan.slots_scanned, hits.scan.slots_matching) == (len(case.slots), sum(stays))
 
 
-@given(seed=st.integers(0, 999), repeats=st.booleans(), budget=st.sampled_from([1, group_sum.BUDGET]))
+@given(seed=st.integers(0, 999), repeats=st.booleans(), budget=st.sampled_from([1, grouping.BUDGET]))
 @settings(deadline=None, max_examples=30)
 def test_sums_are_over_the_slots_that_the_layer_has(seed, repeats, budget):
     case = Case(seed, repeats)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_sum, "BUDGET", budget)
+        patch.setattr(grouping, "BUDGET", budget)
         found = case.engine.group_sum("part", case.queries, by="step")
     of = np.array(case.steps)[case.slots]
     present = sorted(set(of.tolist()))
@@ -130,5 +130,32 @@ def test_a_column_that_is_null_in_all_slots_of_a_layer_is_an_error():
     with pytest.raises(NotFound, match="column 'dataset' is NULL in all slots of layer 'whole'"):
         engine.topk("whole", [1, 1], where="label = 1 OR dataset LIKE 'x%'")
     assert engine.topk("part", [1, 1], where="label IS NULL").slots[0].tolist() == [2, 3]
-    with pytest.raises(EmptyMask):
-        engine.topk("part", [1, 1], where="label IS NOT NULL")
+    assert engine.topk("part", [1, 1], where="label IS NULL AND slot > 2").slots[0].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "label IS NOT NULL",
+        "label IS NOT NULL AND slot >= 0",
+        "NOT (label IS NULL)",
+        "NOT (label IS NULL) AND slot >= 0",
+        "CASE WHEN label IS NULL THEN false ELSE true END",
+        "(label IS NULL) = false",
+        "coalesce(label, 0) = 1",
+        "label IS DISTINCT FROM NULL",
+    ],
+)
+def test_a_mask_that_asks_a_layer_for_what_is_nowhere_said_of_it_is_an_error(where):
+    keys = {"whole": np.ones((4, 2), np.float32), "part": np.ones((2, 2), np.float32)}
+    columns = {"label": [1, 2, None, None], "dataset": [None] * 4}
+    initial = {f"{layer}.weight": np.zeros((1, 2), np.float32) for layer in keys}
+    initial |= {f"{layer}.bias": np.zeros(1, np.float32) for layer in keys}
+    values = {layer: np.ones((len(rows), 1), np.float32) for layer, rows in keys.items()}
+    engine = arrays.engine(arrays.memory(keys, columns, entries={"part": [2, 3]}, values=values, initial=initial))
+    assert engine.topk("whole", [1, 1], where=where).slots[0].tolist() in ([0], [0, 1])
+    said = "column 'label' is NULL in all slots of layer 'part' (space 'sample'). Spaces that have it: sample."
+    for ask in (lambda: engine.topk("part", [1, 1], where=where), lambda: engine.weights(where)):
+        with pytest.raises(NotFound) as caught:
+            ask()
+        assert str(caught.value) == said

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from dualform import kernels
 from dualform.errors import BadInput, Inexact, NotFound
-from dualform.query.sums import absolute_sum, group_sum, key_sums
+from dualform.query.score.kinds import absolute
+from dualform.query.sums import absolute_sum, grouping, key_sums
 from tests.query import arrays, oracle
 
 DATASETS = ["mnist", "fashion", "ünï", None]
@@ -52,7 +53,7 @@ def engine_of(case, backend="numpy"):
     case=cases(),
     absolute=st.booleans(),
     block=st.sampled_from([1, 8, 4096]),
-    budget=st.sampled_from([1, group_sum.BUDGET]),
+    budget=st.sampled_from([1, grouping.BUDGET]),
 )
 @settings(deadline=None, max_examples=80)
 def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
@@ -60,7 +61,7 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
     stays = [not case["where"] or slot % 3 == 0 for slot in range(len(case["keys"]))]
     groups = oracle.groups([case[name] for name in case["by"]], stays)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_sum, "BUDGET", budget)
+        patch.setattr(grouping, "BUDGET", budget)
         patch.setattr(key_sums, "BLOCK", block)
         patch.setattr(absolute_sum, "_ROWS", block)
         score = "abs" if absolute else "signed"
@@ -75,12 +76,12 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
             assert abs(found.sums[i, g] - wanted) <= 1e-12 * sizes[members].sum()
 
 
-@pytest.mark.parametrize("budget", [1, group_sum.BUDGET], ids=["by slot", "by key sums"])
+@pytest.mark.parametrize("budget", [1, grouping.BUDGET], ids=["by slot", "by key sums"])
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
 def test_signed_sums_have_the_same_bits_alone_in_a_batch_and_without_compiled_loops(budget, case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_sum, "BUDGET", budget)
+        patch.setattr(grouping, "BUDGET", budget)
         engine = engine_of(case)
         together = engine.group_sum("fc", case["queries"], by=case["by"]).sums
         alone = [engine.group_sum("fc", query, by=case["by"]).sums for query in case["queries"]]
@@ -174,7 +175,7 @@ def test_absolute_sums_are_right_whatever_signs_the_groups_and_queries_have(
     )
     with pytest.MonkeyPatch.context() as patch:
         if many:  # as if there were too many groups for key sums
-            patch.setattr(group_sum, "BUDGET", 1)
+            patch.setattr(grouping, "BUDGET", 1)
         found = arrays.engine(made).group_sum("fc", queries, by="label", where=where, score="abs")
     slots = np.arange(len(of_slot))
     stays = {None: slots >= 0, "label <> 1": label != 1, "slot % 3 = 0": slots % 3 == 0}[where]
@@ -189,7 +190,7 @@ def test_absolute_sums_are_right_whatever_signs_the_groups_and_queries_have(
 def test_keys_and_queries_of_one_sign_are_not_scanned(rng, monkeypatch):
     keys = np.maximum(rng.normal(size=(50, 4)), 0).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": (np.arange(50) % 2).tolist()}))
-    monkeypatch.setattr(group_sum, "AbsoluteScan", None)
+    monkeypatch.setattr(absolute, "AbsoluteScan", None)
     signed = engine.group_sum("fc", np.abs(keys[:3]), by="label").sums
     assert engine.group_sum("fc", keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()
     assert engine.group_sum("fc", -keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()

@@ -13,7 +13,7 @@ from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
 from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.weights import slot_sum
 from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt import Rebuilt
+from dualform.query.weights.rebuilt import RebuiltWeights
 from tests.query import arrays
 
 STEPS, BATCH = 12, 10
@@ -83,7 +83,7 @@ def test_outputs_are_the_sum_over_the_slots_that_stay(seed, label, at_step, repe
 
 @pytest.mark.parametrize("d", [1, 3, 800])
 def test_the_rounding_of_an_output_does_not_depend_on_the_batch(rng, d):
-    weights = Rebuilt(rng.normal(size=(50, d)), rng.normal(size=50))
+    weights = RebuiltWeights(rng.normal(size=(50, d)), rng.normal(size=50))
     queries = rng.normal(size=(300, d)).astype(np.float32)
     queries[::3] = np.round(queries[::3])  # sums that lie on the boundary between two float32 numbers
     weights.weight[::2] = np.round(weights.weight[::2]) + 2.0**-24
@@ -95,7 +95,7 @@ def test_the_rounding_of_an_output_does_not_depend_on_the_batch(rng, d):
 
 def test_sums_between_two_float32_numbers_are_rounded_as_the_canonical_sum_is(rng):
     terms = np.concatenate([[1.0, 2.0**-24], rng.choice([-1, 1], 30) * 2.0 ** rng.integers(-56, -52, 30)])
-    weights = Rebuilt(rng.permuted(np.tile(terms, (3000, 1)), axis=1), None)
+    weights = RebuiltWeights(rng.permuted(np.tile(terms, (3000, 1)), axis=1), None)
     query = np.ones(32, dtype=np.float32)
     found = outputs(weights, query[None, :], lambda: None)[0]
     assert found.tolist() == as_float32(canonical_scores(weights.weight, query)).tolist()

@@ -166,7 +166,7 @@ def test_many_threads_get_the_answers_of_one(trained):
         sums = memory.group_sum("0", "test", by="label", score="abs")
         return (
             hits.ids.tobytes(),
-            hits.weights.tobytes(),
+            hits.flat_scores.tobytes(),
             sums.sums.tobytes(),
             memory.output("2", "test").values.tobytes(),
         )

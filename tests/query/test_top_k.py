@@ -160,7 +160,7 @@ def test_a_query_gets_the_same_bits_alone_and_in_a_batch(small_blocks, case):
         for engine in engines:
             alone = [engine.topk("fc", query, case["k"], by=by) for query in case["queries"]]
             assert np.concatenate([hits.ids for hits in alone]).tobytes() == together.ids.tobytes()
-            assert np.concatenate([hits.weights for hits in alone]).tobytes() == together.weights.tobytes()
+            assert np.concatenate([hits.flat_scores for hits in alone]).tobytes() == together.flat_scores.tobytes()
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 5, 64, 800]))

@@ -32,7 +32,7 @@ class ListSink:
     def add_probe(self, name, queries, labels, outputs):
         self.probes[name] = (queries, labels, outputs)
 
-    def close(self, final, finished, skipped):
+    def close(self, final, finished, skipped, buffers):
         self.final, self.finished, self.skipped = final, finished, skipped
 
     # What was recorded.

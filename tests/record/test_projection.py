@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from dualform import kernels
-from dualform.record.projection import DIRECTIONS, fold, project
+from dualform.record.projection import DIRECTIONS, Directions, Parts
+from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.tap_linear import TappedLinear
 
 KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -21,22 +23,32 @@ def matrices(request, monkeypatch):
     return [made for kind in KINDS for made in (source.to(kind), source.to(kind)[:, ::2])]
 
 
-def test_folds(matrices):
-    weights = np.random.default_rng(1).normal(size=(9, DIRECTIONS))
-    for matrix in matrices:
-        wide = matrix.double().numpy()
-        weighted, summed, size = fold(matrix, weights)
-        np.testing.assert_allclose(weighted, wide.T @ weights, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(summed, wide.sum(axis=0), rtol=1e-12, atol=1e-12)
-        assert size == pytest.approx(np.linalg.norm(wide), rel=1e-12)
+def drawn(columns, seed=1):
+    return Directions.drawn(columns, np.random.default_rng(seed))
+
+
+def assert_outer(keys, errors):
+    along, wide = drawn(keys.shape[1]), errors.double().numpy()
+    projected = keys.double().numpy() @ along.matrix
+    to = np.ones(errors.shape[1] * DIRECTIONS)
+    outer = along.add_outer(keys, errors, to)
+    np.testing.assert_allclose(to, 1.0 + (wide.T @ projected).reshape(-1), rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(outer.summed, wide.sum(axis=0), rtol=1e-12, atol=1e-12)
+    assert outer.errors_square == pytest.approx(np.square(wide).sum(), rel=1e-12)
+    assert outer.keys_square == pytest.approx(np.square(projected).sum(), rel=1e-12)
+
+
+def test_sums_of_outer_products(matrices):
+    for keys in matrices:
+        for errors in matrices:
+            assert_outer(keys, errors)
 
 
 def test_projections(matrices):
     for matrix in matrices:
-        for count in (1, DIRECTIONS):
-            along = np.random.default_rng(1).normal(size=(count, matrix.shape[1]))
-            found = project(matrix, along)
-            np.testing.assert_allclose(found, matrix.double().numpy() @ along.T, rtol=1e-12, atol=1e-12)
+        along = drawn(matrix.shape[1])
+        expected = matrix.double().numpy() @ along.matrix
+        np.testing.assert_allclose(along.project(matrix), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 5), (1, 1), (2, 7), (3, 8), (5, 17), (130, 33), (300, 16)])
@@ -44,13 +56,77 @@ def test_projections(matrices):
 def test_the_compiled_loops_take_matrices_of_any_shape(rows, columns, compiled, monkeypatch):
     rng = np.random.default_rng(rows)
     matrix = rng.normal(size=(rows, columns)).astype(np.float32)
-    wide, directions, weights = matrix.astype(float), rng.normal(size=(DIRECTIONS, columns)), rng.normal(size=(rows, 8))
     if not compiled:
         monkeypatch.setattr(kernels, "library", lambda: None)
-    tensor = torch.from_numpy(matrix)
-    for of in (directions, directions[:1]):
-        np.testing.assert_allclose(project(tensor, of), wide @ of.T, rtol=1e-12, atol=1e-12)
-    weighted, summed, size = fold(tensor, weights)
-    np.testing.assert_allclose(weighted, wide.T @ weights, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(summed, wide.sum(axis=0), rtol=1e-12, atol=1e-12)
-    assert size == pytest.approx(np.linalg.norm(wide), rel=1e-12)
+    tensor, along = torch.from_numpy(matrix), drawn(columns)
+    np.testing.assert_allclose(along.project(tensor), matrix.astype(float) @ along.matrix, rtol=1e-12, atol=1e-12)
+    assert_outer(tensor, torch.from_numpy(rng.normal(size=(rows, columns + 1)).astype(np.float32)))
+
+
+def test_some_columns_of_a_wider_matrix_are_projected(matrices):
+    for matrix in matrices:
+        along = drawn(11)
+        expected = matrix.double().numpy()[:, 3:14] @ along.matrix
+        np.testing.assert_allclose(along.project(matrix[:, 3:14]), expected, rtol=1e-12, atol=1e-12)
+        assert_outer(matrix[:, 3:14], matrix)
+
+
+def test_a_matrix_of_another_width_is_refused():
+    with pytest.raises(TypeError, match=r"^directions of 5 columns cannot take a matrix of 6\.$"):
+        drawn(5).project(torch.zeros(2, 6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_parameters_are_projected_together(kind, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    model = torch.nn.Sequential(torch.nn.Linear(13, 9), torch.nn.Linear(9, 5, bias=False), torch.nn.Linear(5, 1)).to(
+        kind
+    )
+    taps = [TappedLinear(str(number), layer) for number, layer in enumerate(model)]
+    parameters = RecordedParameters(taps, np.random.default_rng(0))
+    expected = [
+        (wide if p.directions is None else wide @ p.directions.matrix).reshape(-1)
+        for p in parameters
+        for wide in [p.tensor.detach().double().numpy()]
+    ]
+    np.testing.assert_allclose(parameters.weights(), np.concatenate(expected), rtol=1e-12, atol=1e-12)
+    chosen = np.array([True, False, True, False, True])
+    left = [part if there else 0 * part for part, there in zip(expected, chosen, strict=True)]
+    np.testing.assert_allclose(parameters.weights(chosen), np.concatenate(left), rtol=1e-12, atol=1e-12)
+
+
+def test_norms_along_the_directions_are_those_of_the_matrix():
+    """In the mean over directions, for full matrices as for one column; and no single column is overlooked."""
+    rng = np.random.default_rng(0)
+    full, one = rng.normal(size=(4, 100)), np.zeros((4, 100))
+    one[:, 37] = rng.normal(size=4)
+    for matrix, spread in ((full, 0.6), (one, 0.3)):
+        found = np.array([np.linalg.norm(matrix @ drawn(100, seed).matrix) for seed in range(400)]) / DIRECTIONS**0.5
+        ratios = found / np.linalg.norm(matrix)
+        assert np.square(ratios).mean() == pytest.approx(1.0, rel=0.05)
+        assert ratios.min() > 1 - spread
+        assert ratios.max() < 1 + spread
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "NumPy"])
+def test_sums_by_part_are_those_of_numpy(compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    lengths, turned = [1, 8, 13, 3, 64], [False, False, False, False, True]
+    parts, rng = Parts(lengths, turned), np.random.default_rng(2)
+    a, b, c, d = rng.normal(size=(4, sum(lengths)))
+    b[9:22] = 0.0
+    along, states = rng.normal(size=DIRECTIONS), np.stack([c, b])
+    compared, distances = parts.compare(a, b, along), parts.distances(a, states, d)
+    np.testing.assert_array_equal(states, [c, a])
+    for number, (start, length) in enumerate(zip(parts.starts, lengths, strict=False)):
+        x, y, z, w = (vector[start : start + length] for vector in (a, b, c, d))
+        expected = [np.square(off).sum() for off in (x - y, x - z, x - w, x, y)]
+        np.testing.assert_allclose(distances[number], expected, rtol=1e-12)
+        if turned[number]:
+            x, y = x.reshape(-1, DIRECTIONS) @ along, y.reshape(-1, DIRECTIONS) @ along
+        factor = x @ y / (y @ y) if y.any() else 1.0
+        left = x - factor * y
+        np.testing.assert_allclose(compared[number], [factor, x @ x, left @ left], rtol=1e-12, atol=1e-12)

@@ -113,7 +113,7 @@ def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch
             snapshots.append(snapshot(model))
     (parameters,), sink = held, opened.sink
     for parameter in (p for p in parameters if p.directions is not None):
-        layer, along = parameter.layers[0], parameter.directions.T
+        layer, along = parameter.layers[0], parameter.directions.matrix
         weight = before[parameter.name] @ along
         buffer = 0.0
         for step, row in enumerate(sink.watch[parameter.name]):

@@ -40,5 +40,5 @@ def test_a_recurrent_layer_has_the_stored_memorys_answers(kind, tmp_path):
     hits, sums = training.run(lambda *of: dualform.Replay(*of, tmp_path / "m", questions)).answers()
     expected = stored.topk("inner", "test", k=5)
     assert np.array_equal(hits.ids, expected.ids)
-    assert hits.weights.tobytes() == expected.weights.tobytes()
+    assert hits.flat_scores.tobytes() == expected.flat_scores.tobytes()
     assert sums.sums.tobytes() == stored.group_sum("inner", "test", by="position").sums.tobytes()

@@ -5,7 +5,7 @@ import pytest
 
 import dualform
 from dualform import GroupSum, ProbeRows, TopK, Vectors
-from dualform.query.sums import group_sum
+from dualform.query.sums import grouping
 from dualform.query.sums.key_sums import BLOCK
 from dualform.store.snapshot import Snapshot
 from tests.query import oracle
@@ -48,7 +48,7 @@ def replayed(runs, questions, **options):
 def assert_same(found, stored):
     if isinstance(stored, dualform.Hits):
         assert np.array_equal(found.ids, stored.ids)
-        assert found.weights.tobytes() == stored.weights.tobytes()
+        assert found.flat_scores.tobytes() == stored.flat_scores.tobytes()
     else:
         assert found.sums.tobytes() == stored.sums.tobytes()
     assert np.array_equal(found.counts, stored.counts)
@@ -71,7 +71,7 @@ def test_every_question_has_the_stored_memorys_answer(runs, window_bytes):
 
 
 def test_sums_of_many_groups_have_the_stored_memorys_bits(runs, monkeypatch):
-    monkeypatch.setattr(group_sum, "BUDGET", 100)  # any grouping is one of many groups
+    monkeypatch.setattr(grouping, "BUDGET", 100)  # any grouping is one of many groups
     questions = [
         GroupSum("2", QUERIES, by=("sample", "label")),
         GroupSum("0", ProbeRows("test"), by=("sample",), where="label > 0", score="abs"),

@@ -8,7 +8,7 @@ from dualform import GroupSum, TopK, Vectors
 from dualform.answers import Scan
 from dualform.query.resolved import resolve
 from dualform.query.score import backends
-from dualform.query.sums import group_sum, key_sums
+from dualform.query.sums import grouping, key_sums
 from dualform.query.view import View
 from dualform.replay import running_best, window
 from dualform.replay.running_best import RunningBest
@@ -61,7 +61,7 @@ def test_windows_do_not_show(made, asked, blocks, rows, pending):
     with pytest.MonkeyPatch.context() as patch:
         for room in (key_sums, window):
             patch.setattr(room, "BLOCK", 8)  # so that small windows begin where a block does
-        patch.setattr(group_sum, "BUDGET", 0 if kind == "sum of many" else 1 << 20)
+        patch.setattr(grouping, "BUDGET", 0 if kind == "sum of many" else 1 << 20)
         patch.setattr(running_best, "_PENDING", pending)
         expected = arrays.engine(memory).ask(question)
         running = RunningBest(resolve(view, question)) if kind == "top" else RunningSums(resolve(view, question))
@@ -75,7 +75,7 @@ def test_windows_do_not_show(made, asked, blocks, rows, pending):
     assert np.array_equal(found.counts, expected.counts)
     if kind == "top":
         assert np.array_equal(found.ids, expected.ids)
-        assert found.weights.tobytes() == expected.weights.tobytes()
+        assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
     elif score == "signed" or kind == "sum of many":
         assert found.sums.tobytes() == expected.sums.tobytes()
     else:

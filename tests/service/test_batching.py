@@ -112,7 +112,7 @@ def same(got: Any, right: Any) -> bool:
     if isinstance(got, Hits):
         return (
             np.array_equal(got.ids, right.ids)
-            and np.array_equal(got.weights, right.weights)
+            and np.array_equal(got.flat_scores, right.flat_scores)
             and np.array_equal(got.counts, right.counts)
             and (got.groups, got.by) == (right.groups, right.by)
         )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dualform.store.manifest import FORMAT, Manifest
-from tests.store.small_memory import TOKENS, batches_of, expected, open_writer, token_batch, write
+from tests.store.small_memory import SETTINGS, TOKENS, batches_of, expected, open_writer, token_batch, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 
@@ -42,7 +42,7 @@ def test_the_page_names_every_table_and_column(tmp_path):
     described = dict(re.findall(r"^\| `([\w<>]+)`(?: \(view\))? \| (.*) \|$", PAGE.read_text(), re.MULTILINE))
     types = Manifest.read(tmp_path / "memory").tables()
     assert {name.replace("<space>", "token") for name in described} - {"slots", "token", "commits"} == set(types)
-    user = {"weight", "seen", "token", "momentum", "nesterov"}
+    user = {"weight", "seen", "token"} | SETTINGS.keys() - {"lr"}
     with duckdb.connect(tmp_path / "memory" / "shard-00000" / "slots.duckdb", read_only=True) as tables:
         for name, text in described.items():
             there = tables.sql(f'SELECT * FROM "{name.replace("<space>", "token")}"').columns if "<" not in name else []

@@ -90,7 +90,7 @@ def test_answers_are_those_of_one_memory_written_whole_bit_for_bit(tmp_path):
             engine.topk("layer-1", queries, k=5, where="label > 2", score=score) for engine in (whole, shards)
         )
         assert one.ids.tolist() == other.ids.tolist()
-        assert one.weights.tobytes() == other.weights.tobytes()
+        assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
     one, other = (engine.group_sum("layer-1", queries, by="label") for engine in (whole, shards))
     assert one.groups == other.groups
     assert one.sums.tobytes() == other.sums.tobytes()

@@ -7,7 +7,7 @@ import pytest
 
 from dualform.answers import Columns
 from dualform.errors import BadInput
-from dualform.questions import ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
+from dualform.questions import GroupSum, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
 from dualform_proto import answers, columns, matrix, questions, weights
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -107,6 +107,20 @@ def test_a_score_that_is_not_given_is_signed_and_an_unknown_one_is_refused():
     assert questions.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries)).score == "signed"
     with pytest.raises(BadInput, match="score is 9"):
         questions.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries, score=9))
+
+
+def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_it():
+    for question, encode, decode in (
+        (TopK("l", ProbeRows("p"), score="gradient"), questions.encode_topk, questions.decode_topk),
+        (
+            GroupSum("l", ProbeRows("p"), ("label",), score="gradient"),
+            questions.encode_group_sum,
+            questions.decode_group_sum,
+        ),
+    ):
+        message = encode(question)
+        assert (message.score, message.score_name) == (pb.SCORE_NAMED, "gradient")
+        assert decode(message) == question
 
 
 def test_k_that_is_not_given():

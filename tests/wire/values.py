@@ -180,6 +180,7 @@ infos = st.builds(
     datasets=st.dictionaries(texts, counts, max_size=3),
     columns=st.dictionaries(texts, texts, max_size=3),
     probes=st.lists(st.builds(ProbeInfo, texts, counts, names), max_size=3).map(tuple),
+    cut_off=texts,
 )
 certificates = st.dictionaries(
     texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), grades), max_size=3

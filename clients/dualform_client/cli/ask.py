@@ -11,7 +11,7 @@ import numpy as np
 
 from dualform.answers import Columns, Hits
 from dualform.methods import Answers
-from dualform.questions import Queries, Score
+from dualform.questions import Queries
 from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade
 from dualform_client.cli.options import (
     abs_option,
@@ -21,6 +21,7 @@ from dualform_client.cli.options import (
     json_option,
     layer_option,
     query_option,
+    score_option,
     where_option,
 )
 from dualform_client.cli.printing import print_json, print_note, print_table
@@ -38,6 +39,7 @@ SHOWN_OUTPUTS = 16
 @where_option
 @by_option("The best of each group: slot columns.")
 @abs_option
+@score_option
 @json_option
 def topk(
     memory: Answers,
@@ -46,7 +48,7 @@ def topk(
     k: int,
     where: str | None,
     by: tuple[str, ...] | None,
-    absolute: bool,
+    score: str,
     as_json: bool,
 ) -> None:
     """The training datapoints that a query attends to most.
@@ -55,7 +57,7 @@ def topk(
     Example:
       dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
     """
-    hits = memory.topk(layer, queries, k, where, by, _score(absolute))
+    hits = memory.topk(layer, queries, k, where, by, score)
     found = list(_hits(hits, _slots_of(memory, hits)))
     if as_json:
         print_json({"hits": found, "space": hits.space})
@@ -64,10 +66,6 @@ def topk(
     columns = list(rows[0]) if rows else ["query", "slot", "score"]
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
     print_table(f"{layer}: {took}", columns, [list(row.values()) for row in rows])
-
-
-def _score(absolute: bool) -> Score:
-    return "abs" if absolute else "signed"
 
 
 def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
@@ -79,7 +77,7 @@ def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
 
 def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One record per hit, best first within its query and group."""
-    ids, scores = iter(hits.ids.tolist()), iter(hits.weights.tolist())
+    ids, scores = iter(hits.ids.tolist()), iter(hits.flat_scores.tolist())
     for query, counts in enumerate(hits.counts.tolist()):
         for group, count in enumerate(counts):
             for _ in range(count):
@@ -98,6 +96,7 @@ def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, An
 @by_option("Group by these slot columns.", required=True)
 @where_option
 @abs_option
+@score_option
 @json_option
 def sums(
     memory: Answers,
@@ -105,7 +104,7 @@ def sums(
     queries: Queries,
     by: tuple[str, ...],
     where: str | None,
-    absolute: bool,
+    score: str,
     as_json: bool,
 ) -> None:
     """How much attention goes to each label, dataset, position, or any other grouping.
@@ -114,7 +113,7 @@ def sums(
     Example:
       dualform sums runs/demo --layer layer-0 --query test-digits/17 --by dataset,label
     """
-    answer = memory.group_sum(layer, queries, by, where, _score(absolute))
+    answer = memory.group_sum(layer, queries, by, where, score)
     counts = answer.counts.tolist()
     if as_json:
         groups = [

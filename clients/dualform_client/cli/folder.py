@@ -1,97 +1,14 @@
-"""dualform weights, check: what needs the memory's own files."""
+"""dualform check: what needs the memory's own files."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
-
 import click
 
-from dualform.answers import Weights
-from dualform.errors import AlreadyExists
 from dualform_client.cli.failure import FAILED
-from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, one_mask
-from dualform_client.cli.options import (
-    allow_inexact_option,
-    at_step_option,
-    json_option,
-    where_option,
-    where_space_option,
-)
-from dualform_client.cli.printing import print_json, print_line, print_note, print_table
+from dualform_client.cli.options import json_option
+from dualform_client.cli.printing import print_json, print_line
 from dualform_client.cli.progress import progress_bars
-from dualform_client.cli.target import check_run, open_run
-
-
-@click.command()
-@click.argument("run")
-@where_option
-@where_space_option
-@at_step_option
-@allow_inexact_option
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The .safetensors file to write.")
-@click.option("--force", is_flag=True, help="Replace the file where it exists.")
-@json_option
-def weights(
-    run: str,
-    where: str | None,
-    where_space: tuple[tuple[str, str], ...],
-    at_step: int | None,
-    allow_inexact: bool,
-    out: Path,
-    force: bool,
-    as_json: bool,
-) -> None:
-    """The network's weights with part of its memory masked, or as of an earlier step, for load_state_dict.
-
-    A mask is arithmetic removal from this training's sum, not retraining.
-
-    \b
-    Example:
-      dualform weights runs/demo --at-step 100 --out earlier.safetensors
-    """
-    if out.exists() and not force:
-        raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="out")
-    masks = one_mask(where, where_space)
-    with open_run(run) as memory:
-        state = memory.weights(masks, at_step, allow_inexact)
-        removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
-    _save(state, out)
-    note = "" if masks is None else f"{WHAT_A_MASK_MEANS} {describe(removed or {})}".strip()
-    if as_json:
-        masked = {} if removed is None else {"cancellation": removed, "note": note}
-        print_json({"out": str(out), **_report(state), **masked})
-        return
-    print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])
-    for layer, grade in state.grades.items():
-        if not grade.exact:
-            print_note(f"{layer}: {describe_grade(grade, state.standing[layer])}")
-    if note:
-        print_note(note)
-
-
-def _report(state: Weights) -> dict[str, Any]:
-    return {
-        "parameters": {name: list(array.shape) for name, array in state.arrays.items()},
-        "grade": {layer: asdict(grade) for layer, grade in state.grades.items()},
-        "standing": state.standing,
-        "kept": state.kept,
-    }
-
-
-def _save(state: Weights, out: Path) -> None:
-    """Under a temporary name first: a run that is cut short leaves no half file behind under the name asked for."""
-    from safetensors.torch import save_file
-
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        # Clones, because the format refuses tensors that share their storage, as tied weights do.
-        save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+from dualform_client.cli.target import check_run
 
 
 @click.command()
@@ -100,19 +17,22 @@ def _save(state: Weights, out: Path) -> None:
 def check(run: str, as_json: bool) -> int:
     """Every checksum, row count and mark of a memory; exit code 1 where anything is wrong.
 
+    A recording that was cut off is said to be so. What it holds may be sound all the same, and is checked likewise.
+
     \b
     Example:
       dualform check runs/demo
     """
     check_run(run)
-    from dualform.store.check import check_memory
+    from dualform.store.check import check_memory, how_it_ended
 
     with progress_bars() as progress:
         problems = check_memory(run, progress and (lambda _, done, total: progress("checking", done, total)))
+    cut_off = how_it_ended(run)
     if as_json:
-        print_json({"problems": problems})
+        print_json({"problems": problems, "cut_off": cut_off})
     else:
-        for problem in problems:
-            print_line(problem)
+        for sentence in [cut_off, *problems] if cut_off else problems:
+            print_line(sentence)
         print_line(f"{len(problems)} problem{'s'[: len(problems) > 1]}" if problems else "no problems")
     return FAILED if problems else 0

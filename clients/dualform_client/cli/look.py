@@ -27,26 +27,28 @@ def info(memory: Answers, as_json: bool) -> None:
     Example:
       dualform info 127.0.0.1:50051
     """
-    told = memory.info()
+    contents = memory.info()
     if as_json:
-        layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in told.layers]
-        print_json({**asdict(told), "layers": layers})
+        layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in contents.layers]
+        print_json({**asdict(contents), "layers": layers})
         return
-    slots = ", ".join(f"{count} {space} slots" for space, count in told.slots.items())
-    state = f"still recording, or cut off after step {told.steps - 1}" if told.recording else "finished"
-    print_line(f"{told.steps} steps of {told.optimizer}, {slots}; snapshot {told.snapshot}, {state}")
-    _print_layers(told)
-    if told.datasets:
-        print_table("datasets", ["dataset", "slots"], told.datasets.items())
-    print_table("slot columns", ["column", "type"], told.columns.items())
-    if told.probes:
-        rows = [[probe.name, probe.rows, ", ".join(probe.layers)] for probe in told.probes]
+    slots = ", ".join(f"{count} {space} slots" for space, count in contents.slots.items())
+    state = "not finished" if contents.recording else "finished"
+    print_line(f"{contents.steps} steps of {contents.optimizer}, {slots}; snapshot {contents.snapshot}, {state}")
+    if contents.cut_off:
+        print_line(contents.cut_off)
+    _print_layers(contents)
+    if contents.datasets:
+        print_table("datasets", ["dataset", "slots"], contents.datasets.items())
+    print_table("slot columns", ["column", "type"], contents.columns.items())
+    if contents.probes:
+        rows = [[probe.name, probe.rows, ", ".join(probe.layers)] for probe in contents.probes]
         print_table("probes", ["probe", "rows", "layers"], rows)
-    if told.skipped:
-        print_table("skipped", ["layer", "reason"], told.skipped.items())
+    if contents.skipped:
+        print_table("skipped", ["layer", "reason"], contents.skipped.items())
 
 
-def _print_layers(told: MemoryInfo) -> None:
+def _print_layers(contents: MemoryInfo) -> None:
     columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", *GRADED]
     rows = [
         [
@@ -60,7 +62,7 @@ def _print_layers(told: MemoryInfo) -> None:
             _yes(layer.values),
             *_graded(layer.grade),
         ]
-        for layer in told.layers
+        for layer in contents.layers
     ]
     print_table("layers", columns, rows)
 

@@ -12,10 +12,11 @@ import click
 
 from dualform_client.cli.ask import output, sums, topk
 from dualform_client.cli.failure import report_failure
-from dualform_client.cli.folder import check, weights
+from dualform_client.cli.folder import check
 from dualform_client.cli.look import info, sql, verify
 from dualform_client.cli.serving import health, serve
 from dualform_client.cli.train import demo, study
+from dualform_client.cli.weights import weights
 
 COMMANDS = (demo, study, serve, info, topk, sums, output, weights, verify, check, sql, health)
 

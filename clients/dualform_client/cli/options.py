@@ -67,7 +67,10 @@ where_space_option = click.option(
     metavar="SPACE SQL",
     help="A mask for one slot space; repeatable. Spaces that are not named stay whole.",
 )
-abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute values of the scores.")
+abs_option = click.option("--abs", "score", flag_value="abs", help="Absolute values: short for --score abs.")
+score_option = click.option(
+    "--score", default="signed", show_default=True, metavar="NAME", help="The score that ranks and is summed."
+)
 
 
 def by_option(says: str, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-Told = Callable[[str, int, int], None]
-"""Told a label, how much is done, and how much there is in all."""
+Report = Callable[[str, int, int], None]
+"""Takes a label, how much is done, and how much there is in all."""
 
 
 @contextmanager
-def progress_bars() -> Iterator[Told | None]:
-    """A function to tell progress to: one bar per label. None where stderr is no terminal."""
+def progress_bars() -> Iterator[Report | None]:
+    """A function that reports progress, with one bar per label; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -23,9 +23,9 @@ def progress_bars() -> Iterator[Told | None]:
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def tell(label: str, done: int, total: int) -> None:
+        def report(label: str, done: int, total: int) -> None:
             if label not in tasks:
                 tasks[label] = bars.add_task(label, total=total)
             bars.update(tasks[label], completed=done, total=total)
 
-        yield tell
+        yield report

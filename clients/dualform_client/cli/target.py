@@ -12,16 +12,10 @@ import click
 
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform_client.target import check_folder, connect, open_folder
+from dualform_client.target import check_folder, connect
 from dualform_proto.address import is_address
 
 NOT_SERVED = "This needs the memory's folder, not a server."
-
-
-def open_run(path: str) -> Answers:
-    """The engine over a memory's folder, a context manager. Raises NotAMemory, and BadInput for an address."""
-    check_run(path)
-    return open_folder(Path(path))
 
 
 def check_run(path: str) -> None:

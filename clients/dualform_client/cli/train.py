@@ -47,7 +47,7 @@ def demo(out: Path, as_json: bool) -> None:
 @click.option("--replay", is_flag=True, help="aesop, wikitext2: store no keys, train twice.")
 @click.option("--dry-run", is_flag=True, help="aesop, wikitext2: only say slots, bytes and time.")
 @json_option
-def study(name: str, as_json: bool, **told: Any) -> None:
+def study(name: str, as_json: bool, **options: Any) -> None:
     """One of the paper's studies: training, figures, tables. A wrong NAME lists those that exist.
 
     \b
@@ -60,8 +60,8 @@ def study(name: str, as_json: bool, **told: Any) -> None:
     from dualform_studies.studies import run_study
 
     with progress_bars() as progress:
-        report = run_study(name, Assignment(progress=progress, **told))
-    _print_report(report, told["out"], as_json)
+        report = run_study(name, Assignment(progress=progress, **options))
+    _print_report(report, options["out"], as_json)
 
 
 def _print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:

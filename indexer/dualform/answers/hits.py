@@ -26,8 +26,8 @@ class Hits:
 
     ids: NDArray[np.int64]
     """All slots, query after query, group after group."""
-    weights: NDArray[np.float32]
-    """The score of each of `ids`: its attention weight."""
+    flat_scores: NDArray[np.float32]
+    """The score of each of `ids`."""
     counts: NDArray[np.int64]
     """int64[n, max(G, 1)]: how many of `ids` belong to each query and group."""
     groups: tuple[GroupKey, ...] | None = None
@@ -42,7 +42,7 @@ class Hits:
 
     @property
     def scores(self) -> Sequence[Any]:
-        return self._split(self.weights)
+        return self._split(self.flat_scores)
 
     def _split(self, column: NDArray[Any]) -> list[Any]:
         parts = iter(np.split(column, np.cumsum(self.counts.ravel())[:-1]))

@@ -50,7 +50,7 @@ class MemoryInfo:
     format: int
     snapshot: int
     recording: bool
-    """False once the recorder has left; a training that was killed stays True."""
+    """False once the recorder has left; a training that was killed stays True (`cut_off`)."""
     slots: Mapping[str, int]
     """Slots by space."""
     steps: int
@@ -63,3 +63,5 @@ class MemoryInfo:
     columns: Mapping[str, str]
     """Slot columns and their DuckDB types."""
     probes: tuple[ProbeInfo, ...]
+    cut_off: str = ""
+    """Where the recording stands if it did not come to its end, in one sentence; empty if it did."""

@@ -17,60 +17,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
-from dualform.kernels.arguments import Heap, KeyCodes, QueryCodes, address
+from dualform.kernels.arguments import Candidates, KeyCodes, QueryCodes, address
 
 ROWS = 16
 """Rows of a group, as in kernels.h."""
 DIRECTIONS = 8
-"""That matrices are projected along in one pass, as in kernels.h."""
-_ABI = 9
+"""That matrices are projected along, as in kernels.h."""
+_ABI = 12
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
+
+_QUESTIONS = ("quantise", "screen", "canonical", "canonical_rows")
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """None where the loops were not compiled, or from other sources than these."""
+    """None if the loops were not compiled, or if they were compiled from other sources than these."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_kernels{suffix}")
         if path.exists():
             try:
-                found = ctypes.CDLL(str(path))
+                loops = ctypes.CDLL(str(path))
             except OSError:
                 return None
-            return _typed(found) if found.dualform_abi() == _ABI else None
+            return _typed(loops) if loops.dualform_abi() == _ABI else None
     return None
 
 
-def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
-    found.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_int32]
-    found.dualform_screen.argtypes = [POINTER(KeyCodes), POINTER(QueryCodes), POINTER(Heap), c_int64, c_int64, c_int32]
-    found.dualform_settle.argtypes = [POINTER(POINTER(Heap)), c_int64, c_int64, c_void_p]
-    found.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
-    found.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_project_one.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    found.dualform_fold.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    for name in ("quantise", "screen", "canonical", "canonical_rows", "project", "project_one", "fold"):
-        getattr(found, f"dualform_{name}").restype = None
-    return found
+def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
+    loops.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_int32]
+    loops.dualform_screen.argtypes = [
+        POINTER(KeyCodes),
+        POINTER(QueryCodes),
+        POINTER(Candidates),
+        c_int64,
+        c_int64,
+        c_int32,
+    ]
+    loops.dualform_settle.argtypes = [POINTER(POINTER(Candidates)), c_int64, c_int64, c_void_p]
+    loops.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    loops.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
+    loops.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+    loops.dualform_project_all.argtypes = [c_void_p, c_int64, c_void_p]
+    loops.dualform_outer.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
+    loops.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
+    loops.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+    loops.dualform_outer.restype = c_int32
+    for name in (*_QUESTIONS, "project", "project_all", "distances", "compare"):
+        getattr(loops, f"dualform_{name}").restype = None
+    return loops
 
 
 def compiled() -> ctypes.CDLL:
     """Raises MissingPackage where the loops were not compiled."""
-    found = library()
-    if found is None:
+    loops = library()
+    if loops is None:
         raise MissingPackage(
             "the compiled loops of dualform are not there.",
             hint="Install dualform again where there is a C compiler, or use another backend.",
             field="backend",
         )
-    return found
+    return loops
 
 
 def fast() -> bool:
     """Whether this processor has the instructions that make eight bits faster than float32 products."""
-    found = library()
-    return found is not None and bool(found.dualform_fast())
+    loops = library()
+    return loops is not None and bool(loops.dualform_fast())
 
 
 def tile() -> int:
@@ -83,19 +95,19 @@ def quantise(codes: KeyCodes, keys: NDArray[np.float32], start: int, stop: int, 
     compiled().dualform_quantise(ctypes.byref(codes), address(keys, np.float32), keys.shape[1], start, stop, plain)
 
 
-def screen(codes: KeyCodes, queries: QueryCodes, heap: Heap, begin: int, end: int, plain: bool) -> None:
-    """Hold what groups `begin` to `end` of the codes have among the best rows. `plain` as for `quantise`."""
-    compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(heap), begin, end, plain)
+def screen(codes: KeyCodes, queries: QueryCodes, candidates: Candidates, begin: int, end: int, plain: bool) -> None:
+    """Add the candidates among the groups `begin` to `end` of the codes. `plain` as for `quantise`."""
+    compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(candidates), begin, end, plain)
 
 
-def settle(heaps: Sequence[Heap], queries: int, group: NDArray[np.int32] | None) -> None:
-    """Leave in every worker's heap only the rows that the floors over all of them leave.
+def settle(workers: Sequence[Candidates], queries: int, group: NDArray[np.int32] | None) -> None:
+    """Leave each worker only those candidates that reach the floors over all workers.
 
     `group` is int32[all rows of the layer]. Raises MemoryError.
     """
-    workers = (POINTER(Heap) * len(heaps))(*(ctypes.pointer(heap) for heap in heaps))
-    if compiled().dualform_settle(workers, len(heaps), queries, None if group is None else address(group, np.int32)):
-        raise MemoryError("no memory to compare what the workers found")
+    pointers = (POINTER(Candidates) * len(workers))(*(ctypes.pointer(own) for own in workers))
+    if compiled().dualform_settle(pointers, len(workers), queries, None if group is None else address(group, np.int32)):
+        raise MemoryError("no memory to compare the workers' candidates")
 
 
 def canonical(keys: NDArray[np.uint64], query: NDArray[np.int64], queries: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -131,30 +143,54 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     return scores
 
 
-def project(matrix: NDArray[np.float32], directions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[r, k]: contiguous float32[r, c] times contiguous float64[k, c], k being DIRECTIONS or 1."""
-    rows, columns = matrix.shape
-    count, width = directions.shape
-    if count not in (1, DIRECTIONS) or width != columns:
-        what = f"directions of {columns} numbers, 1 or {DIRECTIONS} of them"
-        raise TypeError(f"a compiled loop wants {what}, and got {count} of {width}.")
-    out = np.empty((rows, count))
-    product = compiled().dualform_project if count == DIRECTIONS else compiled().dualform_project_one
-    product(address(matrix, np.float32), rows, columns, address(directions, np.float64), out.ctypes.data)
-    return out
+# What the recorder calls at every step of a training. These take bare addresses, as measures.c says, and check nothing.
 
 
-def fold(
-    matrix: NDArray[np.float32], weights: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Of contiguous float32[r, c]: its rows times contiguous weights float64[r, DIRECTIONS], as float64[c, DIRECTIONS];
-    its column sums, as float64[c]; and the sum of its squares.
+def project(matrix: int, rows: int, columns: int, apart: int, directions: int, out: int) -> None:
+    """Fill float64[rows, DIRECTIONS] at `out`: of float32[rows, columns], whose rows lie `apart` numbers from one to
+    the next, column c times float64[columns] `directions`, added up along direction c % DIRECTIONS.
     """
-    rows, columns = matrix.shape
-    if weights.shape != (rows, DIRECTIONS):
-        what = f"{DIRECTIONS} weights for each of {rows} rows, and got {weights.shape[1]} for each of {len(weights)}"
-        raise TypeError(f"a compiled loop wants {what}.")
-    out = np.zeros((DIRECTIONS + 2, columns))
-    own, weight = address(matrix, np.float32), address(weights, np.float64)
-    compiled().dualform_fold(own, rows, columns, weight, out.ctypes.data)
-    return out[:DIRECTIONS].T, out[DIRECTIONS], float(out[DIRECTIONS + 1].sum())
+    compiled().dualform_project(matrix, rows, columns, apart, directions, out)
+
+
+def project_all(matrices: int, count: int, out: int) -> None:
+    """The same for several contiguous matrices: int64[count, 5] of address, rows, columns, directions, start in `out`.
+
+    Vectors of `rows` numbers, whose directions are 0, are widened; what has the address 0 is left out.
+    """
+    compiled().dualform_project_all(matrices, count, out)
+
+
+def outer(
+    keys: int,
+    n: int,
+    d_in: int,
+    apart: int,
+    directions: int,
+    errors: int,
+    d_out: int,
+    weighted: int,
+    summed: int,
+    squares: int,
+) -> None:
+    """Of n slots with keys float32[n, d_in], `apart` numbers from one to the next, and errors float32[n, d_out]: add
+    the sum of error (key R) to float64[d_out, DIRECTIONS] `weighted`; fill the sum of the errors, float64[d_out], and
+    the sums of the squares of errors and projected keys, float64[2]. Raises MemoryError.
+    """
+    if compiled().dualform_outer(keys, n, d_in, apart, directions, errors, d_out, weighted, summed, squares):
+        raise MemoryError("no memory to project the slots of a step")
+
+
+def distances(of: int, expected: int, rebuilt: int, start: int, starts: int, parts: int, out: int) -> None:
+    """Fill float64[parts, 5]: of each part of float64 vectors, from starts[p] to starts[p + 1], the squared distances
+    of the first from the three others, its own square and that of `expected`, which then becomes the first.
+    """
+    compiled().dualform_distances(of, expected, rebuilt, start, starts, parts, out)
+
+
+def compare(applied: int, recorded: int, starts: int, turn: int, parts: int, along: int, out: int) -> None:
+    """Fill float64[parts, 3]: of each part of float64 vectors, from starts[p] to starts[p + 1], the factor that makes
+    `recorded` most like `applied`, 1 where there is none; the squares of `applied` and of what is left. Parts for which
+    int64 `turn` is 1 are [rows, DIRECTIONS], and what is compared is their products with `along` [DIRECTIONS].
+    """
+    compiled().dualform_compare(applied, recorded, starts, turn, parts, along, out)

@@ -1,4 +1,4 @@
-"""What the compiled loops take: arrays by their addresses, and structures of them that keep them alive."""
+"""Arguments of the compiled loops: the addresses of arrays, and structures that keep their arrays alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 def address(array: NDArray[Any], dtype: DTypeLike) -> int:
-    """Where an array's numbers begin. Raises TypeError for what the loops would misread: they trust what they get."""
+    """Where an array's numbers begin. Raises TypeError for what the loops, which check nothing, would misread."""
     if array.dtype != dtype or not array.flags.c_contiguous:
         layout = "contiguous" if array.flags.c_contiguous else "scattered"
         raise TypeError(f"a compiled loop wants contiguous {np.dtype(dtype)}, and got {layout} {array.dtype}.")
@@ -19,7 +19,7 @@ def address(array: NDArray[Any], dtype: DTypeLike) -> int:
 
 
 class _Arrays(ctypes.Structure):
-    """Made of arrays (None for a null pointer) and numbers, in the order of the fields. It keeps the arrays alive."""
+    """Takes arrays (None for a null pointer) and numbers in the order of its fields, and keeps the arrays alive."""
 
     DTYPES: ClassVar[dict[str, Any]] = {}
     """Of the fields that are arrays."""
@@ -75,8 +75,8 @@ class QueryCodes(_Arrays):
     }
 
 
-class Heap(_Arrays):
-    """What one worker holds of a screen: found_t of kernels.h."""
+class Candidates(_Arrays):
+    """One worker's candidates in a screen: candidates_t of kernels.h."""
 
     _fields_ = (
         ("k", c_int64),

@@ -1,8 +1,9 @@
-/* The loops that every question about every key runs through. Called from Python without its lock (see __init__.py).
+/* The loops that every key of every question passes through. Python calls them without its lock (see __init__.py).
 
-   codes.c    float32 keys -> 8-bit codes and what they leave out
-   screen.c   which rows can be among the k best, by the codes alone
-   exact.c    canonical scores, as query/canonical.py defines them; and what the recorder measures at every step
+   codes.c     float32 keys -> 8-bit codes and what they leave out
+   screen.c    which rows can be among the k best, by the codes alone
+   exact.c     canonical scores, as query/score/canonical.py defines them
+   measures.c  what the recorder measures at every step
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
    multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register. */
@@ -24,6 +25,15 @@
 
 /* Whether this processor has the instructions that make the screen faster than a float32 product. */
 int32_t dualform_fast(void);
+
+/* What the recorder projects at once. */
+typedef struct {
+    const float *numbers; /* [rows][columns], or [rows] */
+    int64_t rows;
+    int64_t columns;
+    const double *directions; /* [columns], or NULL */
+    int64_t start;            /* place in what is filled */
+} matrix_t;
 
 /* A segment's keys in eight bits: x = scale * code + low + what `residual` is the norm of. */
 typedef struct {
@@ -53,7 +63,7 @@ typedef struct {
     int32_t absolute;
 } queries_t;
 
-/* What one thread has found: for each query the rows that could be among the k best of their group. */
+/* One worker's candidates: for each query the rows that could be among the k best of their group. */
 typedef struct {
     int64_t k, groups, capacity;
     float *best;      /* [count][groups][2 k]: lower bounds, the k greatest so far among them */
@@ -62,7 +72,7 @@ typedef struct {
     int64_t *rows;    /* [count][capacity] */
     float *high;      /* [count][capacity]: upper bounds */
     int64_t *counts;  /* [count] */
-    uint8_t *crowded; /* [count]: more rows than capacity, so the query must be asked otherwise */
-} found_t;
+    uint8_t *crowded; /* [count]: more rows than capacity, so that the query must be answered in another way */
+} candidates_t;
 
 #endif

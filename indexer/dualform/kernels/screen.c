@@ -1,4 +1,4 @@
-/* Which rows can be among the k best, by their codes alone: see query/screen.py. */
+/* Which rows can be among the k best, by their codes alone: see query/search/screen.py. */
 
 #include "kernels.h"
 
@@ -32,43 +32,45 @@ static float select_greatest(float *numbers, int64_t count, int64_t k) {
     return least;
 }
 
-/* Note a lower bound. The floor rises whenever k more have come: often enough, and cheaper than every time. */
-static void hold(found_t *found, int64_t cell, float low) {
-    const int64_t k = found->k;
-    float *best = found->best + cell * 2 * k;
-    if (!(low >= found->floors[cell])) return;
-    best[found->held[cell]++] = low;
-    if (found->held[cell] == 2 * k || (found->held[cell] == k && found->floors[cell] == -INFINITY)) {
-        found->floors[cell] = select_greatest(best, found->held[cell], k);
-        found->held[cell] = k;
+/* Note a lower bound. The floor rises once k more are held: raising it each time would cost more than it saves. */
+static void hold(candidates_t *candidates, int64_t cell, float low) {
+    const int64_t k = candidates->k;
+    float *best = candidates->best + cell * 2 * k;
+    if (!(low >= candidates->floors[cell])) return;
+    best[candidates->held[cell]++] = low;
+    if (candidates->held[cell] == 2 * k || (candidates->held[cell] == k && candidates->floors[cell] == -INFINITY)) {
+        candidates->floors[cell] = select_greatest(best, candidates->held[cell], k);
+        candidates->held[cell] = k;
     }
 }
 
 /* Forget the rows that the floors have passed. */
-static void tidy(found_t *found, const int32_t *group_of, int64_t query) {
-    int64_t *rows = found->rows + query * found->capacity, kept = 0;
-    float *high = found->high + query * found->capacity, *floors = found->floors + query * found->groups;
-    for (int64_t i = 0; i < found->counts[query]; i++) {
+static void tidy(candidates_t *candidates, const int32_t *group_of, int64_t query) {
+    int64_t *rows = candidates->rows + query * candidates->capacity, kept = 0;
+    float *high = candidates->high + query * candidates->capacity;
+    float *floors = candidates->floors + query * candidates->groups;
+    for (int64_t i = 0; i < candidates->counts[query]; i++) {
         if (high[i] < floors[group_of ? group_of[rows[i]] : 0]) continue;
         rows[kept] = rows[i];
         high[kept++] = high[i];
     }
-    found->counts[query] = kept;
+    candidates->counts[query] = kept;
 }
 
-static void offer(found_t *found, const int32_t *group_of, int64_t query, int64_t row, float low, float high) {
-    if (found->crowded[query]) return;
-    int64_t cell = query * found->groups + (group_of ? group_of[row] : 0);
-    if (high < found->floors[cell]) return; /* the floor rose since the caller looked */
-    if (found->counts[query] == found->capacity) {
-        tidy(found, group_of, query);
-        if (found->counts[query] > found->capacity / 2) found->crowded[query] = 1;
-        if (found->crowded[query]) return;
+static void offer(candidates_t *candidates, const int32_t *group_of, int64_t query, int64_t row, float low,
+                  float high) {
+    if (candidates->crowded[query]) return;
+    int64_t cell = query * candidates->groups + (group_of ? group_of[row] : 0);
+    if (high < candidates->floors[cell]) return; /* the floor rose since the caller looked */
+    if (candidates->counts[query] == candidates->capacity) {
+        tidy(candidates, group_of, query);
+        if (candidates->counts[query] > candidates->capacity / 2) candidates->crowded[query] = 1;
+        if (candidates->crowded[query]) return;
     }
-    int64_t at = query * found->capacity + found->counts[query]++;
-    found->rows[at] = row;
-    found->high[at] = high;
-    hold(found, cell, low);
+    int64_t at = query * candidates->capacity + candidates->counts[query]++;
+    candidates->rows[at] = row;
+    candidates->high[at] = high;
+    hold(candidates, cell, low);
 }
 
 /* Rows of `keys` are numbered from the start of the layer; so is `group_of`. */
@@ -82,7 +84,8 @@ INLINE int32_t dot(const uint8_t *key, const int8_t *query, int64_t words) {
 }
 
 /* The plain form: any processor, and what the fast one is tested against. */
-static void screen_plain(const keys_t *keys, const queries_t *queries, found_t *found, int64_t begin, int64_t end) {
+static void screen_plain(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
+                         int64_t end) {
     for (int64_t row = begin * ROWS; row < end * ROWS && row < keys->rows; row++) {
         if (keys->group && keys->group[row] < 0) continue;
         const uint8_t *key = keys->codes + (row / ROWS) * keys->words * ROWS * 4 + (row % ROWS) * 4;
@@ -97,7 +100,7 @@ static void screen_plain(const keys_t *keys, const queries_t *queries, found_t *
             const float error = keys->residual[row] * queries->length[q] + keys->length[row] * queries->residual[q] +
                                 fabsf(keys->low[row]) * queries->slack[q];
             if (queries->absolute) score = fabsf(score);
-            offer(found, group_of_layer(keys), q, keys->first + row, score - error, score + error);
+            offer(candidates, group_of_layer(keys), q, keys->first + row, score - error, score + error);
         }
     }
 }
@@ -145,7 +148,7 @@ VNNI INLINE __mmask16 present(const keys_t *keys, int64_t g) {
     return there;
 }
 
-VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, found_t *found, int64_t g, int64_t q,
+VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t g, int64_t q,
                        __mmask16 there, const __m512i sums[]) {
     int64_t row = g * ROWS;
     __m512 low = _mm512_loadu_ps(keys->low + row), scale = _mm512_loadu_ps(keys->scale + row);
@@ -158,13 +161,13 @@ VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, found_t *fo
     error = _mm512_fmadd_ps(_mm512_abs_ps(low), _mm512_set1_ps(queries->slack[q]), error);
     if (queries->absolute) score = _mm512_abs_ps(score);
     __m512 high = _mm512_add_ps(score, error), floor;
-    if (found->groups == 1)
-        floor = _mm512_set1_ps(found->floors[q]);
+    if (candidates->groups == 1)
+        floor = _mm512_set1_ps(candidates->floors[q]);
     else
         floor = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there,
                                          _mm512_maskz_loadu_epi32(there, keys->group + row),
-                                         found->floors + q * found->groups, 4);
-    /* Not less: what is not a number goes on to where it is scored exactly. */
+                                         candidates->floors + q * candidates->groups, 4);
+    /* "Not less than" also keeps what is not a number, so that it is scored exactly. */
     __mmask16 reach = _mm512_mask_cmp_ps_mask(there, high, floor, _CMP_NLT_UQ);
     if (!reach) return;
     float highs[ROWS], lows[ROWS];
@@ -172,11 +175,12 @@ VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, found_t *fo
     _mm512_storeu_ps(lows, _mm512_sub_ps(score, error));
     for (; reach; reach &= reach - 1) {
         int r = __builtin_ctz(reach);
-        offer(found, group_of_layer(keys), q, keys->first + row + r, lows[r], highs[r]);
+        offer(candidates, group_of_layer(keys), q, keys->first + row + r, lows[r], highs[r]);
     }
 }
 
-VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, found_t *found, int64_t begin, int64_t end) {
+VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
+                             int64_t end) {
     const int64_t stride = keys->words * ROWS * 4, columns = queries->count * queries->columns;
     for (int64_t g = begin; g < end; g += 2) {
         const __mmask16 there[2] = {present(keys, g), g + 1 < end ? present(keys, g + 1) : 0};
@@ -190,26 +194,26 @@ VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, found
             (own == 1 ? multiply_1 : own == 2 ? multiply_2 : own <= 4 ? multiply_4 : multiply_12)(a, b, query, keys->words, sums);
             for (int i = 0; i < 2; i++)
                 for (int64_t j = 0; there[i] && j < own; j += queries->columns)
-                    judge(keys, queries, found, g + i, (column + j) / queries->columns, there[i], sums[i] + j);
+                    judge(keys, queries, candidates, g + i, (column + j) / queries->columns, there[i], sums[i] + j);
         }
     }
 }
 #endif
 
 /* Groups of rows begin to end of a segment. `plain` leaves the fast instructions aside. */
-void dualform_screen(const keys_t *keys, const queries_t *queries, found_t *found, int64_t begin, int64_t end,
+void dualform_screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin, int64_t end,
                      int32_t plain) {
 #ifdef VNNI
     if (!plain && dualform_fast()) {
-        screen_vnni(keys, queries, found, begin, end);
+        screen_vnni(keys, queries, candidates, begin, end);
         return;
     }
 #endif
-    screen_plain(keys, queries, found, begin, end);
+    screen_plain(keys, queries, candidates, begin, end);
 }
 
-/* Once every worker is done: floors over what all of them found, and only the rows that these leave. */
-int32_t dualform_settle(found_t *const *workers, int64_t count, int64_t queries, const int32_t *group_of) {
+/* Once every worker is done: floors over the candidates of all of them, and only the rows that reach these. */
+int32_t dualform_settle(candidates_t *const *workers, int64_t count, int64_t queries, const int32_t *group_of) {
     const int64_t k = workers[0]->k, groups = workers[0]->groups;
     float *all = malloc(sizeof(float) * 2 * k * count);
     if (!all) return 1;

@@ -29,7 +29,7 @@ def share(tasks: Iterable[Task], work: Callable[[int, Task], None], workers: int
     the others after their present task and is raised here: no worker runs any more then, so that what they were
     given may be freed.
     """
-    shared = _Shared(tasks, work)
+    shared = _SharedTasks(tasks, work)
     try:
         for worker in range(1, cores() if workers is None else workers):
             _pool().submit(shared.help, worker)
@@ -42,7 +42,7 @@ def share(tasks: Iterable[Task], work: Callable[[int, Task], None], workers: int
         raise shared.failures[0]
 
 
-class _Shared(Generic[Task]):
+class _SharedTasks(Generic[Task]):
     def __init__(self, tasks: Iterable[Task], work: Callable[[int, Task], None]) -> None:
         self.failures: list[BaseException] = []
         self._waiting, self._work = iter(tasks), work

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,24 +39,30 @@ from dualform.questions import (
     Verification,
 )
 from dualform.store.rows import SegmentCache
+from dualform.store.runs import Runs
 from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")
 CACHE_BYTES = 1 << 30
-Asker = Callable[[], bool]
-"""Says whether the asker went away."""
+StopSignal: TypeAlias = Callable[[], bool]
+"""Returns True once nobody waits for the answer any more."""
 
 
-def open_memory(path: str | Path, backend: str | None = None, cache_bytes: int = CACHE_BYTES) -> Engine:
-    """The memory in a folder, ready for questions.
+def open_memory(
+    path: str | Path | Sequence[str | Path], backend: str | None = None, cache_bytes: int = CACHE_BYTES
+) -> Engine:
+    """The memory in a folder, ready for questions; or in several, the runs of a training that was resumed, in order.
 
+    Steps and slots of a run follow those of the run before; the column `run` counts from 0.
     `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
     give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights).
 
-    Raises NotAMemory or Damaged for the folder, NotFound or MissingPackage for the backend.
+    Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network, NotFound or
+    MissingPackage for the backend.
     """
     segments = SegmentCache()
-    return Engine(Snapshot.open(path, segments), backends.choose(backend), cache_bytes, segments)
+    memory = Snapshot.open(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
+    return Engine(memory, backends.choose(backend), cache_bytes, segments)
 
 
 class Engine(Answers):
@@ -84,10 +90,10 @@ class Engine(Answers):
     def path(self) -> Path:
         return self._view.path
 
-    def ask(self, question: Question[A], cancelled: Asker | None = None) -> A:
-        """The answer to a question. `cancelled` is asked between blocks of work.
+    def ask(self, question: Question[A], cancelled: StopSignal | None = None) -> A:
+        """The answer to a question. `cancelled` is called between blocks of work.
 
-        Raises Cancelled once it says so, and what the methods say.
+        Raises Cancelled once it returns True, and otherwise as the methods do.
         """
         return cast("A", self._answer(question, _check(cancelled)))
 
@@ -149,7 +155,7 @@ class Engine(Answers):
             seen = self._view.snapshot
             if not seen.moved():
                 return False
-            memory = Snapshot.open(seen.path, self._segments)
+            memory = seen.again(self._segments)
             self._sql.close()
             self._see(memory)
             return True
@@ -162,7 +168,7 @@ class Engine(Answers):
         return f"Engine({str(self.path)!r}, snapshot {self._view.snapshot.commits}, {self._backend.name})"
 
 
-def _check(cancelled: Asker | None) -> Check:
+def _check(cancelled: StopSignal | None) -> Check:
     def check() -> None:
         if cancelled is not None and cancelled():
             raise Cancelled("the question was given up before its answer was ready.")

@@ -22,6 +22,7 @@ def describe(view: View) -> MemoryInfo:
         datasets=view.datasets(),
         columns={name: kind for space in view.spaces for name, kind in memory.columns(space).items()},
         probes=tuple(memory.probes.values()),
+        cut_off=memory.cut_off,
     )
 
 

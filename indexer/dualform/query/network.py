@@ -19,21 +19,21 @@ from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.store.layer import Layer
 
 
-def output(asked: Resolved[Output], check: Check) -> Outputs:
-    """What the layer answers when only the selected slots speak."""
-    question, view = asked.question, asked.view
-    partners = tied(view, asked.layer, question.where)
-    weights = rebuild(view, asked.layer, asked.selection, question.at_step, question.allow_inexact, check, partners)
-    values = outputs(weights, asked.queries, check)
-    return Outputs(values, asked.layer.space, weights.grade, weights.standing, asked.scan())
+def output(resolved: Resolved[Output], check: Check) -> Outputs:
+    """The layer's outputs when only the selected slots count."""
+    question, view = resolved.question, resolved.view
+    partners = tied(view, resolved.layer, question.where)
+    weights = rebuild(
+        view, resolved.layer, resolved.selection, question.at_step, question.allow_inexact, check, partners
+    )
+    values = outputs(weights, resolved.queries, check)
+    return Outputs(values, resolved.layer.space, weights.grade, weights.standing, resolved.scan())
 
 
 def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
     """Every parameter and buffer under the model's own name. See parameters.state_dict."""
     began = time.perf_counter()
-    masks = question.where
-    for space in masks if isinstance(masks, Mapping) else ():
-        check_space(view, space)
+    masks = None if question.where is None else _masks(view, question.where)
     network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
     return Weights(
         arrays=_ordered(view, network.arrays),
@@ -67,6 +67,7 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
 
 
 def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str]:
+    """The masks as they are. Raises NotFound for one of a space that does not exist."""
     for space in where if isinstance(where, Mapping) else ():
         check_space(view, space)
     return where

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from dualform.answers import Scan
 from dualform.errors import BadInput, NotFound
 from dualform.query.groups import Groups
+from dualform.query.score import kinds
+from dualform.query.score.score import Score
 from dualform.query.view import View
 from dualform.query.where.mask import Selection
 from dualform.questions import GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
@@ -26,7 +28,7 @@ Q = TypeVar("Q", TopK, GroupSum, Output)
 
 @dataclass(frozen=True, eq=False)
 class Resolved(Generic[Q]):
-    """What answering needs to know before it sees a key. Within a layer, slots are numbered by its entries."""
+    """All that answering needs besides the keys. Within a layer, slots are numbered by its entries."""
 
     question: Q
     view: View
@@ -36,16 +38,18 @@ class Resolved(Generic[Q]):
     selection: Selection
     """The entries that the mask leaves, at least one."""
     groups: Groups | None
-    """None where the question has no `by`."""
+    """None if the question has no `by`."""
     began: float = field(default_factory=time.perf_counter)
-    """When the question came, in seconds of time.perf_counter()."""
+    """When the question arrived, in seconds of time.perf_counter()."""
 
     @property
-    def absolute(self) -> bool:
-        return not isinstance(self.question, Output) and self.question.score == "abs"
+    def score(self) -> Score:
+        """Raises BadInput where the question's score is unknown."""
+        assert not isinstance(self.question, Output), "an Output has no score"
+        return kinds.named(self.question.score)
 
     def scan(self) -> Scan:
-        """What answering has taken until now."""
+        """What answering has taken so far."""
         return Scan(
             snapshot=self.view.snapshot.commits,
             slots_scanned=len(self.selection.stays),

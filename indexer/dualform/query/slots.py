@@ -45,14 +45,12 @@ def check_space(view: View, space: str | None) -> str:
 
 def keys(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.float32]:
     """float32[n, d_in]: the layer's inputs of some slots, or of all that it has. Raises NotFound for one it lacks."""
-    found = view.layer(layer)
-    return view.snapshot.keys(layer).of_entries(_entries(view, found, ids))
+    return view.snapshot.keys(layer).of_entries(_entries(view, view.layer(layer), ids))
 
 
 def values(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.float32]:
     """float32[n, d_out]: the recorded gradients of the layer's outputs. Raises NotFound as `keys`."""
-    found = view.layer(layer)
-    return view.snapshot.values(layer).take(_entries(view, found, ids))
+    return view.snapshot.values(layer).take(_entries(view, view.layer(layer), ids))
 
 
 def key_rows(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -69,9 +67,9 @@ def coefficients(
 
     0.0 for slots of later steps. Raises NotFound as `keys`, BadInput for a step that was not recorded.
     """
-    found = view.layer(layer)
-    steps = view.slot_steps(found)[_entries(view, found, ids)]
-    return view.coefficients(found, found.weights[0].name, at_step).per_step[steps]
+    stored = view.layer(layer)
+    steps = view.slot_steps(stored)[_entries(view, stored, ids)]
+    return view.coefficients(stored, stored.weights[0].name, at_step).per_step[steps]
 
 
 def _entries(view: View, layer: Layer, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -42,8 +40,6 @@ class View:
         self.backend = backend
         self.cache = Cache(cache_bytes)
         self.tally = tally or Tally()
-        # A connection that outlives the interpreter makes DuckDB's binding print pages of "leaked" at exit.
-        weakref.finalize(self, snapshot.close)
 
     @property
     def path(self) -> Path:
@@ -57,17 +53,11 @@ class View:
         """In the order of the layers that use them."""
         return list(dict.fromkeys(layer.space for layer in self.snapshot.layers.values()))
 
-    def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
-        return self.snapshot.tables(space)
-
     def count(self, space: str) -> int:
         return self.snapshot.count(space)
 
     def columns(self, space: str) -> dict[str, str]:
         return self.snapshot.columns(space)
-
-    def column(self, space: str, name: str) -> NDArray[Any]:
-        return self.snapshot.column(space, name)
 
     def slots_of(self, layer: Layer, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[n]: the slot, in the layer's space, of each of n entries of the layer."""
@@ -98,7 +88,7 @@ class View:
     def select(self, layer: Layer, where: str | None) -> Selection:
         """The entries of a layer that a mask leaves, which may be none.
 
-        Raises BadMask or NotFound as `mask.check`, `mask.require_said` and `mask.select` say.
+        Raises BadMask or NotFound as `mask.check`, `mask.require_values` and `mask.select` say.
         """
         entries, space = self.snapshot.entries(layer.name), self.snapshot.space(layer.space)
         # Layers that have every slot of their space share what was made for one of them.
@@ -112,11 +102,14 @@ class View:
         expression = mask.check(space, spaces, where, self.datasets)
 
         def made() -> Selection:
-            mask.require_said(layer.name, space, spaces, entries.slots, expression)
+            mask.require_values(layer.name, space, spaces, entries.slots, expression.valued)
             key = ("mask", layer.space, expression.identity)
             stays = self.cache.get(key, lambda: _Mask(mask.select(space, expression))).slots
             own = stays if entries.slots is None else stays[entries.slots]
-            return Selection(within + expression.identity, own)
+            selection = Selection(within + expression.identity, own)
+            if not selection.count:  # NOT (x IS NULL), and whatever else comes to the same
+                mask.require_values(layer.name, space, spaces, entries.slots, expression.columns)
+            return selection
 
         return self.cache.get(("selection", *whose, expression.identity), made)
 

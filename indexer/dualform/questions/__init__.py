@@ -22,4 +22,4 @@ from dualform.questions.rebuilt import (
     NetworkWeights as NetworkWeights,
     Output as Output,
 )
-from dualform.questions.scores import GroupSum as GroupSum, Score as Score, TopK as TopK
+from dualform.questions.scores import GroupSum as GroupSum, TopK as TopK

@@ -40,17 +40,23 @@ def check_layer(layer: str) -> None:
 
 
 def check_score(score: str) -> None:
-    """Raises BadInput where it is no kind of score."""
-    if score not in ("signed", "abs"):
-        raise BadInput(f"score is {score!r}.", hint='It is "signed" or "abs".', field="score")
+    """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds/)."""
+    if not isinstance(score, str):
+        raise BadInput(f"score is {score!r}.", hint='Name a score, for example "abs".', field="score")
 
 
-def check_step(at_step: int | None) -> None:
-    """Raises BadInput where it is no number of steps."""
+def check_step(at_step: int | None, recorded: int | None = None) -> None:
+    """Raises BadInput where it is no number of steps, or more than were `recorded`, where that is known by now."""
     if at_step is None:
         return
     if isinstance(at_step, bool) or not isinstance(at_step, int | np.integer) or at_step < 0:
         raise BadInput(f"at_step is {at_step!r}.", hint="Steps count from 0.", field="at_step")
+    if recorded is not None and at_step > recorded:
+        raise BadInput(
+            f"at_step is {at_step}, and {recorded} steps were recorded.",
+            hint=f"Ask for 0 (the initial network) to {recorded} (the end).",
+            field="at_step",
+        )
 
 
 def as_masks(where: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:

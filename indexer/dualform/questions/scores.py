@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -12,8 +11,6 @@ from dualform.errors import BadInput
 from dualform.questions.arguments import as_by, check_layer, check_score
 from dualform.questions.queries import Queries, as_queries
 from dualform.questions.question import Question
-
-Score: TypeAlias = Literal["signed", "abs"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,8 @@ class TopK(Question[Hits]):
     where: str | None = None
     by: tuple[str, ...] = ()
     """Columns; with any, the k best of each group."""
-    score: Score = "signed"
+    score: str = "signed"
+    """The name of a score: "signed" or "abs"."""
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
@@ -46,7 +44,8 @@ class GroupSum(Question[GroupSums]):
     queries: Queries
     by: tuple[str, ...]
     where: str | None = None
-    score: Score = "signed"
+    score: str = "signed"
+    """The name of a score: "signed" or "abs"."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "queries", as_queries(self.queries))

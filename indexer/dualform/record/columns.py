@@ -33,6 +33,8 @@ class Columns:
         self._spaces = spaces
         self._samples: dict[str, np.dtype[Any]] | None = None
         """User columns of samples, which the first step fixes."""
+        self._types = dict(_TYPES)
+        """What each column of samples stores."""
         self._slots: dict[tuple[str, str], np.dtype[Any]] = {}
         """By space and name, of what is said of single slots."""
         self._levels: dict[str, str] = {}
@@ -44,6 +46,7 @@ class Columns:
         own = {name: entry.dtype for name, entry in said.items() if name not in SAID}
         if self._samples is None:
             self._samples = own
+            self._types = {**_TYPES, **own}
         for name, dtype in own.items():
             if name not in self._samples:
                 raise BadInput(
@@ -51,15 +54,11 @@ class Columns:
                 )
             _check_type(name, self._samples[name], dtype)
         self._levels |= dict.fromkeys(said, "")
-        return {name: _spread(said.get(name), dtype, rows) for name, dtype in self._types().items()}
+        return {name: _spread(said.get(name), dtype, rows) for name, dtype in self._types.items()}
 
     def no_samples(self) -> dict[str, Array]:
         """The columns of a batch that brings no samples."""
-        return {name: _nulls(0, dtype) for name, dtype in self._types().items()}
-
-    def _types(self) -> dict[str, np.dtype[Any]]:
-        """What each column of samples stores."""
-        return {**_TYPES, **(self._samples or {})}
+        return {name: _nulls(0, dtype) for name, dtype in self._types.items()}
 
     def unknown(self, metadata: Metadata) -> dict[str, Any]:
         """What is said of slots whose row is not known: the single values; None for everything else."""
@@ -68,7 +67,7 @@ class Columns:
             for name, entry in metadata.entries.items()
             if entry.ndim == 0
         }
-        return {name: single.get(name) for name in self._types()}
+        return {name: single.get(name) for name in self._types}
 
     def extents(
         self, metadata: Metadata, shapes: Sequence[Shape], step: int, first: bool
@@ -219,7 +218,15 @@ def _chosen(array: Array, kept: NDArray[np.int64] | None) -> Array:
 def _spread(entry: Array | None, dtype: np.dtype[Any], rows: int) -> Array:
     if entry is None or (entry.ndim == 0 and np.ma.is_masked(entry)):
         return _nulls(rows, dtype)
-    return np.full(rows, entry[()], dtype=dtype) if entry.ndim == 0 else entry[:rows]
+    if entry.ndim:
+        return entry[:rows]
+    return _repeated(entry.item(), rows) if dtype == np.object_ else np.full(rows, entry[()], dtype=dtype)
+
+
+@lru_cache(maxsize=16)
+def _repeated(text: str | None, n: int) -> Array:
+    """A column of one text; shared between steps, so nobody may write to it."""
+    return np.full(n, text, dtype=np.object_)
 
 
 @lru_cache(maxsize=16)

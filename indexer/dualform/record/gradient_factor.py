@@ -2,7 +2,7 @@
 
     p.grad R u  =  c_s * (sum over slots of delta_t (x_t R)) u         u: a direction, new at every update
 
-Shapes: n slots, d_in and d_out of a layer, P numbers over all parameters along all directions, Q along u.
+Shapes: n slots, d_in and d_out of a layer, P numbers over all parameters along all directions.
 
 Two vectors that are parallel along directions nobody could know beforehand prove that the recorded slots explain the
 whole gradient; their ratio is c_s. The slots are projected along the fixed R of recorded_parameters.py, once, for the
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import DIRECTIONS, Doubles, fold, full_precision, project
+from dualform.record.projection import DIRECTIONS, Doubles, Outer, Parts
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Parameter
@@ -42,6 +43,8 @@ class Projection:
     """float64[P]."""
     scales: Doubles
     """float64[parameters]: bound on the magnitudes that were summed, for the rounding error."""
+    fresh: bool = False
+    """Whether gradients of earlier steps were gone when the first of this step's arrived."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,11 @@ class GradientFactors:
         for index, parameter in enumerate(parameters):
             for layer, place in parameter.terms:
                 self._held.setdefault(layer, []).append((index, parameter, place))
-        sizes = [_compared(parameter) for parameter in parameters]
-        self._starts = np.cumsum([0, *sizes[:-1]])
-        self._lengths = np.array(sizes)
+        self._parts = Parts(
+            [parameter.stop - parameter.start for parameter in parameters], list(map(_turned, parameters))
+        )
+        self._single = _single_numbers(parameters)
+        """A parameter of one number -> the one whose factor it must have: one number is parallel to any other."""
         self._along = generator.standard_normal(DIRECTIONS)
         self.pending: list[Projection] = []
 
@@ -97,33 +102,32 @@ class GradientFactors:
         """Take a step's projection back."""
         self.pending = [projection for projection in self.pending if projection.step != step]
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]]) -> bool:
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]], fresh: bool = False) -> bool:
         """Project one step's slots: keys float32[n, d_in] and error signals float32[n, d_out] of layers, which may come
         several times.
 
         False where the outcome is not finite: there is NaN or infinity in them, or a number that overflows.
         """
         sums, scales = np.zeros(self._parameters.size), np.zeros(len(self._parameters))
-        with full_precision():
-            for layer, keys, errors in rows:
-                self._add_rows(layer, keys, errors, sums, scales)
-        self.pending.append(Projection(step, sums, scales))
-        # A NaN times 0 is NaN, so every one of them arrives in the sums or in the norms.
-        return bool(np.isfinite(sums).all() and np.isfinite(scales).all())
+        for layer, keys, errors in rows:
+            self._add_rows(layer, keys, errors, sums, scales)
+        self.pending.append(Projection(step, sums, scales, fresh))
+        # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
+        return all(map(isfinite, scales.tolist()))
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, scales: Doubles) -> None:
-        summed, size = np.empty(0), 0.0
+        outer: Outer | None = None
         for index, parameter, place in self._held.get(layer, ()):
-            if parameter.directions is None:  # comes after a weight
-                part, width = summed, len(errors) ** 0.5
-            else:
-                own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
-                along = project(own, parameter.directions)
-                part, summed, size = fold(errors, along)
-                width = float(np.vdot(along, along) / DIRECTIONS) ** 0.5
             own_sums = sums[parameter.start : parameter.stop]
-            own_sums += part.reshape(-1)
-            scales[index] += size * width
+            if parameter.directions is not None:
+                own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
+                outer = parameter.directions.add_outer(own, errors, own_sums)
+                width = outer.keys_square / DIRECTIONS
+            else:
+                assert outer is not None  # a bias comes after a weight
+                own_sums += outer.summed
+                width = float(len(errors))
+            scales[index] += outer.errors_square**0.5 * width**0.5
 
     def measure(self, trained: frozenset[int]) -> Gradient:
         """Compare the gradients as they stand with what is pending.
@@ -131,80 +135,83 @@ class GradientFactors:
         `trained` are the ids of the parameters that the optimizer updates. Where some pending steps' gradients were
         zeroed before an update used them, the others are taken: those that leave the least unexplained.
         """
-        present = np.array([p.tensor.grad is not None and id(p.tensor) in trained for p in self._parameters], bool)
-        applied = self._applied(present)
+        grads = [p.tensor.grad if id(p.tensor) in trained and not p.lost else None for p in self._parameters]
+        present = np.array([grad is not None for grad in grads], bool)
+        applied = self._parameters.project(grads)
         start, fit = self._best_start(applied, present)
         used = self.pending[start:]
         return Gradient(
             first_step=used[0].step if used else None,
-            sums=sum((p.sums for p in used), np.zeros(self._parameters.size)),
+            sums=used[0].sums if len(used) == 1 else sum((p.sums for p in used), np.zeros(self._parameters.size)),
             scales=sum((p.scales for p in used), np.zeros(len(self._parameters))),
             factors=np.where(present, fit.factors, np.nan),
             residuals=fit.residuals,
             explained=fit.residuals <= TOLERANCE,
         )
 
-    def _applied(self, present: NDArray[np.bool_]) -> Doubles:
-        """float64[Q]: the gradients along u."""
-        parts = []
-        along = self._along[None, :]
-        with full_precision():
-            for parameter, there in zip(self._parameters, present, strict=True):
-                grad, directions = parameter.tensor.grad, parameter.directions
-                if grad is None or not there:
-                    parts.append(np.zeros(_compared(parameter)))
-                elif directions is None:
-                    parts.append(grad.detach().double().cpu().numpy())
-                elif len(grad) < _FEW:
-                    parts.append(project(grad.detach(), directions).reshape(-1))
-                else:
-                    parts.append(project(grad.detach(), along @ directions).reshape(-1))
-        return np.concatenate(parts)
-
-    def _recorded(self, sums: Doubles) -> Doubles:
-        """float64[Q]: float64[P] along u."""
-        parts = []
-        for parameter in self._parameters:
-            own = sums[parameter.start : parameter.stop]
-            several = parameter.directions is not None and len(own) != _compared(parameter)
-            parts.append(own.reshape(-1, DIRECTIONS) @ self._along if several else own)
-        return np.concatenate(parts)
-
     def _best_start(self, applied: Doubles, present: NDArray[np.bool_]) -> tuple[int, _Fit]:
-        """The index into `pending` from which on the steps explain the gradients best; the earliest of equals."""
+        """The index into `pending` from which on the steps explain the gradients best.
+
+        Of several that do so equally well, as those of a batch that comes again and again, the latest before which the
+        gradients were gone; else the earliest.
+        """
         recorded, scales = np.zeros(len(applied)), np.zeros(len(present))
         if not self.pending:
             return 0, self._compare(applied, recorded, scales, present)
+        if len(self.pending) == 1:
+            return 0, self._compare(applied, self.pending[0].sums, self.pending[0].scales, present)
         fits = list[_Fit]()
         for projection in reversed(self.pending):
-            recorded, scales = recorded + self._recorded(projection.sums), scales + projection.scales
+            recorded, scales = recorded + projection.sums, scales + projection.scales
             fits.insert(0, self._compare(applied, recorded, scales, present))
         least = min(fit.error for fit in fits)
-        start = next(i for i, fit in enumerate(fits) if fit.error <= max(_NOISE, _AS_GOOD * least))
+        equal = [i for i, fit in enumerate(fits) if fit.error <= max(_NOISE, _AS_GOOD * least)]
+        start = max((i for i in equal if self.pending[i].fresh), default=equal[0])
         return start, fits[start]
 
     def _compare(self, applied: Doubles, recorded: Doubles, scales: Doubles, present: NDArray[np.bool_]) -> _Fit:
-        with np.errstate(all="ignore"):
-            square = self._sum(recorded * recorded)
-            size = np.sqrt(self._sum(applied * applied))
-            factors = np.where(square > 0, self._sum(applied * recorded) / square, 1.0)
-            off = applied - np.repeat(factors, self._lengths) * recorded
-            left = np.sqrt(self._sum(off * off))
-            # What rounding can account for is no gap, however small the gradient came out.
-            residuals = left / (size + _ROUNDING / TOLERANCE * np.abs(factors) * scales)
-            residuals = np.where(left > 0, residuals, 0.0)
-        lost = ~np.isfinite(factors) | ~np.isfinite(residuals)
-        factors, residuals = np.where(lost, 1.0, factors), np.where(lost, 1.0, residuals)
-        residuals = np.where(present, residuals, 0.0)
-        return _Fit(factors, residuals, float(np.sqrt(np.square(residuals).sum() / max(1, present.sum()))))
-
-    def _sum(self, products: Doubles) -> Doubles:
-        sums: Doubles = np.add.reduceat(products, self._starts)
-        return sums
+        """Of float64[P]. In plain numbers: most networks have few parameters, and arrays of few numbers are slow."""
+        fits = list(map(_fit, self._parts.compare(applied, recorded, self._along), scales.tolist()))
+        for index, mate in self._single.items():
+            if present[index] and present[mate]:
+                part = slice(self._parameters[index].start, self._parameters[index].stop)
+                fits[index] = _held_to(fits[mate][0], applied[part], recorded[part], float(scales[index]))
+        residuals = [residual if there else 0.0 for (_, residual), there in zip(fits, present.tolist(), strict=True)]
+        error = (sum([residual * residual for residual in residuals]) / max(1, int(present.sum()))) ** 0.5
+        return _Fit(np.array([factor for factor, _ in fits]), np.array(residuals), error)
 
 
-def _compared(parameter: RecordedParameter) -> int:
-    """How many numbers of a parameter are compared."""
-    numbers = parameter.stop - parameter.start
-    few = parameter.directions is None or numbers < _FEW * DIRECTIONS
-    return numbers if few else numbers // DIRECTIONS
+def _fit(compared: Sequence[float], scale: float) -> tuple[float, float]:
+    """Factor and residual of one parameter; 1 and 1 where one of them is not finite."""
+    factor, size, left = compared
+    # What rounding can account for is no gap, however small the gradient came out.
+    allowed = sqrt(size) + _ROUNDING / TOLERANCE * abs(factor) * scale
+    residual = (sqrt(left) / allowed if allowed else inf) if left > 0 else left
+    return (factor, residual) if isfinite(factor) and isfinite(residual) else (1.0, 1.0)
+
+
+def _held_to(factor: float, applied: Doubles, recorded: Doubles, scale: float) -> tuple[float, float]:
+    """As _fit, with a factor that is known from elsewhere."""
+    with np.errstate(all="ignore"):
+        left = float(np.square(applied - factor * recorded).sum())
+        return _fit((factor, float(np.square(applied).sum()), left), scale)
+
+
+def _single_numbers(parameters: RecordedParameters) -> dict[int, int]:
+    """By index: of a layer's other parameter where that has more than one number, else of the largest of all."""
+    sizes = [parameter.tensor.numel() for parameter in parameters]
+    largest = max(range(len(sizes)), key=sizes.__getitem__, default=0)
+    found = {}
+    for index, parameter in enumerate(parameters):
+        if sizes[index] != 1:
+            continue
+        mates = [i for i, other in enumerate(parameters) if sizes[i] > 1 and set(other.layers) & set(parameter.layers)]
+        mate = mates[0] if mates else largest
+        if sizes[mate] > 1:
+            found[index] = mate
+    return found
+
+
+def _turned(parameter: RecordedParameter) -> bool:
+    """Whether a weight is compared along u alone."""
+    return parameter.directions is not None and parameter.stop - parameter.start >= _FEW * DIRECTIONS

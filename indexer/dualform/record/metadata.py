@@ -88,6 +88,17 @@ class Metadata:
         """Everything that was said to one space by name, one after the other."""
         return self._at.get(space, ())
 
+    @property
+    def of_slots(self) -> bool:
+        """Whether anything is said of single slots, or to one space by name."""
+        single = self.position is not None or self.mask is not None or bool(self._at)
+        return single or any(entry.ndim > 1 for entry in self.entries.values())
+
+    @property
+    def said_dims(self) -> int | Mapping[str, int] | None:
+        """What was said of the axis of the batch."""
+        return self._batch_dim
+
     def batch_dim(self, space: str) -> int | None:
         """The axis that is said to be the batch; None where none is."""
         if isinstance(self._batch_dim, int):

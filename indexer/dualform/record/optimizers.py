@@ -12,6 +12,8 @@ from torch.utils.hooks import RemovableHandle
 from dualform.rules import UpdateRule, of_type, settings_of
 from dualform.store.batch import ParameterGroup
 
+_NUMBERS = (int, float, Tensor)
+
 
 def rule_of(optimizer: Optimizer) -> UpdateRule | None:
     """The rule that follows the optimizer's update; None where there is none, or it refuses a group's settings."""
@@ -86,7 +88,7 @@ def read_groups(optimizer: Optimizer, rule: UpdateRule | None) -> tuple[Paramete
 def _setting(value: Any, kind: str) -> float | bool:
     if kind == "BOOLEAN":
         return bool(value)
-    return float(value) if isinstance(value, int | float | Tensor) else 0.0
+    return float(value) if isinstance(value, _NUMBERS) else 0.0
 
 
 def group_of(optimizer: Optimizer) -> dict[int, int]:
@@ -96,5 +98,6 @@ def group_of(optimizer: Optimizer) -> dict[int, int]:
 
 def buffers_of(optimizer: Optimizer, rule: UpdateRule, tensors: Iterable[Tensor]) -> list[Tensor | None]:
     """The optimizer's own buffer of each parameter; None where there is none."""
-    found = (optimizer.state[t].get(rule.buffer) if t in optimizer.state else None for t in tensors)
+    state, kind = optimizer.state, rule.buffer
+    found = [(state.get(tensor) or {}).get(kind) for tensor in tensors]
     return [buffer if isinstance(buffer, Tensor) else None for buffer in found]

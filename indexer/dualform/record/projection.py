@@ -1,14 +1,16 @@
 """Matrices along directions, in float64: by the compiled loops where they are there, else by torch.
 
-Shapes: r rows, c columns, k directions: 1 or DIRECTIONS.
+Shapes: r rows, c columns.
 
 These run on the training's own thread at every step, so they must be cheap; and exact, for their agreement is a proof.
+That is why each column has a part in one of the directions only: then a matrix takes one product a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import isfinite
 from typing import TypeAlias
 
@@ -19,8 +21,9 @@ from torch import Tensor
 
 from dualform import kernels
 from dualform.kernels import DIRECTIONS
+from dualform.kernels.arguments import address
 
-__all__ = ["DIRECTIONS", "Doubles", "fold", "full_precision", "project", "surely_finite"]
+__all__ = ["DIRECTIONS", "Directions", "Doubles", "Parts", "full_precision", "surely_finite"]
 
 Doubles: TypeAlias = NDArray[np.float64]
 
@@ -28,26 +31,153 @@ _AT_ONCE = 1 << 22
 """Numbers of a matrix that torch widens at once: the weights of a large layer would take gigabytes."""
 
 
-def project(matrix: Tensor, directions: Doubles) -> Doubles:
-    """float64[r, k]: a matrix [r, c] times each of contiguous float64[k, c]."""
-    if _compiled(matrix):
-        return kernels.project(matrix.contiguous().numpy(), directions)
-    along = torch.from_numpy(directions).to(matrix.device).T
-    rows = max(1, _AT_ONCE // max(1, matrix.shape[1]))
-    parts = (matrix[start : start + rows] for start in range(0, max(1, len(matrix)), rows))
-    return _numpy(torch.cat([part.double() @ along for part in parts]))
+class Directions:
+    """Fixed random R [c, DIRECTIONS], of which column c of a matrix has a part in direction c % DIRECTIONS alone.
 
-
-def fold(matrix: Tensor, weights: Doubles) -> tuple[Doubles, Doubles, float]:
-    """A matrix [r, c], transposed, times weights float64[r, DIRECTIONS]: float64[c, DIRECTIONS]; its column sums
-    float64[c]; its norm.
+    The mean of ||M R||^2 is DIRECTIONS ||M||^2. A part is never near 0, so no single column is overlooked; several are
+    seen by the random signs of their parts.
     """
-    if _compiled(matrix):
-        weighted, summed, squares = kernels.fold(matrix.contiguous().numpy(), weights)
-        return weighted, summed, float(np.sqrt(squares))
-    wide = matrix.double()
-    weighted = _numpy(wide.T @ torch.from_numpy(weights).to(wide.device))
-    return weighted, _numpy(wide.sum(0)), float(torch.linalg.vector_norm(wide))
+
+    def __init__(self, parts: Doubles) -> None:
+        """`parts` float64[c]."""
+        self._parts = torch.from_numpy(np.ascontiguousarray(parts, dtype=np.float64))
+        self._address = self._parts.data_ptr()
+
+    @classmethod
+    def drawn(cls, columns: int, generator: np.random.Generator) -> Directions:
+        squares = generator.uniform(0.5, 1.5, columns)
+        return cls(np.where(generator.random(columns) < 0.5, -1.0, 1.0) * np.sqrt(DIRECTIONS * squares))
+
+    @property
+    def matrix(self) -> Doubles:
+        """R itself, float64[c, DIRECTIONS]."""
+        whole = np.zeros((len(self._parts), DIRECTIONS))
+        columns = np.arange(len(whole))
+        whole[columns, columns % DIRECTIONS] = self._parts.numpy()
+        return whole
+
+    @property
+    def address(self) -> int:
+        """Where the parts lie, float64[c]."""
+        return self._address
+
+    def project(self, matrix: Tensor) -> Doubles:
+        """A matrix [r, c] times R: float64[r, DIRECTIONS]."""
+        self._check(matrix)
+        if not readable(matrix):
+            return self._project_by_torch(matrix)
+        own = matrix if matrix.stride(1) == 1 else matrix.contiguous()
+        out = np.empty((len(own), DIRECTIONS))
+        kernels.project(own.data_ptr(), len(own), own.shape[1], own.stride(0), self._address, out.ctypes.data)
+        return out
+
+    def add_outer(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:
+        """Add the sum over slots of error (key R) to contiguous float64[d_out * DIRECTIONS].
+
+        Keys [n, c] and errors [n, d_out].
+        """
+        self._check(keys)
+        if not (readable(keys) and readable(errors)):
+            return self._add_outer_by_torch(keys, errors, to)
+        keys = keys if keys.stride(1) == 1 else keys.contiguous()
+        errors = errors.contiguous()
+        (n, d_in), d_out = keys.shape, errors.shape[1]
+        memory = torch.empty(d_out + 2, dtype=torch.float64, device="cpu")
+        summed, weighted = memory.data_ptr(), to.ctypes.data
+        keys_at, errors_at, squares = keys.data_ptr(), errors.data_ptr(), summed + 8 * d_out
+        kernels.outer(keys_at, n, d_in, keys.stride(0), self._address, errors_at, d_out, weighted, summed, squares)
+        found = memory.numpy()
+        return Outer(found[:-2], *found[-2:].tolist())
+
+    def _check(self, matrix: Tensor) -> None:
+        if matrix.shape[1] != len(self._parts):
+            raise TypeError(f"directions of {len(self._parts)} columns cannot take a matrix of {matrix.shape[1]}.")
+
+    def _project_by_torch(self, matrix: Tensor) -> Doubles:
+        along = torch.from_numpy(self.matrix).to(matrix.device)
+        rows = max(1, _AT_ONCE // max(1, matrix.shape[1]))
+        with full_precision():
+            parts = (matrix[start : start + rows] for start in range(0, max(1, len(matrix)), rows))
+            return _numpy(torch.cat([part.double() @ along for part in parts]))
+
+    def _add_outer_by_torch(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:
+        with full_precision():
+            wide, along = errors.double(), self._project_by_torch(keys)
+            to += _numpy(wide.T @ torch.from_numpy(along).to(wide.device)).reshape(-1)
+            return Outer(_numpy(wide.sum(0)), float(wide.square().sum()), float(np.square(along).sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """What a sum of outer products was made of."""
+
+    summed: Doubles
+    """float64[d_out]: the sum of the errors."""
+    errors_square: float
+    """The sum of the errors' squares."""
+    keys_square: float
+    """That of the projected keys."""
+
+
+class Parts:
+    """How vectors are cut into parts, one for each parameter; and what is summed by part."""
+
+    def __init__(self, lengths: Sequence[int], turned: Sequence[bool]) -> None:
+        """`turned`: which parts are [rows, DIRECTIONS], compared by their products with one more direction."""
+        self.starts = np.cumsum([0, *lengths], dtype=np.int64)
+        """int64[parts + 1]: where each begins, and the end."""
+        self._turned = np.array(turned, dtype=np.int64)
+        self._count = len(turned)
+        self._out = np.empty((self._count, 5))
+        self._addresses = self.starts.ctypes.data, self._turned.ctypes.data, self._out.ctypes.data
+
+    def compare(self, applied: Doubles, recorded: Doubles, along: Doubles) -> list[list[float]]:
+        """Of each part of vectors: the factor that makes `recorded` most like `applied`, 1 where there is none; the
+        squares of `applied` and of what is left. `along` float64[DIRECTIONS].
+        """
+        if kernels.library() is None:
+            return [self._compared(part, applied, recorded, along) for part in range(self._count)]
+        starts, turned, out = self._addresses
+        own = address(applied, np.float64), address(recorded, np.float64)
+        kernels.compare(*own, starts, turned, self._count, address(along, np.float64), out)
+        found: list[list[float]] = self._out.reshape(-1)[: 3 * self._count].reshape(-1, 3).tolist()
+        return found
+
+    @np.errstate(all="ignore")
+    def _compared(self, part: int, applied: Doubles, recorded: Doubles, along: Doubles) -> list[float]:
+        x, y = (vector[self.starts[part] : self.starts[part + 1]] for vector in (applied, recorded))
+        if self._turned[part]:
+            x, y = x.reshape(-1, DIRECTIONS) @ along, y.reshape(-1, DIRECTIONS) @ along
+        square = y @ y
+        factor = x @ y / square if square > 0 else 1.0
+        left = x - factor * y
+        return [float(factor), float(x @ x), float(left @ left)]
+
+    def distances(self, of: Doubles, states: Doubles, start: Doubles) -> list[list[float]]:
+        """Of each part of contiguous vectors: its squared distances from states[1], states[0] and `start`; its own
+        square, and that of states[1]. Then states[1] becomes `of`.
+        """
+        if kernels.library() is None:
+            return self._distances(of, states, start)
+        rebuilt_at = address(states, np.float64)
+        own, expected_at, start_at = address(of, np.float64), rebuilt_at + states[0].nbytes, address(start, np.float64)
+        starts, _, out = self._addresses
+        kernels.distances(own, expected_at, rebuilt_at, start_at, starts, self._count, out)
+        found: list[list[float]] = self._out.tolist()
+        return found
+
+    @np.errstate(all="ignore")
+    def _distances(self, of: Doubles, states: Doubles, start: Doubles) -> list[list[float]]:
+        rebuilt, expected = states
+        vectors = [of - expected, of - rebuilt, of - start, of, expected]
+        sums = [np.add.reduceat(vector * vector, self.starts[:-1]) for vector in vectors]
+        expected[:] = of
+        return [list(map(float, row)) for row in zip(*sums, strict=True)]
+
+
+def readable(matrix: Tensor) -> bool:
+    """Whether the compiled loops can read it: float32, in the processor's own memory."""
+    return matrix.is_cpu and matrix.dtype == torch.float32 and kernels.library() is not None
 
 
 def surely_finite(tensor: Tensor) -> bool:
@@ -64,11 +194,6 @@ def full_precision() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
-
-
-def _compiled(matrix: Tensor) -> bool:
-    """Whether the compiled loops can read it: float32, in the processor's own memory."""
-    return kernels.library() is not None and matrix.device.type == "cpu" and matrix.dtype == torch.float32
 
 
 def _numpy(tensor: Tensor) -> Doubles:

@@ -9,8 +9,9 @@ A parameter is one tensor, however many layers hold it: the terms of tied weight
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,26 +19,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import DIRECTIONS, Doubles, full_precision, project
+from dualform import kernels
+from dualform.record.projection import DIRECTIONS, Directions, Doubles, readable
 from dualform.record.taps import Tap
 from dualform.store.layer import Parameter
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RecordedParameter:
     """One parameter, and its place in vectors of length P."""
 
     name: str
     """In the model's state dict; the first where it has several."""
     tensor: Tensor
+    """The one that stands in its place now."""
     terms: tuple[tuple[str, Parameter], ...]
     """The layers that hold it, each with the columns of the layer's [W | b] that it brings."""
-    directions: Doubles | None
-    """float64[DIRECTIONS, columns], that of R transposed; None for a bias."""
+    directions: Directions | None
+    """R [columns, DIRECTIONS]; None for a bias."""
     start: int
     stop: int
+    shape: torch.Size
+    lost: bool = False
+    """Whether nothing of its shape stands in its place any more."""
 
-    @property
+    @cached_property
     def layers(self) -> tuple[str, ...]:
         return tuple(layer for layer, _ in self.terms)
 
@@ -56,15 +62,17 @@ class RecordedParameters(Sequence[RecordedParameter]):
             tap, place, tensor = terms[0]
             directions = None
             if place.start < tap.d_in:
-                directions = generator.standard_normal((DIRECTIONS, place.stop - place.start))
+                directions = Directions.drawn(place.stop - place.start, generator)
             start, stop = stop, stop + tap.d_out * (1 if directions is None else DIRECTIONS)
             where = tuple((holder.name, own) for holder, own, _ in terms)
-            self._all.append(RecordedParameter(place.name, tensor, where, directions, start, stop))
+            self._all.append(RecordedParameter(place.name, tensor, where, directions, start, stop, tensor.shape))
         self.size = stop
         """P."""
-        self.starts = np.array([parameter.start for parameter in self._all], dtype=np.int64)
-        self.lengths = np.array([parameter.stop - parameter.start for parameter in self._all], dtype=np.int64)
-        self._scales = np.array([1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all])
+        self._shapes = [parameter.tensor.shape for parameter in self._all]
+        self._matrices = np.array([_matrix_of(parameter) for parameter in self._all], dtype=np.int64).reshape(-1, 5)
+        """As kernels.project_all takes them; addresses are filled in."""
+        self.scales = [1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all]
+        """What makes norms of what was projected estimates of Frobenius norms."""
 
     def __getitem__(self, index: Any) -> Any:
         return self._all[index]
@@ -72,28 +80,49 @@ class RecordedParameters(Sequence[RecordedParameter]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def project(self, tensors: Mapping[int, Tensor] | None = None, chosen: NDArray[np.bool_] | None = None) -> Doubles:
-        """float64[P]: the live parameters, or other tensors by index, projected; 0.0 where not `chosen`."""
+    def __iter__(self) -> Iterator[RecordedParameter]:
+        return iter(self._all)
+
+    def project(self, tensors: Sequence[Tensor | None]) -> Doubles:
+        """float64[P]: one tensor for each parameter, of its shape, projected; 0.0 for None."""
         found = np.zeros(self.size)
-        with full_precision():
-            for index, parameter in enumerate(self._all):
-                if chosen is not None and not chosen[index]:
-                    continue
-                tensor = (parameter.tensor if tensors is None else tensors[index]).detach()
-                own = found[parameter.start : parameter.stop]
-                if parameter.directions is None:
-                    own[:] = tensor.double().cpu().numpy()
-                else:
-                    own[:] = project(tensor, parameter.directions).reshape(-1)
+        if all(map(_at_once, tensors, self._shapes)):
+            self._matrices[:, 0] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            kernels.project_all(self._matrices.ctypes.data, len(self._all), found.ctypes.data)
+            return found
+        for parameter, tensor in zip(self._all, tensors, strict=True):
+            if tensor is None:
+                continue
+            own = found[parameter.start : parameter.stop]
+            if parameter.directions is None:
+                own[:] = tensor.detach().double().cpu().numpy()
+            else:
+                own[:] = parameter.directions.project(tensor.detach()).reshape(-1)
+        return found
+
+    def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
+        """float64[P]: the live parameters, projected; 0.0 where not `chosen`, NaN for those that are lost."""
+        there = [True] * len(self._all) if chosen is None else chosen.tolist()
+        found = self.project(
+            [p.tensor if own and not p.lost else None for p, own in zip(self._all, there, strict=True)]
+        )
+        for parameter in self._all:
+            if parameter.lost:
+                found[parameter.start : parameter.stop] = np.nan
         return found
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
         """float64[P]: of arrays under the parameters' names; 0.0 for those that are missing."""
-        chosen = np.array([parameter.name in arrays for parameter in self._all], dtype=bool)
-        named = {i: torch.from_numpy(arrays[p.name]) for i, p in enumerate(self._all) if p.name in arrays}
-        return self.project(named, chosen)
+        return self.project([torch.from_numpy(arrays[p.name]) if p.name in arrays else None for p in self._all])
 
-    def norms(self, vector: Doubles) -> Doubles:
-        """float64[parameters]: of float64[P], estimates of the Frobenius norms of what was projected."""
-        found: Doubles = np.sqrt(np.add.reduceat(vector * vector, self.starts)) * self._scales
-        return found
+
+def _matrix_of(parameter: RecordedParameter) -> tuple[int, ...]:
+    rows, columns = (*parameter.tensor.shape, 1)[:2]
+    return 0, rows, columns, 0 if parameter.directions is None else parameter.directions.address, parameter.start
+
+
+def _at_once(tensor: Tensor | None, shape: torch.Size) -> bool:
+    """Whether the compiled loops can read a tensor of this shape as it is."""
+    return tensor is None or (
+        readable(tensor) and tensor.layout == torch.strided and tensor.is_contiguous() and tensor.shape == shape
+    )

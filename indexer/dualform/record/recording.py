@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from dualform.errors import RecordingError
 from dualform.record.columns import Columns
 from dualform.record.sinks import Header, Sink
-from dualform.record.slots import Slots, slots_of
+from dualform.record.slots import SlotMaker, Slots
 from dualform.record.spaces import Spaces
 from dualform.record.start import Start, layer_of
 from dualform.record.state import state_of
@@ -56,7 +56,8 @@ class Recording:
         self._start = Start(plan.model, plan.optimizer, plan.taps)
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
-        self._updates = Updates(plan.optimizer, plan.taps, self._start.initial, self._start.buffers)
+        self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
+        self._updates = Updates(plan.optimizer, plan.taps, self._start.initial, self._start.buffers, plan.model)
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""
@@ -160,10 +161,10 @@ class Recording:
     def _settle(self, record: StepRecord) -> None:
         """Make the step's slots; none where there is NaN or infinity among them. Raises RecordingError and BadInput."""
         record.settled = True
-        slots = slots_of(record, self._plan.taps, self._spaces, self._columns, first=not self.begun)
+        slots = self._slot_maker.slots_of(record, first=not self.begun)
         self._admit(record, slots)
         rows = [(part.layer, part.keys, part.errors if part.layer in self._valued else None) for part in slots.rows]
-        finite = self._updates.add(record.step, rows) and slots.surely_finite(self._valued)
+        finite = self._updates.add(record.step, rows, record.fresh) and slots.surely_finite(self._valued)
         if not finite and not slots.finite():
             self.forget(record)
             return
@@ -253,6 +254,7 @@ class Recording:
 
     def flush(self) -> None:
         """Returns once every finished step is on disk. Raises what went wrong with writing."""
+        self._updates.finish(self.steps - 1)
         self._put_logs()
         self.sink.flush()
 
@@ -264,7 +266,8 @@ class Recording:
         try:
             self._put_logs()
         finally:
-            self.sink.close(state_of(self._plan.model), finished, dict(self._plan.skipped))
+            buffers = self._start.buffers_now()
+            self.sink.close(state_of(self._plan.model), finished, dict(self._plan.skipped), buffers)
 
     def _put_logs(self) -> None:
         """What is known of the optimizer and no batch took along."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from dualform.store.writer import Writer
 
 QUEUE_BYTES = 256 << 20
 """How much may wait to be written before the training waits too."""
+
+NO_ARRAYS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Header:
     momentum: Mapping[str, NDArray[Any]]
     """Momentum buffers that existed by then, by parameter name."""
     label_names: Mapping[str, Sequence[str]]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of recorded parameters in the state dict -> the name they are recorded under."""
 
 
 class Sink(Protocol):
@@ -61,9 +66,15 @@ class Sink(Protocol):
     ) -> None:
         """Store a probe. Raises BadInput for a name that is taken."""
 
-    def close(self, final: Mapping[str, NDArray[Any]], finished: bool, skipped: Mapping[str, str]) -> None:
+    def close(
+        self,
+        final: Mapping[str, NDArray[Any]],
+        finished: bool,
+        skipped: Mapping[str, str],
+        buffers: Mapping[str, NDArray[Any]] = NO_ARRAYS,
+    ) -> None:
         """Store the final weights; everything is durable on return. `finished`: the training came to its end;
-        `skipped`: the layers that were never recorded, and why.
+        `skipped`: the layers that were never recorded, and why; `buffers`: the optimizer's, by parameter name.
         """
 
 
@@ -90,6 +101,7 @@ class StoreSink:
             initial=header.initial,
             momentum=header.momentum,
             label_names=header.label_names,
+            aliases=header.aliases,
             settings=settings_of(header.rule),
         )
         self._thread.when_idle = self._writer.tick
@@ -114,10 +126,16 @@ class StoreSink:
             lambda: self._writer.add_probe(name, queries=queries, labels=labels, outputs=outputs), fatal=False
         )
 
-    def close(self, final: Mapping[str, NDArray[Any]], finished: bool, skipped: Mapping[str, str]) -> None:
+    def close(
+        self,
+        final: Mapping[str, NDArray[Any]],
+        finished: bool,
+        skipped: Mapping[str, str],
+        buffers: Mapping[str, NDArray[Any]] = NO_ARRAYS,
+    ) -> None:
         def close() -> None:
             self._writer.manifest.skipped = dict(skipped)
-            self._writer.set_final(final)
+            self._writer.set_final(final, buffers)
             self._writer.close(finished=finished)
 
         try:

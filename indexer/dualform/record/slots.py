@@ -20,7 +20,7 @@ from dualform.record.columns import Columns
 from dualform.record.metadata import Array, Metadata
 from dualform.record.shape import Shape, laid_out
 from dualform.record.spaces import Spaces
-from dualform.record.step_record import StepRecord, surely_finite
+from dualform.record.step_record import Signal, StepRecord, surely_finite
 from dualform.record.taps import Tap
 from dualform.store.batch import Extent, LayerRows
 
@@ -69,30 +69,83 @@ class Slots:
         )
 
 
-def slots_of(record: StepRecord, taps: Sequence[Tap], spaces: Spaces, columns: Columns, first: bool) -> Slots:
-    """What the step's calls and metadata come to. Raises BadInput and, at the first step, RecordingError."""
+@dataclass(frozen=True)
+class Layout:
+    """What a step's calls came to, where every slot follows from their shapes: the next step mostly has the same."""
+
+    signature: tuple[Any, ...]
+    """Of what it follows from."""
+    shapes: Mapping[str, Sequence[Shape]]
+    """By layer, in the model's order; one for each of its calls."""
+    extents: Sequence[Extent]
+    count: int
+    """Rows of the step."""
+
+    def slots_of(self, record: StepRecord, columns: Columns) -> Slots:
+        """Of another step with this signature. Raises BadInput for a column that changed."""
+        rows = [
+            _rows(name, shape, signal, None)
+            for name, shapes in self.shapes.items()
+            for shape, signal in zip(shapes, record.calls(name), strict=True)
+        ]
+        samples = columns.samples(record.metadata, self.count, record.step)
+        return Slots(samples, self.extents, None, rows, {})
+
+
+class SlotMaker:
+    """Makes the slots of one recording's steps."""
+
+    def __init__(self, taps: Sequence[Tap], spaces: Spaces, columns: Columns) -> None:
+        self._taps, self._spaces, self._columns = taps, spaces, columns
+        self._layout: Layout | None = None
+        """Of the last step that had one."""
+
+    def slots_of(self, record: StepRecord, first: bool) -> Slots:
+        """What the step's calls and metadata come to. Raises BadInput and, at the first step, RecordingError."""
+        signature = _signature(record)
+        if self._layout is not None and self._layout.signature == signature:
+            return self._layout.slots_of(record, self._columns)
+        return self._align(record, signature, first)
+
+    def _align(self, record: StepRecord, signature: tuple[Any, ...] | None, first: bool) -> Slots:
+        metadata = record.metadata
+        found = Aligner(record, self._taps, self._spaces, first).align()
+        self._spaces.check_names(metadata.spaces)
+        shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
+        extents = self._columns.extents(metadata, shapes, record.step, first)
+        kept = {(extent.space, extent.call): stay for extent, stay in extents}
+        rows = [
+            _rows(name, shape, signal, kept[shape.space.name, shape.call])
+            for name, calls in found.calls.items()
+            for shape, signal in calls
+        ]
+        parts = [extent for extent, _ in extents]
+        unknown = any(extent.row is not None and bool((extent.row < 0).any()) for extent in parts)
+        count = _sample_count(metadata, shapes, parts)
+        _check_rows(parts, count)
+        samples = self._columns.samples(metadata, count, record.step)
+        if signature is not None and not found.parted and all(_is_plain(extent) for extent in parts):
+            by_layer = {name: [shape for shape, _ in calls] for name, calls in found.calls.items()}
+            self._layout = Layout(signature, by_layer, parts, count)
+        return Slots(samples, parts, self._columns.unknown(metadata) if unknown else None, rows, found.parted)
+
+
+def _signature(record: StepRecord) -> tuple[Any, ...] | None:
+    """What the extents of a step follow from; None where something is said of single slots."""
     metadata = record.metadata
-    found = Aligner(record, taps, spaces, first).align()
-    spaces.check_names(metadata.spaces)
-    shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
-    extents = columns.extents(metadata, shapes, record.step, first)
-    kept = {(extent.space, extent.call): stay for extent, stay in extents}
-    rows = [
-        CallRows(
-            name,
-            shape.call,
-            _laid(signal.keys, shape, kept),
-            None if signal.errors is None else _laid(signal.errors, shape, kept),
-        )
-        for name, calls in found.calls.items()
-        for shape, signal in calls
-    ]
-    parts = [extent for extent, _ in extents]
-    unknown = any(extent.row is not None and bool((extent.row < 0).any()) for extent in parts)
-    count = _sample_count(metadata, shapes, parts)
-    _check_rows(parts, count)
-    samples = columns.samples(metadata, count, record.step)
-    return Slots(samples, parts, columns.unknown(metadata) if unknown else None, rows, found.parted)
+    if metadata.of_slots:
+        return None
+    said = tuple([(name, entry.shape) for name, entry in metadata.entries.items()])
+    return record.leading(), said, metadata.said_dims
+
+
+def _is_plain(extent: Extent) -> bool:
+    return extent.row is None and extent.position is None and not extent.columns
+
+
+def _rows(layer: str, shape: Shape, signal: Signal, kept: NDArray[np.int64] | None) -> CallRows:
+    errors = None if signal.errors is None else _laid(signal.errors, shape, kept)
+    return CallRows(layer, shape.call, _laid(signal.keys, shape, kept), errors)
 
 
 def _sample_count(metadata: Metadata, shapes: Sequence[Shape], extents: Sequence[Extent]) -> int:
@@ -117,6 +170,6 @@ def _check_rows(extents: Sequence[Extent], count: int) -> None:
             )
 
 
-def _laid(tensor: Tensor, shape: Shape, kept: Mapping[tuple[str, int], NDArray[np.int64] | None]) -> Tensor:
-    lying, stay = laid_out(tensor, shape), kept[shape.space.name, shape.call]
-    return lying.contiguous() if stay is None else lying[torch.from_numpy(stay)]
+def _laid(tensor: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
+    lying = laid_out(tensor, shape)
+    return lying.contiguous() if kept is None else lying[torch.from_numpy(kept)]

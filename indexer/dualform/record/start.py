@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,18 @@ class Start:
         self._rule = rule_of(optimizer)
         self.initial: Mapping[str, NDArray[Any]] = state_of(model)
         """Every tensor of the state dict."""
-        self.buffers: Mapping[str, NDArray[Any]] = {}
+        self.aliases = {name: known for name, known in aliases_of(model, taps).items() if name in self.initial}
+        """Further names of recorded parameters in the state dict -> the name they are recorded under."""
+        self._parameters = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
+        self.buffers: Mapping[str, NDArray[Any]] = self.buffers_now()
         """The optimizer's buffers, by parameter name, of those that have one."""
-        if self._rule is not None:
-            named = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
-            found = zip(named, buffers_of(optimizer, self._rule, named.values()), strict=True)
-            self.buffers = arrays({name: buffer for name, buffer in found if buffer is not None})
+
+    def buffers_now(self) -> Mapping[str, NDArray[Any]]:
+        """As `buffers`, at this moment."""
+        if self._rule is None:
+            return {}
+        found = zip(self._parameters, buffers_of(self._optimizer, self._rule, self._parameters.values()), strict=True)
+        return arrays({name: buffer for name, buffer in found if buffer is not None})
 
     def header(
         self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]
@@ -48,6 +55,7 @@ class Start:
             initial=self.initial,
             momentum=self.buffers,
             label_names=label_names,
+            aliases=self.aliases,
         )
 
 
@@ -59,6 +67,16 @@ def name_tied_weights_alike(taps: Sequence[Tap]) -> None:
             replace(place, name=names.setdefault(id(tensor), place.name)): tensor
             for place, tensor in tap.parameters.items()
         }
+
+
+def aliases_of(model: nn.Module, taps: Sequence[Tap]) -> dict[str, str]:
+    """Names under which a model holds a recorded parameter once more -> the recorded name.
+
+    A name counts where it holds the very same tensor object: a copy with the same numbers is a parameter of its own.
+    """
+    recorded = {id(tensor): place.name for tap in taps for place, tensor in tap.parameters.items()}
+    held = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {name: recorded[id(tensor)] for name, tensor in held if recorded.get(id(tensor), name) != name}
 
 
 def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype) -> Layer:

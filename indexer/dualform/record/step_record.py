@@ -44,6 +44,8 @@ class StepRecord:
         """Layers whose input asks for no gradient: raw data, which repeats."""
         self.reached: dict[str, str] = {}
         """Layer -> what became of its forward calls, where no gradient came."""
+        self.fresh = False
+        """Whether no gradient of an earlier step was there any more when the first of this one's arrived."""
         self._signals: dict[str, dict[int, Signal]] = {}
 
     @property
@@ -59,6 +61,10 @@ class StepRecord:
     def dtypes(self) -> dict[str, torch.dtype]:
         return {name: next(iter(signals.values())).dtype for name, signals in self._signals.items()}
 
+    def leading(self) -> list[tuple[str, list[tuple[int, ...]]]]:
+        """Each layer that gradients reached, with the leading dimensions of its calls."""
+        return [(name, [signal.leading for signal in self.calls(name)]) for name in self._signals]
+
     def called(self, tap: Tap, raw: bool) -> None:
         self.reached[tap.name] = "its output reached no loss in a recorded step"
         if raw:
@@ -70,6 +76,9 @@ class StepRecord:
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
         if self.settled or not key.numel():
             return
+        if not self._signals:
+            # A layer's own gradients come after its outputs': what is there is of earlier steps.
+            self.fresh = all(p.grad is None or not p.grad.any() for p in tap.parameters.values())
         signals = self._signals.setdefault(tap.name, {})
         seen, more = signals.get(call), self._kept(tap, error)
         if seen is None:
@@ -83,7 +92,10 @@ class StepRecord:
         """The calls of a layer whose gradient arrived, in forward order. Where reentrant checkpointing runs calls of
         one layer again, that is the order of the second run.
         """
-        return [signal for _, signal in sorted(self._signals.get(layer, {}).items())]
+        signals = self._signals.get(layer, {})
+        if len(signals) == 1:
+            return list(signals.values())
+        return [signal for _, signal in sorted(signals.items())]
 
     def _kept(self, tap: Tap, error: Tensor) -> Tensor | None:
         """Where values are not wanted, only what holds NaN or infinity is kept."""
@@ -91,6 +103,8 @@ class StepRecord:
 
 
 def _owned(tensor: Tensor, width: int) -> Tensor:
+    if tensor.dtype == torch.float32 and tensor.is_cpu and tensor.dim() == 2:
+        return tensor.clone(memory_format=torch.contiguous_format)
     copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32)
     return copied.copy_(tensor.reshape(-1, width))
 

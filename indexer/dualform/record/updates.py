@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.record.gradient_factor import Gradient, GradientFactors
+from dualform.record.live_tensors import LiveTensors
 from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
 from dualform.record.projection import Doubles, surely_finite
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
@@ -31,11 +34,13 @@ class Updates:
         taps: Sequence[Tap],
         initial: Mapping[str, NDArray[Any]] | None = None,
         buffers: Mapping[str, NDArray[Any]] | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
         slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
+        `model`: where another tensor may take a parameter's place.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._taps: list[Tap] = []
@@ -49,8 +54,12 @@ class Updates:
         self._watch: Watch | None = None
         if valued and self._rule is not None:
             self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
+        self._live = None if model is None else LiveTensors(model, (parameter.name for parameter in self._parameters))
+        self._tensors = [parameter.tensor for parameter in self._parameters]
+        """Those that stand in the parameters' places now."""
         self._joined: set[int] = set()
         """Parameters of layers that have slots, by index."""
+        self._joined_names: set[str] = set()
         self._buffers: list[Tensor | None] | None = None
         """The optimizer's buffers as its last update left them."""
         self._unused: list[int] = []
@@ -66,21 +75,23 @@ class Updates:
         self._taps += taps
         names = {tap.name for tap in self._taps}
         self._joined = {i for i, parameter in enumerate(self._parameters) if names.intersection(parameter.layers)}
+        self._joined_names = {self._parameters[index].name for index in self._joined}
 
     @property
     def awaited(self) -> bool:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]]) -> bool:
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]], fresh: bool = False) -> bool:
         """Take a step's slots, (layer, keys, errors) for each call, as gradients that the next update uses.
 
-        False where NaN or infinity may be among them.
+        `fresh`: gradients of earlier steps were gone when the first of this step's arrived. False where NaN or
+        infinity may be among them.
         """
         self._unused.append(step)
         valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]
         others = [row for row in rows if row[0] not in self._valued or row[2] is None]
-        finite = self._factors is None or self._factors.add(step, valued)
+        finite = self._factors is None or self._factors.add(step, valued, fresh)
         return finite and all(surely_finite(part) for row in others for part in row[1:] if part is not None)
 
     def forget(self, step: int) -> None:
@@ -109,13 +120,14 @@ class Updates:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
         groups, settings = group_of(self._optimizer), read_groups(self._optimizer, self._rule)
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
+        self._follow(step)
         if self._factors is not None:
             gradient = self._factors.measure(frozenset(groups))
             self._factors.renew()
             first = step if gradient.first_step is None else gradient.first_step
             own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
             applied = gradient.factors * unscaling(self._optimizer)
-            factors = tuple(self._factor(i, own[i], applied[i], gradient) for i in self._logged(applied))
+            factors = self._logged(own, applied.tolist(), gradient.residuals.tolist())
             self._tell_unexplained(step, gradient, dtypes)
             self._watch_update(step, gradient, applied, [settings[group] for group in own], own, dtypes)
         self._unused = []
@@ -125,10 +137,11 @@ class Updates:
         """The optimizer has written the weights."""
         if self._watch is not None and self._rule is not None:
             self._watch.updated()
-            self._buffers = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
+            self._buffers = buffers_of(self._optimizer, self._rule, self._tensors)
 
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
+        self._follow(step)
         if self._watch is not None:
             self._watched += self._watch.observe(step)
         for tap in self._taps:
@@ -140,13 +153,36 @@ class Updates:
 
     def look(self, step: int) -> None:
         """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
-        if self._watch is not None and (changed := self._watch.changed()).any():
+        self._follow(step)
+        if self._watch is not None and (changed := self._watch.changed()) is not None:
             self._watched += self._watch.observe(step, changed)
 
     def finish(self, step: int) -> None:
-        """The recording ends, `step` being its last: look at the weights once more."""
+        """The recording ends or is flushed, `step` being its last: look at the weights once more."""
+        self._follow(step)
         if self._watch is not None and step >= 0:
             self._watched += self._watch.observe(step)
+
+    def _follow(self, step: int) -> None:
+        """Look at the tensors that stand in the places of the recorded ones from now on."""
+        live = self._live
+        if live is None:
+            return
+        for index, parameter in enumerate(self._parameters):
+            if parameter.lost or not live.has(parameter.name):
+                continue
+            now = live.named(parameter.name)
+            if now is parameter.tensor and now.shape == parameter.shape:
+                continue
+            if now is None or now.shape != parameter.shape:
+                parameter.lost, what = True, "is no tensor of its shape any more"
+            else:
+                parameter.tensor, what = now, "was replaced by another tensor"
+                self._tensors[index] = now
+            if self._watch is not None:
+                self._watch.follow(index)
+            for layer in self._layers_of(parameter):
+                self.defect(max(step, 0), layer, "replaced", f"{parameter.name} {what} at step {max(step, 0)}")
 
     def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
         """Note what may make a layer inexact from `step` on; once for each kind."""
@@ -156,24 +192,26 @@ class Updates:
 
     def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
         """What no batch has taken along yet."""
-        names = {self._parameters[index].name for index in self._joined}
-        watched = [row for row in self._watched if row.parameter in names]
+        watched = [row for row in self._watched if row.parameter in self._joined_names]
         taken = self._logs, self._defects, watched
         self._logs, self._defects, self._watched = [], [], []
         return taken
-
-    def _factor(self, index: int, group: int, factor: float, gradient: Gradient) -> Factor:
-        name, residual = self._parameters[index].name, float(gradient.residuals[index])
-        return Factor(name, group, None if np.isnan(factor) else float(factor), residual)
 
     def _layers_of(self, parameter: RecordedParameter) -> list[str]:
         """Those that have slots."""
         joined = {tap.name for tap in self._taps}
         return [layer for layer in parameter.layers if layer in joined]
 
-    def _logged(self, factors: Doubles) -> list[int]:
-        """The parameters of layers with slots, and what else the optimizer updates: it may get slots later."""
-        return [index for index in range(len(factors)) if index in self._joined or not np.isnan(factors[index])]
+    def _logged(
+        self, groups: Sequence[int], factors: Sequence[float], residuals: Sequence[float]
+    ) -> tuple[Factor, ...]:
+        """Of the parameters of layers with slots, and of what else the optimizer updates: it may get slots later."""
+        logged = list[Factor]()
+        for index, (parameter, factor) in enumerate(zip(self._parameters, factors, strict=True)):
+            skipped = isnan(factor)
+            if index in self._joined or not skipped:
+                logged.append(Factor(parameter.name, groups[index], None if skipped else factor, residuals[index]))
+        return tuple(logged)
 
     def _watch_update(
         self,
@@ -190,10 +228,13 @@ class Updates:
         self._tell_buffers(step, self._rule.buffer)
         self._watched += self._watch.observe(step - 1)
         own = zip(groups, (group.settings for group in settings), strict=True)
-        error = [max(roundoff(dtypes.get(layer)) for layer in p.layers) for p in self._parameters]
+        known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
+        error = [max([known[dtypes.get(layer)] for layer in p.layers]) for p in self._parameters]
         self._watch.advance(gradient, factors, list(own), np.array(error))
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
+        if gradient.explained.all():
+            return
         for index in sorted(self._joined):
             parameter, residual = self._parameters[index], float(gradient.residuals[index])
             for layer in () if gradient.explained[index] else self._layers_of(parameter):
@@ -204,7 +245,9 @@ class Updates:
         """Note buffers that are not those that the last update left: an optimizer's state cleared or loaded."""
         if self._buffers is None or self._rule is None:
             return
-        now = buffers_of(self._optimizer, self._rule, [p.tensor for p in self._parameters])
+        now = buffers_of(self._optimizer, self._rule, self._tensors)
+        if all(map(is_, now, self._buffers)):
+            return
         for parameter, buffer, before in zip(self._parameters, now, self._buffers, strict=True):
             for layer in () if buffer is before else self._layers_of(parameter):
                 what = "cleared" if buffer is None else "replaced"

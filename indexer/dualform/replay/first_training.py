@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
+from typing import TypeAlias
+
 import numpy as np
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.sinks import Header
 from dualform.store.batch import Batch
 from dualform.store.digests import Digest, digests
+from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
 
 _HINT = (
     "Run the same script with the same seeds, data, batch order, machine and number of threads; on a GPU also with "
     "torch.use_deterministic_algorithms(True)."
 )
+
+
+Shape: TypeAlias = tuple[str, int, int, str]
+"""Name, d_in, d_out and space of a layer."""
 
 
 class FirstTraining:
@@ -38,17 +46,13 @@ class FirstTraining:
         self._table = memory.table("digests")
         self._step_of_row = self._table["step"].to_numpy()
         self._seen = 0
+        self._missing = {_shape(layer) for layer in memory.layers.values()}
+        """Layers that the second run has not reached yet."""
 
     def check_start(self, header: Header) -> None:
-        """Raises RecordingError where the second run has other layers, or starts from other weights."""
-        shapes = [
-            {(x.name, x.d_in, x.d_out, x.space) for x in of} for of in (self._memory.manifest.layers, header.layers)
-        ]
-        for name, d_in, d_out, space in sorted(shapes[0] ^ shapes[1]):
-            raise RecordingError(
-                f"step 0: layer {name!r} ({d_in} to {d_out}, by {space}) is recorded in one run and not in the other.",
-                hint="Replay the model that was recorded.",
-            )
+        """Raises RecordingError where the second run begins with other layers, or starts from other weights."""
+        reached = self._expected(0)
+        self._join(header.layers, "step 0", {shape for shape in self._missing if shape[0] in reached})
         first = self._memory.initial()
         for name in [*header.initial, *(name for name in first if name not in header.initial)]:
             if name not in header.initial or name not in first or not np.array_equal(first[name], header.initial[name]):
@@ -56,6 +60,7 @@ class FirstTraining:
 
     def check(self, batch: Batch) -> None:
         """Raises RecordingError, naming step and layer, where a step was not fed what it was fed the first time."""
+        self._join(batch.joined, f"step {batch.step}")
         if batch.step >= self._steps:
             raise RecordingError(f"step {batch.step}: the first training ended after {self._steps} steps.", hint=_HINT)
         self._seen = max(self._seen, batch.step + 1)
@@ -68,17 +73,39 @@ class FirstTraining:
                 raise RecordingError(f"step {batch.step}, layer {name!r}: {_difference(one, other)}.", hint=_HINT)
 
     def check_end(self) -> None:
-        """Raises RecordingError where the second run stopped early."""
+        """Raises RecordingError where the second run stopped early, or never reached a layer."""
         if self._seen < self._steps:
             raise RecordingError(
                 f"the second training stopped after {self._seen} of {self._steps} steps.",
                 hint="Run it to its end: an answer about a part of it would be another answer.",
+            )
+        self._require(sorted(self._missing), "the end")
+
+    def _join(self, layers: Iterable[Layer], when: str, expected: Set[Shape] = frozenset()) -> None:
+        """Take note of layers that the second run reaches.
+
+        Raises RecordingError where the first has no such layer, or where one of those `expected` is not among them.
+        """
+        joined = {_shape(layer) for layer in layers}
+        self._require(sorted((joined - self._missing) | (expected - joined)), when)
+        self._missing -= joined
+
+    def _require(self, without: Iterable[Shape], when: str) -> None:
+        """Raises RecordingError for the first of some layers that only one run has."""
+        for name, d_in, d_out, space in without:
+            raise RecordingError(
+                f"{when}: layer {name!r} ({d_in} to {d_out}, by {space}) is recorded in one run and not in the other.",
+                hint="Replay the model that was recorded.",
             )
 
     def _expected(self, step: int) -> dict[str, Digest]:
         low, high = np.searchsorted(self._step_of_row, [step, step + 1])
         rows = self._table.slice(low, high - low).to_pylist()
         return {row["layer"]: Digest(row["keys"], row["columns"]) for row in rows}
+
+
+def _shape(layer: Layer) -> Shape:
+    return layer.name, layer.d_in, layer.d_out, layer.space
 
 
 def _difference(first: Digest | None, again: Digest | None) -> str:

@@ -62,15 +62,15 @@ class Replay(Recorder):
         backend = backends.choose("numpy")
         view = View(memory, backend, CACHE_BYTES)
         self._running = [_running(view, question) for question in questions]
-        asked = [running.asked for running in self._running]
+        resolved = [running.resolved for running in self._running]
         self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
-        self._slots = [memory.entries(one.layer.name).count for one in asked]
-        layers = {one.layer.name: one.layer for one in asked}
+        self._slots = [memory.entries(one.layer.name).count for one in resolved]
+        layers = {one.layer.name: one.layer for one in resolved}
         self._gatherers = {
             name: Gatherer(
                 memory,
                 layer,
-                [running for one, running in zip(asked, self._running, strict=True) if one.layer.name == name],
+                [running for one, running in zip(resolved, self._running, strict=True) if one.layer.name == name],
                 backend,
                 window_bytes // len(layers),
             )

@@ -28,7 +28,7 @@ that merging costs a few sorts of the answer, however many windows there are."""
 
 @dataclass(frozen=True, eq=False)
 class _Hits:
-    """Hits that were not answered yet."""
+    """Hits that may still be part of the answer."""
 
     cells: NDArray[np.int64]
     """int64[h]: query * G + group."""
@@ -41,25 +41,25 @@ class _Hits:
 class RunningBest:
     """Hits by cell: query after query, and in each group after group."""
 
-    def __init__(self, asked: Resolved[TopK]) -> None:
-        self.asked, self._k = asked, asked.question.k
-        self._groups = 1 if asked.groups is None else len(asked.groups.counts)
+    def __init__(self, resolved: Resolved[TopK]) -> None:
+        self.resolved, self._k = resolved, resolved.question.k
+        self._groups = 1 if resolved.groups is None else len(resolved.groups.counts)
         self._kept = _Hits(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))
         self._pending: list[_Hits] = []
         self.seconds = 0.0
 
     def add(self, window: Window) -> None:
-        asked, k, layer = self.asked, self._k, self.asked.layer.name
-        selection = window.selection(asked.selection)
+        resolved, k, layer = self.resolved, self._k, self.resolved.layer.name
+        selection = window.selection(resolved.selection)
         if not selection.count:
             return
         groups, numbers = None, np.zeros(1, dtype=np.int64)
         counts = np.array([selection.count])
-        if asked.groups is not None:
-            groups, numbers = _own_groups(window, asked.groups)
+        if resolved.groups is not None:
+            groups, numbers = _own_groups(window, resolved.groups)
             counts = groups.counts
         rows = key_rows(window.view, layer, selection, never)
-        ranked = Ranking(window.view, layer, rows, groups, k, asked.absolute, never).of(asked.queries)
+        ranked = Ranking(window.view, layer, rows, groups, k, resolved.score, never).of(resolved.queries)
         of_hit = np.repeat(numbers, np.minimum(counts, k))
         for query, (entries, scores) in enumerate(ranked):
             self._pending.append(_Hits(query * self._groups + of_hit, entries + window.start, scores))
@@ -76,13 +76,13 @@ class RunningBest:
 
     def answer(self, scan: Scan) -> Hits:
         self._merge()
-        asked, groups = self.asked, self.asked.groups
-        there = np.array([asked.selection.count]) if groups is None else groups.counts
-        counts = np.tile(np.minimum(there, self._k), (len(asked.queries), 1))
+        resolved, groups = self.resolved, self.resolved.groups
+        there = np.array([resolved.selection.count]) if groups is None else groups.counts
+        counts = np.tile(np.minimum(there, self._k), (len(resolved.queries), 1))
         names = None if groups is None else groups.keys
-        scan = replace(scan, slots_matching=asked.selection.count, seconds=self.seconds)
-        ids = asked.view.slots_of(asked.layer, self._kept.entries)
-        return Hits(ids, as_float32(self._kept.scores), counts, names, asked.question.by, scan, asked.layer.space)
+        scan = replace(scan, slots_matching=resolved.selection.count, seconds=self.seconds)
+        ids = resolved.view.slots_of(resolved.layer, self._kept.entries)
+        return Hits(ids, as_float32(self._kept.scores), counts, names, resolved.question.by, scan, resolved.layer.space)
 
 
 def _own_groups(window: Window, groups: Groups) -> tuple[Groups, NDArray[np.int64]]:

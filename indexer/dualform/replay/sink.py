@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.record.sinks import QUEUE_BYTES, Header, bytes_of
+from dualform.record.sinks import NO_ARRAYS, QUEUE_BYTES, Header, bytes_of
 from dualform.record.writer_thread import WriterThread
 from dualform.replay.first_training import FirstTraining
 from dualform.replay.window import Gatherer
@@ -50,7 +50,13 @@ class ReplaySink:
     ) -> None:
         """The first run has stored it."""
 
-    def close(self, final: Mapping[str, NDArray[Any]], finished: bool, skipped: Mapping[str, str]) -> None:
+    def close(
+        self,
+        final: Mapping[str, NDArray[Any]],
+        finished: bool,
+        skipped: Mapping[str, str],
+        buffers: Mapping[str, NDArray[Any]] = NO_ARRAYS,
+    ) -> None:
         """Raises RecordingError where the second run stopped early."""
 
         def close() -> None:

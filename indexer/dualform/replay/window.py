@@ -75,7 +75,7 @@ class Window:
         return groups.entries[part] - self.start, groups.numbers[part]
 
 
-class Running(Protocol):
+class RunningAnswer(Protocol):
     """An answer that grows window by window."""
 
     seconds: float
@@ -89,7 +89,7 @@ class Gatherer:
     """Hands one layer's keys to the answers that wait for them, in windows that begin where a block of sums does."""
 
     def __init__(
-        self, memory: Snapshot, layer: Layer, answers: Sequence[Running], backend: Backend, most_bytes: int
+        self, memory: Snapshot, layer: Layer, answers: Sequence[RunningAnswer], backend: Backend, most_bytes: int
     ) -> None:
         """`most_bytes`: of keys held at once; one block of entries is held in any case."""
         self._memory, self._layer, self._answers, self._backend = memory, layer, answers, backend

@@ -49,7 +49,8 @@ class SGD:
             return State(state.weight - rate * descent, state.buffer)
         buffer = descent  # the first gradient is taken whole
         if state.buffer is not None:
-            buffer = momentum * state.buffer + (1 - settings["dampening"]) * descent
+            buffer = momentum * state.buffer
+            buffer += (1 - settings["dampening"]) * descent if settings["dampening"] else descent
         step = descent + momentum * buffer if settings["nesterov"] else buffer
         return State(state.weight - rate * step, buffer)
 

@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 def check_memory(path: str | Path, progress: Progress | None = None) -> list[str]:
     """What is wrong with a memory, one sentence each; an empty list where nothing is.
 
-    That a recording was cut off is nothing wrong: `Snapshot.cut_off` says so. Raises NotAMemory where the folder is
+    That a recording was cut off is nothing wrong: `how_it_ended` says so. Raises NotAMemory where the folder is
     none, or its format is another.
     """
     try:
@@ -38,6 +38,17 @@ def check_memory(path: str | Path, progress: Progress | None = None) -> list[str
         progress("tables", len(checks), len(checks))
     problems += memory.check_tables()
     return problems or _check_counts(memory)
+
+
+def how_it_ended(path: str | Path) -> str:
+    """Where a recording stands that did not come to its end, one sentence; empty if it did, or if it cannot be read.
+
+    Raises as `check_memory`.
+    """
+    try:
+        return Snapshot.open(path, SegmentCache(most_bytes=0)).cut_off
+    except Damaged:
+        return ""
 
 
 def _segments(memory: Snapshot) -> Iterator[tuple[Path, Callable[[], list[str]]]]:

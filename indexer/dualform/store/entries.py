@@ -25,10 +25,6 @@ class Entries:
         self.all = self.count == of_space
         """Whether the layer has every slot of its space, so that entries are slots."""
 
-    @classmethod
-    def every(cls, count: int) -> Entries:
-        return cls(np.zeros(1, np.int64), np.array([count], np.int64), count)
-
     @cached_property
     def slots(self) -> Integers | None:
         """int64[H]; None where entries are slots."""

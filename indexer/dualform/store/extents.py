@@ -21,6 +21,8 @@ from dualform.store.lists import Lists
 from dualform.store.tables import EXTENTS
 
 Integers = NDArray[np.int64]
+FEW = 1 << 20
+"""Slots up to which only their own extents are looked at."""
 PLAIN = tuple(name for name in EXTENTS if name not in ("row", "position"))
 """The columns of an extents table that are no lists."""
 
@@ -39,11 +41,16 @@ class Extents:
     """The extents of one space. What single slots say is read when it is first needed."""
 
     def __init__(
-        self, plain: pa.Table, lists: Callable[[str], Lists], unknown: Callable[[], tuple[Integers, Integers]]
+        self,
+        plain: pa.Table,
+        lists: Callable[[str], Lists],
+        some: Callable[[str, Integers], Lists | None],
+        unknown: Callable[[], tuple[Integers, Integers]],
     ) -> None:
-        """`plain`: the table without its lists. `lists`: a column of lists by name. `unknown`: the
-        datapoints, ascending, that stand for slots whose row is not known; their steps come first."""
-        self._lists, self._unknown = lists, unknown
+        """`plain`: the table without its lists. `lists`: a column of lists by name. `some`: those of some extents
+        alone; None where all are at hand. `unknown`: the datapoints, ascending, that stand for slots whose row is not
+        known; their steps come first."""
+        self._lists, self._some, self._unknown = lists, some, unknown
         self.step, self.call = _integers(plain, "step"), _integers(plain, "call")
         self.first_slot, self.slots = _integers(plain, "first_slot"), _integers(plain, "slots")
         self.rows, self.first_datapoint = _integers(plain, "rows"), _integers(plain, "first_datapoint")
@@ -77,21 +84,23 @@ class Extents:
     def row_of(self, places: Places) -> NDArray[np.int32]:
         """int32[n]; masked where the row is not known."""
         row = places.index // np.maximum(self.length[places.extent], 1)
-        if self._listed_rows is None:
+        lists, extent = self._at("row", places)
+        if not lists.given.any():
             return row.astype(np.int32)
-        listed, there = self._listed_rows.at(places.extent, places.index)
-        given = self._listed_rows.given[places.extent]
+        listed, there = lists.at(extent, places.index)
+        given = lists.given[extent]
         missing = given & ~there
         known: NDArray[np.int32] = np.where(given, np.where(there, listed, 0), row).astype(np.int32)
         return np.ma.MaskedArray(known, mask=missing) if missing.any() else known
 
     def position_of(self, places: Places) -> Integers:
         """int64[n]; masked where a slot is a row and nothing else was said."""
-        length, lists = self.length[places.extent], self._listed_positions
+        length = self.length[places.extent]
         position, known = places.index % np.maximum(length, 1), length > 0
-        if lists is not None:
-            listed, there = lists.at(places.extent, places.index)
-            given = lists.given[places.extent]
+        lists, extent = self._at("position", places)
+        if lists.given.any():
+            listed, there = lists.at(extent, places.index)
+            given = lists.given[extent]
             position, known = np.where(given, listed, position), np.where(given, there, known)
         return position if known.all() else np.ma.MaskedArray(position, mask=~known)
 
@@ -127,8 +136,18 @@ class Extents:
 
     def said(self, name: str, places: Places | None = None) -> pa.Array:
         """What is said of single slots under a name, of some or of all of them, as an Arrow array with NULLs."""
-        lists = self._lists(name)
-        return lists.every(self.slots) if places is None else lists.take(places.extent, places.index)
+        if places is None:
+            return self._lists(name).every(self.slots)
+        lists, extent = self._at(name, places)
+        return lists.take(extent, places.index)
+
+    def _at(self, name: str, places: Places) -> tuple[Lists, Integers]:
+        """A column of lists that has those of some places, and int64[n]: which of its lists is that of each."""
+        if len(places.extent) < FEW:
+            extents, number = np.unique(places.extent, return_inverse=True)
+            if (some := self._some(name, extents)) is not None:
+                return some, number
+        return self._lists(name), places.extent
 
     def said_between(self, name: str, start: int, stop: int) -> pa.Array:
         """As `said`, of the slots from start to stop."""

@@ -88,6 +88,10 @@ class Manifest:
     files: dict[str, FileMark] = field(default_factory=dict)
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rows and layers of each probe."""
+    buffers: dict[str, str] = field(default_factory=dict)
+    """By parameter, the checksum of the buffer that the optimizer had when the recorder left, where it had one."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of recorded parameters in the state dict -> the name they are recorded under: tied weights."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -112,6 +116,8 @@ class Manifest:
             "shards": [shard.to_json() for shard in self.shards],
             "files": {name: vars(mark) for name, mark in sorted(self.files.items())},
             "probes": self.probes,
+            "buffers": self.buffers,
+            "aliases": self.aliases,
             "recording": self.recording,
         }
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
@@ -158,6 +164,8 @@ class Manifest:
             shards=[Shard.from_json(shard) for shard in fields["shards"]],
             files={name: FileMark(**mark) for name, mark in fields["files"].items()},
             probes=fields["probes"],
+            buffers=fields.get("buffers", {}),
+            aliases=fields.get("aliases", {}),  # older files of this format have none
             recording=fields["recording"],
             format=fields["format"],
         )

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.store.entries import Entries
-from dualform.store.shard_tables import Tables, whole
+from dualform.store.shard_tables import Tables, taken, whole
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
 
 Integers = NDArray[np.int64]
@@ -49,6 +49,21 @@ class MergedTables:
             return [self._numbered(table) if name == "datapoint" else self._joined(table, name) for name in names]
         kept = self._kept(0, table)
         return [column.slice(0, kept) for column in self._parts[0].columns(table, names)]
+
+    def some(self, table: str, name: str, rows: Integers) -> pa.Array:
+        if not table.startswith("extents_"):
+            return taken(self.columns(table, [name])[0], rows)
+        place = self.extents(table).order[rows]
+        order, found, start = np.argsort(place, kind="stable"), list[pa.Array](), 0
+        for number, part in enumerate(self._parts):
+            stop = start + self._kept(number, table)
+            own = np.sort(place[(place >= start) & (place < stop)]) - start
+            known = name in part.types.get(table, {})
+            found.append(
+                part.some(table, name, own) if known else pa.nulls(len(own), arrow_type(self.types[table][name]))
+            )
+            start = stop
+        return pa.concat_arrays(found).take(pa.array(np.argsort(order)))
 
     def _numbered(self, table: str) -> pa.ChunkedArray:
         return pa.chunked_array([pa.array(np.arange(sum(self._kept(n, table) for n in range(len(self._parts)))))])

@@ -66,7 +66,7 @@ def open_folder(folder: Path, cache: SegmentCache) -> Opened:
     found = Opened(
         manifest,
         tables[0] if len(tables) == 1 else _merged(tables, manifest, state),
-        sources[0] if len(sources) == 1 else _stacked(sources, rows),
+        sources[0] if len(sources) == 1 else stacked(sources),
         rows,
         sum(journal.count for journal in frames),
         any(journal.torn for journal in frames),
@@ -147,14 +147,14 @@ def _last_step(tables: ShardTables) -> int:
     return int(steps.max(initial=-1))
 
 
-def _stacked(sources: Sequence[Sources], rows: Mapping[tuple[str, str], Sequence[int]]) -> Sources:
-    """Those of all shards, each numbering its rows behind the shards before it."""
+def stacked(parts: Sequence[Mapping[tuple[str, str], Sequence[KeySource]]]) -> Sources:
+    """The sources of several parts, each numbering its rows behind those of the parts before it."""
     found: Sources = {}
-    for key, counts in rows.items():
+    for key in dict.fromkeys(key for own in parts for key in own):
         before = 0
-        for own, count in zip(sources, counts, strict=True):
+        for own in parts:
             found.setdefault(key, []).extend(_behind(source, before) for source in own.get(key, []))
-            before += count
+            before += _count(own.get(key, []))
     return found
 
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dualform.errors import Locked
 from dualform.store.manifest import TableMark
@@ -27,6 +29,8 @@ from dualform.store.tables import (
 )
 
 FILE = "slots.duckdb"
+LINK_ENTRIES = 1 << 20
+"""A list column has a running digest about every so many entries, so that few are read for a few of them."""
 _WAIT_SECONDS = 60.0
 _LOCK_WORDS = ("Could not set lock", "Conflicting lock", "different configuration", "being used by another process")
 
@@ -120,12 +124,12 @@ def append(
     has held since it was created.
     """
     changed = [name for name in marks if name in added and added[name].num_rows]
-    after = dict(marks) | {name: _mark(marks[name], added[name]) for name in changed}
-    log = [
-        (commit, name, column, after[name].rows, digest)
-        for name in changed
-        for column, digest in after[name].digests.items()
-    ]
+    after, log = dict(marks), list[tuple[int, str, str, int, str]]()
+    for name in changed:
+        links = _links(marks[name], added[name])
+        log += [(commit, name, *link) for link in links]
+        last = {column: digest for column, _, digest in links}
+        after[name] = TableMark(marks[name].rows + added[name].num_rows, last)
     with opened(path, read_only=False) as connection:
         connection.execute("BEGIN")
         for name in changed:
@@ -137,9 +141,25 @@ def append(
     return after
 
 
-def _mark(before: TableMark, added: pa.Table) -> TableMark:
-    digests = {name: running_digest(before.digests[name], added[name]) for name in added.column_names}
-    return TableMark(before.rows + added.num_rows, digests)
+def _links(before: TableMark, added: pa.Table) -> list[tuple[str, int, str]]:
+    """(column, rows, digest) of each link of the chain of digests that a commit adds, in order."""
+    found = []
+    for name in added.column_names:
+        digest, start = before.digests[name], 0
+        for stop in _stops(added[name]):
+            digest = running_digest(digest, added[name].slice(start, stop - start))
+            found.append((name, before.rows + stop, digest))
+            start = stop
+    return found
+
+
+def _stops(column: pa.ChunkedArray) -> list[int]:
+    """After how many rows a link ends."""
+    if not pa.types.is_list(column.type):
+        return [len(column)]
+    entries = np.cumsum(np.asarray(pc.list_value_length(column).fill_null(0)), dtype=np.int64)
+    link = np.maximum(entries - 1, 0) // LINK_ENTRIES
+    return [*(np.flatnonzero(np.diff(link)) + 1).tolist(), len(column)]
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:

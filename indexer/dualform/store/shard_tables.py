@@ -6,14 +6,18 @@ last entries stand in memory.json. DuckDB is held for as long as reading takes, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from threading import RLock
 from typing import Protocol, TypeAlias
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from dualform.errors import Damaged, DualformError
 from dualform.store.manifest import TableMark
@@ -22,8 +26,12 @@ from dualform.store.tables import ColumnTypes, arrow_type, quoted, running_diges
 
 _PAGE = 4096
 """Bytes; the header and the blocks of a DuckDB file are multiples of it."""
+_MOST_LINKS = 16
+"""Parts of columns that are held for the next look-up."""
+Integers: TypeAlias = NDArray[np.int64]
 Commits: TypeAlias = dict[tuple[str, str], list[tuple[int, str]]]
-"""(rows, digest) after each commit that added to a column, by table and column."""
+"""(rows, digest) of each link of a column's chain of digests, by table and column: a commit adds one, or several to
+a list column of many entries."""
 
 
 class Tables(Protocol):
@@ -40,6 +48,10 @@ class Tables(Protocol):
         """Raises Damaged, naming the file, where one is not what was committed."""
         ...
 
+    def some(self, table: str, name: str, rows: Integers) -> pa.Array:
+        """Entries of a column at some rows, ascending, of which as little as possible is read. Raises as `columns`."""
+        ...
+
     def reading(self) -> AbstractContextManager[None]:
         """A moment in which many columns are read, through one connection."""
         ...
@@ -49,6 +61,12 @@ def whole(tables: Tables, table: str, names: Iterable[str] | None = None) -> pa.
     """A table, or some of its columns."""
     chosen = list(tables.types[table] if names is None else names)
     return pa.table(tables.columns(table, chosen), names=chosen)
+
+
+def taken(column: pa.ChunkedArray, rows: Integers) -> pa.Array:
+    """Entries of a column at some rows, as one array."""
+    found = column.take(pa.array(rows))
+    return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], type=column.type)
 
 
 class HeldTables:
@@ -64,6 +82,9 @@ class HeldTables:
         if table in self._tables:
             return [self._tables[table][name] for name in names]
         return [pa.chunked_array([], type=arrow_type(self.types[table][name])) for name in names]
+
+    def some(self, table: str, name: str, rows: Integers) -> pa.Array:
+        return taken(self.columns(table, [name])[0], rows)
 
     def reading(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -89,6 +110,7 @@ class ShardTables:
         self.types = types
         self._path, self._marks, self._journal = path, marks, journal
         self._held: dict[tuple[str, str], pa.ChunkedArray] = {}
+        self._parts: OrderedDict[tuple[str, str, int], pa.Array] = OrderedDict()
         self._loading = RLock()
         self._connection: duckdb.DuckDBPyConnection | None = None
         with _read_only(path) as connection, _damaged_if_wrong(path):
@@ -110,6 +132,47 @@ class ShardTables:
                 with self.reading():
                     return self.columns(table, names)
             return [self._held[table, name] for name in names]
+
+    def some(self, table: str, name: str, rows: Integers) -> pa.Array:
+        with self._loading:
+            if (table, name) in self._held:
+                return taken(self._held[table, name], rows)
+            committed = rows[rows < self._marks[table].rows]
+            links = self._commits.get((table, name), [])
+            stops = np.array([stop for stop, _ in links], dtype=np.int64)
+            cuts = np.searchsorted(committed, [0, *stops])
+            found = [pa.array([], type=arrow_type(self.types[table][name]))]
+            with self.reading():
+                for link, (low, high) in enumerate(pairwise(cuts.tolist())):
+                    if low < high:
+                        start = int(stops[link - 1]) if link else 0
+                        found.append(self._part(table, name, link).take(pa.array(committed[low:high] - start)))
+            if len(committed) < len(rows):
+                found.append(taken(self._journal[table][name], rows[len(committed) :] - self._marks[table].rows))
+            return pa.concat_arrays(found)
+
+    def _part(self, table: str, name: str, link: int) -> pa.Array:
+        """The rows of one link of a column's chain, verified against its digest and the one before."""
+        key = (table, name, link)
+        if key not in self._parts:
+            assert self._connection is not None
+            links = [(0, ""), *self._commits[table, name]]
+            (start, before), (stop, expected) = links[link], links[link + 1]
+            with _damaged_if_wrong(self._path):
+                # Rows are never deleted, so that they are numbered without a gap; the digest would notice it.
+                within = f"rowid BETWEEN {start} AND {stop - 1}"
+                read = self._connection.sql(f"SELECT {quoted(name)} FROM {quoted(table)} WHERE {within}")
+                column = read.to_arrow_table()[name].cast(arrow_type(self.types[table][name]))
+                if running_digest(before, column) != expected:
+                    raise self._altered(table, name)
+            self._parts[key] = pa.concat_arrays(column.chunks)
+            if len(self._parts) > _MOST_LINKS:
+                self._parts.popitem(last=False)
+        self._parts.move_to_end(key)
+        return self._parts[key]
+
+    def _altered(self, table: str, name: str) -> Damaged:
+        return Damaged(f"{self._path} was altered: column {name!r} of {table} is not what was committed.")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -158,7 +221,7 @@ class ShardTables:
             digest = running_digest(digest, column.slice(start, stop - start))
             start = stop
             if digest != expected:
-                raise Damaged(f"{self._path} was altered: column {name!r} of {table} is not what was committed.")
+                raise self._altered(table, name)
 
 
 def _check_length(path: Path) -> None:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -31,15 +29,12 @@ from dualform.store.rows import Keys, OrderedRows, Rows, SegmentCache
 from dualform.store.samples import Samples, as_numpy
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.space import Space
-from dualform.store.tables import TABLES, quoted
 from dualform.store.weights import read_weights
 
 __all__ = ["Snapshot", "as_numpy"]
 
 Sources = Mapping[tuple[str, str], Sequence[KeySource]]
 """Where rows come from, in order, by (layer, "keys" or "values")."""
-_LARGE = {"key_rows", "entries", "segments"}
-"""Tables that no statement of ours is about."""
 
 
 class Snapshot:
@@ -51,7 +46,7 @@ class Snapshot:
         """`opened`: what was found in a folder; None for a snapshot that memory holds."""
         self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
-        self.skipped = manifest.skipped
+        self.skipped, self.aliases = manifest.skipped, manifest.aliases
         self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
         self.spaces = list(manifest.spaces)
         self.sources = sources
@@ -59,12 +54,14 @@ class Snapshot:
         """Frames of the journal that this snapshot holds beyond the last commit."""
         self.torn = opened.torn if opened else False
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
+        self.runs: list[Snapshot] = [self]
+        """The recordings that the memory consists of, in the order of the training (runs.py)."""
+        self.first_steps = [0]
+        """The number that each run's first step has here."""
         self._tables, self._opened = tables, opened
         self._samples = Samples(tables)
         self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
         self._entries: dict[str, Entries] = {}
-        self._database: duckdb.DuckDBPyConnection | None = None
-        self._loading = Lock()
 
     @classmethod
     def open(cls, path: str | Path, cache: SegmentCache | None = None) -> Snapshot:
@@ -77,6 +74,10 @@ class Snapshot:
         snapshot = cls(folder, found.manifest, found.tables, found.sources, found)
         snapshot.check_counts()
         return snapshot
+
+    def again(self, cache: SegmentCache | None = None) -> Snapshot:
+        """What the same place holds now. Raises as `open`."""
+        return Snapshot.open(self.path, cache)
 
     @property
     def commits(self) -> int:
@@ -152,10 +153,6 @@ class Snapshot:
         """From one entry a datapoint to one a slot."""
         return self._spaces[space].spread(per_datapoint)
 
-    def datapoints(self, space: str) -> NDArray[np.bool_] | None:
-        """bool[samples]: which datapoints have a slot of the space; None where all have."""
-        return self._spaces[space].datapoints()
-
     def table(self, name: str) -> pa.Table:
         """A table other than slots, for example steps, factors or defects."""
         return whole(self._tables, name)
@@ -164,22 +161,6 @@ class Snapshot:
         """Several tables, read at once."""
         with self._tables.reading():
             return {name: self.table(name) for name in names}
-
-    def tables(self, space: str | None = None) -> duckdb.DuckDBPyConnection:
-        """A cursor on the tables of the optimizer's log and the like, in memory; slots are not among them."""
-        with self._loading:
-            if self._database is None:
-                self._database = duckdb.connect(":memory:")
-                for name, rows in self.whole_tables(name for name in TABLES if name not in _LARGE).items():
-                    self._database.register("loaded", rows)
-                    self._database.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM loaded")
-                    self._database.unregister("loaded")
-            return self._database.cursor()
-
-    def close(self) -> None:
-        """Let go of the tables in memory; a later question loads them again."""
-        with self._loading:
-            self._database = None
 
     def entries(self, layer: str) -> Entries:
         """The slots that a layer has."""
@@ -201,10 +182,7 @@ class Snapshot:
                 field="layer",
             )
         entries = self.entries(layer).count
-        of_entry = self._key_rows(found) if found.repeats else None
-        if isinstance(self._tables, MergedTables):
-            order = self._tables.entry_order(layer)
-            of_entry = order if of_entry is None else of_entry[order]
+        of_entry = self._row_of_entry(found)
         keys = Keys(self.sources.get((layer, "keys"), []), found.d_in, entries, of_entry)
         self._require(found, "keys", keys.rows if of_entry is None else len(of_entry))
         return keys
@@ -215,8 +193,8 @@ class Snapshot:
         if not found.values:
             raise NotFound(f"layer {layer!r} was recorded without values.", hint="Record with values=True.")
         sources = self.sources.get((layer, "values"), [])
-        if isinstance(self._tables, MergedTables):
-            return OrderedRows(sources, found.d_out, self._tables.entry_order(layer))
+        if (order := self._row_of_value(found)) is not None:
+            return OrderedRows(sources, found.d_out, order)
         values = Rows(sources, found.d_out)
         self._require(found, "values", values.rows)
         return values
@@ -268,6 +246,18 @@ class Snapshot:
         if rows != entries:
             shard = self.path / self.manifest.shards[0].folder
             raise Damaged(f"{shard}: layer {layer.name!r} has {rows} {kind} for {entries} slots.")
+
+    def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
+        """int64[H]: the row of each entry's key; None where row and entry are the same."""
+        of_entry = self._key_rows(layer) if layer.repeats else None
+        if isinstance(self._tables, MergedTables):
+            order = self._tables.entry_order(layer.name)
+            return order if of_entry is None else of_entry[order]
+        return of_entry
+
+    def _row_of_value(self, layer: Layer) -> NDArray[np.int64] | None:
+        """As `_row_of_entry`, of the layer's values."""
+        return self._tables.entry_order(layer.name) if isinstance(self._tables, MergedTables) else None
 
     def _key_rows(self, layer: Layer) -> NDArray[np.int64]:
         if isinstance(self._tables, MergedTables):

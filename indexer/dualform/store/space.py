@@ -19,6 +19,8 @@ from dualform.store.samples import Samples, as_numpy
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.tables import arrow_column, arrow_type, extents_table, view_types
 
+LONG = 1 << 22
+"""Slots from which on few of them are looked up without reading a column of lists whole."""
 _OF_EXTENTS = ("slot", "step", "row", "position", "call")
 
 
@@ -28,7 +30,9 @@ class Space:
     def __init__(self, name: str, tables: Tables, samples: Samples, token_columns: dict[str, str]) -> None:
         self.name, self.samples, self._token_columns = name, samples, token_columns
         self._tables, self._lists = tables, dict[str, Lists]()
-        self.extents = Extents(whole(tables, extents_table(name), PLAIN), self._list_column, samples.unknown)
+        self.extents = Extents(
+            whole(tables, extents_table(name), PLAIN), self._list_column, self._few_lists, samples.unknown
+        )
         self.columns: dict[str, str] = dict(view_types(samples.types, token_columns))
         """Names and DuckDB types of the slots' columns."""
 
@@ -106,6 +110,12 @@ class Space:
         if name not in self._lists:
             self._lists[name] = Lists(self._tables.columns(extents_table(self.name), [name])[0])
         return self._lists[name]
+
+    def _few_lists(self, name: str, extents: Integers) -> Lists | None:
+        """Some lists of a column that is long and has not been read; reading the others would take seconds."""
+        if name in self._lists or self.count < LONG or len(extents) > len(self.extents.step) // 2:
+            return None
+        return Lists(pa.chunked_array([self._tables.some(extents_table(self.name), name, extents)]))
 
     def _of_extents(self, name: str, places: Places | None) -> NDArray[Any]:
         extents = self.extents

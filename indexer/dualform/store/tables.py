@@ -184,11 +184,6 @@ def rows_table(rows: Sequence[Sequence[Any]], types: ColumnTypes) -> pa.Table:
     return arrow_table(dict(zip(types, columns, strict=True)), types)
 
 
-def as_typed(table: pa.Table, types: ColumnTypes) -> pa.Table:
-    """The same rows with exactly the Arrow types that the digest is defined on."""
-    return table.select(list(types)).cast(schema(types))
-
-
 def running_digest(before: str, column: pa.Array | pa.ChunkedArray) -> str:
     """The digest of a column after these entries were added to what `before` stands for ("" for none)."""
     digest = xxhash.xxh3_128(f"{before}:{len(column)}".encode())

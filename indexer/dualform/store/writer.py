@@ -20,7 +20,7 @@ from dualform.errors import AlreadyExists, NotAMemory
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
-from dualform.store.durable import sync_folder
+from dualform.store.durable import checksum, sync_folder
 from dualform.store.gathered import Gathered
 from dualform.store.increment import summed
 from dualform.store.journal import JournalWriter
@@ -70,6 +70,7 @@ class Writer:
         initial: Mapping[str, NDArray[Any]],
         momentum: Mapping[str, NDArray[Any]],
         label_names: Mapping[str, Sequence[str]],
+        aliases: Mapping[str, str] | None = None,
         settings: ColumnTypes = SETTINGS,
         shard_number: int = 0,
         shards: int = 1,
@@ -79,6 +80,7 @@ class Writer:
         """Creates the memory of so many `shards`, or one of its further shards; weights are the first one's to write.
 
         `settings`: DuckDB types of those that the update rule names; others get their columns when they are first seen.
+        `aliases`: as in the manifest.
         `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already,
         NotAMemory where a further shard comes before the first.
         """
@@ -103,6 +105,7 @@ class Writer:
             reason=reason,
             spaces=spaces,
             columns=first_columns(spaces, settings),
+            aliases=dict(aliases or {}),
             shards=[self._shard, *([] if shard_number else [Shard(shard_folder(n)) for n in range(1, shards)])],
         )
         self._database = self._folder / shard.FILE
@@ -161,9 +164,13 @@ class Writer:
         self._journaled, self._journaled_bytes = [], 0
         self._durable_at = time.monotonic()
 
-    def set_final(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Store the weights as the training left them, under the names of the model's state dict."""
+    def set_final(self, weights: Mapping[str, NDArray[Any]], buffers: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Store the weights as the training left them, under the names of the model's state dict.
+
+        `buffers`: those that the optimizer had by then, by parameter name, of which a checksum is kept.
+        """
         self._set_weights("final", weights)
+        self.manifest.buffers = {name: checksum(array.tobytes()) for name, array in (buffers or {}).items()}
         self._write_manifest()
 
     def add_probe(

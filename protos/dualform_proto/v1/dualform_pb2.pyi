@@ -77,6 +77,8 @@ class _ScoreEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     SCORE_UNSPECIFIED: _Score.ValueType  # 0
     SCORE_SIGNED: _Score.ValueType  # 1
     SCORE_ABS: _Score.ValueType  # 2
+    SCORE_NAMED: _Score.ValueType  # 3
+    """the one that score_name names: scores get no further numbers"""
 
 class Score(_Score, metaclass=_ScoreEnumTypeWrapper):
     """Unspecified is read as signed."""
@@ -84,6 +86,8 @@ class Score(_Score, metaclass=_ScoreEnumTypeWrapper):
 SCORE_UNSPECIFIED: Score.ValueType  # 0
 SCORE_SIGNED: Score.ValueType  # 1
 SCORE_ABS: Score.ValueType  # 2
+SCORE_NAMED: Score.ValueType  # 3
+"""the one that score_name names: scores get no further numbers"""
 Global___Score: typing_extensions.TypeAlias = Score
 
 class _GradeName:
@@ -366,11 +370,14 @@ class InfoResponse(google.protobuf.message.Message):
     DATASETS_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
+    CUT_OFF_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
     steps: builtins.int
     optimizer: builtins.str
+    cut_off: builtins.str
+    """where a recording stands that did not come to its end; empty if it did"""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
         """by space"""
@@ -403,8 +410,9 @@ class InfoResponse(google.protobuf.message.Message):
         datasets: collections.abc.Iterable[Global___Count] | None = ...,
         columns: collections.abc.Iterable[Global___Remark] | None = ...,
         probes: collections.abc.Iterable[Global___ProbeInfo] | None = ...,
+        cut_off: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "datasets", b"datasets", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 
@@ -525,10 +533,13 @@ class TopKRequest(google.protobuf.message.Message):
     WHERE_FIELD_NUMBER: builtins.int
     BY_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
+    SCORE_NAME_FIELD_NUMBER: builtins.int
     layer: builtins.str
     k: builtins.int
     where: builtins.str
     score: Global___Score.ValueType
+    score_name: builtins.str
+    """of SCORE_NAMED"""
     @property
     def queries(self) -> Global___Queries: ...
     @property
@@ -542,9 +553,10 @@ class TopKRequest(google.protobuf.message.Message):
         where: builtins.str | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
         score: Global___Score.ValueType = ...,
+        score_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "where", b"where"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___TopKRequest: typing_extensions.TypeAlias = TopKRequest
@@ -599,9 +611,12 @@ class GroupSumRequest(google.protobuf.message.Message):
     BY_FIELD_NUMBER: builtins.int
     WHERE_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
+    SCORE_NAME_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
     score: Global___Score.ValueType
+    score_name: builtins.str
+    """of SCORE_NAMED"""
     @property
     def queries(self) -> Global___Queries: ...
     @property
@@ -614,9 +629,10 @@ class GroupSumRequest(google.protobuf.message.Message):
         by: collections.abc.Iterable[builtins.str] | None = ...,
         where: builtins.str | None = ...,
         score: Global___Score.ValueType = ...,
+        score_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "layer", b"layer", "queries", b"queries", "score", b"score", "where", b"where"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___GroupSumRequest: typing_extensions.TypeAlias = GroupSumRequest

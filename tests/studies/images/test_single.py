@@ -76,9 +76,8 @@ def test_sums_weighted_by_the_errors_norm_are_those_of_float64(miniature, layer:
     memory = Snapshot.open(out)
     queries, keys, labels, true, given = recorded(out, layer, probe, look)
     errors = memory.values(layer).block(0, look * BATCH).astype(np.float64)
-    clip = dict(memory.tables("sample").execute(
-        "SELECT step, factor FROM factors WHERE parameter = $name", {"name": f"{layer}.weight"}
-    ).fetchall())  # fmt: skip
+    factors = memory.table("factors").to_pylist()
+    clip = {row["step"]: row["factor"] for row in factors if row["parameter"] == f"{layer}.weight"}
     norms = np.empty(look * BATCH)
     for slot in range(look * BATCH):
         step = slot // BATCH

@@ -1,1 +1,1 @@
-"""What a score is, and what multiplies keys with queries."""
+"""The kinds of score, the canonical inner product that they are made of, and what multiplies keys with queries."""

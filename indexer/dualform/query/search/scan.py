@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dualform.query.score.backends import Backend, Floats, score_float64
 from dualform.query.score.bound import FLOAT32, FLOAT64, Bound, bound, norms, overflows
 from dualform.query.score.key_rows import KeyRows
+from dualform.query.score.score import Score
 
 _BLOCK_BYTES = 128 << 20
 """Of keys: large blocks, for BLAS is twice as slow on small ones."""
@@ -47,26 +48,26 @@ class Scorer:
     wide: bool
     """In float64."""
     bound: Bound
-    absolute: bool
+    score: Score
 
     def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
-        """[n, b], or for some of the queries; absolute values where the question asks for them."""
+        """[n, b] of all queries, or of some. They lie as close to the canonical scores as the products do."""
         queries = self.queries[only]
         with np.errstate(all="ignore"):  # rows that the mask leaves out may hold anything
-            score = score_float64 if self.wide else self.backend.scores
-            scores: Floats = score(block.keys, queries)
-        return np.abs(scores) if self.absolute else scores
+            multiply = score_float64 if self.wide else self.backend.scores
+            products: Floats = multiply(block.keys, queries)
+        return self.score.of(products)
 
     def errors(self, largest: float) -> NDArray[np.float64]:
         """float64[n]: the bound for keys of norms up to `largest`."""
         return self.bound.slope * largest * self.norms + self.bound.flush * (largest + self.norms + 1.0)
 
 
-def scorer(rows: KeyRows, queries: NDArray[np.float32], backend: Backend, absolute: bool) -> Scorer:
+def scorer(rows: KeyRows, queries: NDArray[np.float32], backend: Backend, score: Score) -> Scorer:
     lengths = norms(queries)
     wide = overflows(rows.largest, float(lengths.max(initial=0.0)))
     unit, rounding = (FLOAT64, 0.0) if wide else (FLOAT32, backend.rounding)
-    return Scorer(queries, lengths, backend, wide, bound(queries.shape[1], unit, rounding), absolute)
+    return Scorer(queries, lengths, backend, wide, bound(queries.shape[1], unit, rounding), score)
 
 
 def block_rows(width: int) -> int:

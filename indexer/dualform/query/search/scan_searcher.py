@@ -12,7 +12,7 @@ from dualform.query.search.top_k_by import best_of_groups
 
 class ScanSearcher:
     def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
-        view, rows, k, absolute, check = search.view, search.rows, search.k, search.absolute, search.check
+        view, rows, k, score, check = search.view, search.rows, search.k, search.score, search.check
         if search.groups is None:
-            return best_entries(view, rows, queries, k, absolute, check)
-        return best_of_groups(view, rows, search.groups, queries, k, absolute, check)
+            return best_entries(view, rows, queries, k, score, check)
+        return best_of_groups(view, rows, search.groups, queries, k, score, check)

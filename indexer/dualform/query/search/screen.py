@@ -1,4 +1,4 @@
-"""Which rows can be among the k best, found by their codes alone.
+"""Which rows can be among the k best, judged by their codes alone.
 
 Shapes: n queries, R stored rows, G groups, c candidates.
 
@@ -26,21 +26,22 @@ _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
 _LEAST_CAPACITY = 4096
 _FEW_QUERIES, _MANY_ROWS = 2, 256
-_HEAP_BYTES = 64 << 20
+_CANDIDATE_BYTES = 64 << 20
 """Of candidates and floors that the workers hold together."""
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Which rows a screen is to look for."""
+    """The rows that a screen looks for."""
 
     k: int
     groups: int
     group: NDArray[np.int32] | None
-    """int32[R]: the group of each row, -1 for a row that the mask leaves out; None where all rows are one group."""
+    """int32[R]: the group of each row, -1 for a row that the mask leaves out; None if all rows are one group."""
     absolute: bool
+    """Whether rows rank by the absolute value of the inner product."""
     sources: Sequence[KeySource] | None = None
-    """Those of which the mask leaves a row; None for all."""
+    """The key sources of which the mask leaves a row; None for all."""
 
     @property
     def capacity(self) -> int:
@@ -51,7 +52,7 @@ class Request:
     def batch(self) -> int:
         """Queries that share one pass."""
         each = cores() * (16 * self.capacity + 4 * self.groups * (2 * self.k + 3))
-        return int(np.clip(_HEAP_BYTES // each, 1, 256))
+        return int(np.clip(_CANDIDATE_BYTES // each, 1, 256))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +62,11 @@ class Candidates:
     rows: NDArray[np.int64]
     """int64[c]: rows of the layer."""
     crowded: NDArray[np.bool_]
-    """bool[n]: queries with more candidates than are worth it; theirs are not listed."""
+    """bool[n]: queries with too many candidates to be worth scoring; their candidates are not listed."""
 
 
-class _WorkerHeap:
-    """One worker's candidates."""
+class _WorkerCandidates:
+    """The candidates of one worker, with the floors that they have to reach."""
 
     def __init__(self, count: int, request: Request) -> None:
         cells = (count, request.groups)
@@ -77,31 +78,31 @@ class _WorkerHeap:
         self.counts = np.zeros(count, np.int64)
         self.crowded = np.zeros(count, np.uint8)
         arrays = (self.best, self.held, self.floors, self.rows, self.high, self.counts, self.crowded)
-        self.argument = arguments.Heap(request.k, request.groups, request.capacity, *arrays)
+        self.argument = arguments.Candidates(request.k, request.groups, request.capacity, *arrays)
 
 
 def screen(
     keys: Keys, codes: CodesCache, queries: NDArray[np.float32], request: Request, check: Check, *, plain: bool = False
 ) -> Candidates:
     """The candidates of float32[n, d], n at most `request.batch`. `plain` leaves the fast instructions aside."""
-    # Of a few queries asked for many rows, second codes cost less than the candidates that they spare.
+    # With few queries and many rows to find, second codes cost less than the candidates that they rule out.
     columns = 2 if len(queries) <= _FEW_QUERIES and request.k * request.groups >= _MANY_ROWS else 1
     coded = quantise_queries(queries, columns)
-    heaps = [_WorkerHeap(len(queries), request) for _ in range(cores())]
+    workers = [_WorkerCandidates(len(queries), request) for _ in range(cores())]
     query = coded.as_argument(request.absolute)
 
     def work(worker: int, task: _Task) -> None:
         check()
-        kernels.screen(task.argument, query, heaps[worker].argument, task.begin, task.end, plain)
+        kernels.screen(task.argument, query, workers[worker].argument, task.begin, task.end, plain)
 
     sources = keys.sources if request.sources is None else request.sources
     if sum(Codes.bytes_of(source.rows, keys.width) for source in sources) <= codes.most_bytes:
-        # They will all be held: made here, each takes all cores. Below, one worker makes them and the others wait.
+        # All codes fit the cache. Made here, each takes all cores; below, one worker makes it and the others wait.
         for source in sources:
             check()
             codes.get(source.identity, source.matrix)
-    share(_tasks(codes, sources, request.group), work, len(heaps))
-    return _together(heaps, request)
+    share(_tasks(codes, sources, request.group), work, len(workers))
+    return _together(workers, request)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,14 +124,14 @@ def _tasks(cache: CodesCache, sources: Sequence[KeySource], group: NDArray[np.in
             yield _Task(argument, begin, min(begin + size, groups))
 
 
-def _together(heaps: list[_WorkerHeap], request: Request) -> Candidates:
-    """Every worker's candidates that the floors over all of them leave."""
-    queries = len(heaps[0].counts)
-    kernels.settle([heap.argument for heap in heaps], queries, request.group)
-    crowded = np.any([heap.crowded for heap in heaps], axis=0)
-    counts = np.where(crowded, 0, [heap.counts for heap in heaps])
+def _together(workers: list[_WorkerCandidates], request: Request) -> Candidates:
+    """The candidates of all workers that reach the floors over all of them."""
+    queries = len(workers[0].counts)
+    kernels.settle([own.argument for own in workers], queries, request.group)
+    crowded = np.any([own.crowded for own in workers], axis=0)
+    counts = np.where(crowded, 0, [own.counts for own in workers])
     rows = [
-        heap.rows[q, :n] for q, own in enumerate(counts.T.tolist()) for heap, n in zip(heaps, own, strict=True) if n
+        held.rows[q, :n] for q, own in enumerate(counts.T.tolist()) for held, n in zip(workers, own, strict=True) if n
     ]
     return Candidates(
         np.repeat(np.arange(queries), counts.sum(axis=0)),

@@ -2,7 +2,7 @@
 
 Shapes: n queries, R stored rows.
 
-What the screen leaves out is beaten by k others (screen.py), and what it leaves in is scored as canonical.py says.
+A row that the screen leaves out is beaten by k others (screen.py). The rows that it keeps are scored canonically.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dualform.query.search.top_k import Ranked
 from dualform.store.key_source import KeySource
 
 _ONE_IN = 4
-"""Asked for more than one row in so many, the screen would leave nearly all of them."""
+"""If more than one row in so many were to be found, the screen would keep nearly all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +50,9 @@ class ScreenSearcher:
         near = screen(rows.keys, self.codes, queries, request, search.check)
         search.check()
         began = time.perf_counter()
-        scores = score_pairs(rows.keys, near.rows, near.query, queries)
+        scores = search.score.of(score_pairs(rows.keys, near.rows, near.query, queries))
         took = time.perf_counter() - began
         search.view.tally.add(candidates=len(scores), rescoring_seconds=took)
-        if search.absolute:
-            scores = np.abs(scores)
         cells = near.query * request.groups + (0 if request.group is None else request.group[near.rows])
         # Rows first: a row that k others of its group beat brings none of its entries, however many those are.
         kept = best_of_cells(cells, scores, rows.first_entries(near.rows), k)
@@ -71,26 +69,26 @@ class ScreenSearcher:
 
 
 def _request(search: Search) -> Request | None:
-    """What the screen is to look for; None if it could not help."""
+    """What the screen should look for; None if it could not help."""
     rows, groups = search.rows, search.groups
     count = 1 if groups is None else len(groups.counts)
     if not 0 < rows.keys.width <= WIDEST or search.k * count * _ONE_IN > rows.keys.rows:
         return None
     key = ("row groups", search.layer, rows.identity, () if groups is None else groups.by)
     made = search.view.cache.get(key, lambda: _row_groups(rows, groups))
-    return Request(search.k, count, made.of_row, search.absolute, made.sources) if made.alone else None
+    return Request(search.k, count, made.of_row, search.score.screens_absolute, made.sources) if made.alone else None
 
 
 @dataclass(frozen=True, eq=False)
 class _RowGroups:
-    """The group of each stored row, for the screen."""
+    """The group of each stored row, in the form that the screen takes."""
 
     of_row: NDArray[np.int32] | None
-    """int32[R]: the group of each stored row, -1 for one that the mask leaves out; None where all are group 0."""
+    """int32[R]: the group of each stored row, -1 for one that the mask leaves out; None if all are in group 0."""
     alone: bool
-    """Whether no row stands in two groups, as a repeated key may."""
+    """Whether each row belongs to one group only; a repeated key may belong to several."""
     sources: Sequence[KeySource]
-    """Those of which the mask leaves a row."""
+    """The key sources of which the mask leaves a row."""
 
     @property
     def nbytes(self) -> int:

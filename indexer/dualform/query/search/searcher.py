@@ -1,4 +1,4 @@
-"""What finds the best entries of each query. There are two, and either works with any backend's scores."""
+"""What finds the best entries of each query: the screen and the scan, either of which works with any backend."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
+from dualform.query.score.score import Score
 from dualform.query.search.top_k import Ranked
 from dualform.query.view import Check, View
 
@@ -24,11 +25,11 @@ class Search:
     rows: KeyRows
     groups: Groups | None
     k: int
-    absolute: bool
+    score: Score
     check: Check
 
 
 class Searcher(Protocol):
     def find(self, search: Search, queries: NDArray[np.float32]) -> Sequence[Ranked | None]:
-        """For each of float32[n, d] its best entries, group after group; None for a query that it cannot decide."""
+        """The best entries for each of float32[n, d], group after group; None for a query that it cannot decide."""
         ...

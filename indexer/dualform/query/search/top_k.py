@@ -1,9 +1,9 @@
-"""The k best slots of each query: exact whatever scored the keys.
+"""The k best slots of each query, exact whatever scored the keys.
 
 Shapes: n queries, b rows of a block, c candidates.
 
-Every row whose score could reach the k-th best, given the error bound of the scan, is a candidate; candidates are
-scored again canonically, and only those scores rank. So the answer is that of a canonical scan over every row.
+Every row whose score could reach the k-th best, given the error bound of the scan, is a candidate. Candidates are
+scored again canonically, and only those scores rank, so the answer is that of a canonical scan over every row.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.score.backends import FindsTop, Floats
+from dualform.query.score.backends import Floats, TopKBackend
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.rescoring import score_pairs
+from dualform.query.score.score import Score
 from dualform.query.search.scan import KeyBlock, Scorer, blocks, scorer
 from dualform.query.view import Check, View
 
@@ -26,10 +27,10 @@ _PENDING = 16384
 
 
 class Best:
-    """The best rows of one query so far, and the candidates that are still to be scored."""
+    """The best rows of one query so far, and the candidates that have not been scored yet."""
 
-    def __init__(self, rows: KeyRows, query: NDArray[np.float32], k: int, absolute: bool) -> None:
-        self._source, self._query, self._k, self._absolute = rows, query, k, absolute
+    def __init__(self, rows: KeyRows, query: NDArray[np.float32], k: int, score: Score) -> None:
+        self._source, self._query, self._k, self._score = rows, query, k, score
         self.floor = -np.inf
         """A lower bound of the k-th best score over all rows seen; -inf while fewer were seen."""
         self._rows = np.empty(0, dtype=np.int64)
@@ -52,7 +53,7 @@ class Best:
         fresh = np.concatenate([np.empty(0, dtype=np.int64), *self._pending])
         self._pending, self._low = [], []
         rows = np.concatenate([self._rows, fresh])
-        scores = np.concatenate([self._scores, rescore(self._source, fresh, self._query, self._absolute)])
+        scores = np.concatenate([self._scores, rescore(self._source, fresh, self._query, self._score)])
         order = np.lexsort((self._source.first_entries(rows), -scores))[: self._k]
         self._rows, self._scores = rows[order], scores[order]
 
@@ -65,22 +66,20 @@ class Best:
         return entries[order], scores[order]
 
 
-def rescore(
-    rows: KeyRows, numbers: NDArray[np.int64], query: NDArray[np.float32], absolute: bool
-) -> NDArray[np.float64]:
-    """The canonical score of some rows, float64[c]; |score| where the question asks for it."""
-    scores = score_pairs(rows.keys, numbers, np.zeros(len(numbers), dtype=np.int64), query[None])
-    return np.abs(scores) if absolute else scores
+def rescore(rows: KeyRows, numbers: NDArray[np.int64], query: NDArray[np.float32], score: Score) -> NDArray[np.float64]:
+    """float64[c]: the canonical scores of some rows."""
+    products = score_pairs(rows.keys, numbers, np.zeros(len(numbers), dtype=np.int64), query[None])
+    return score.of(products)
 
 
 def best_entries(
-    view: View, rows: KeyRows, queries: NDArray[np.float32], k: int, absolute: bool, check: Check
+    view: View, rows: KeyRows, queries: NDArray[np.float32], k: int, score: Score, check: Check
 ) -> list[Ranked]:
-    """The k best entries of each query, or all where the mask leaves fewer."""
+    """The k best entries of each query, or all if the mask leaves fewer."""
     found = []
     for start in range(0, len(queries), BATCH):
-        batch = scorer(rows, queries[start : start + BATCH], view.backend, absolute)
-        best = [Best(rows, query, k, absolute) for query in batch.queries]
+        batch = scorer(rows, queries[start : start + BATCH], view.backend, score)
+        best = [Best(rows, query, k, score) for query in batch.queries]
         for block in blocks(rows):
             check()
             _scan(batch, block, best, k)
@@ -93,7 +92,7 @@ def best_entries(
 def _scan(batch: Scorer, block: KeyBlock, best: list[Best], k: int) -> None:
     errors = batch.errors(block.largest)
     undecided = np.arange(len(best))
-    if isinstance(batch.backend, FindsTop) and not batch.absolute and not batch.wide and block.stays is None:
+    if isinstance(batch.backend, TopKBackend) and batch.score.linear and not batch.wide and block.stays is None:
         undecided = _scan_top(batch.backend, batch, block, best, k, errors)
     if len(undecided):
         scores = batch.scores(block, undecided)
@@ -127,7 +126,7 @@ def _below(floors: list[float], errors: NDArray[np.float64], dtype: np.dtype[np.
 
 
 def _scan_top(
-    backend: FindsTop, batch: Scorer, block: KeyBlock, best: list[Best], k: int, errors: NDArray[np.float64]
+    backend: TopKBackend, batch: Scorer, block: KeyBlock, best: list[Best], k: int, errors: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Let the backend find the best of a block; returns the queries for which it cannot tell which rows matter."""
     count = 2 * k + 16

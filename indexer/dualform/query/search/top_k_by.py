@@ -2,8 +2,8 @@
 
 Shapes: n queries, m entries that the mask leaves, G groups, c candidates.
 
-One query goes at a time over the scores of all its slots. A group's floor is the k-th best lower bound among its slots;
-what can reach it is scored again canonically.
+The scores of all slots are held for one query at a time. A group's floor is the k-th best lower bound among its slots;
+slots that can reach it are scored again canonically.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
+from dualform.query.score.score import Score
 from dualform.query.search.scan import Scorer, blocks, scorer
 from dualform.query.search.top_k import Ranked, rescore
 from dualform.query.view import Check, View
@@ -42,7 +43,7 @@ def best_of_groups(
     groups: Groups,
     queries: NDArray[np.float32],
     k: int,
-    absolute: bool,
+    score: Score,
     check: Check,
 ) -> list[Ranked]:
     """For each query, the k best slots of group 0, then of group 1, and so on; a smaller group gives all it has."""
@@ -54,13 +55,13 @@ def best_of_groups(
     size = max(1, _MATRIX_BYTES // (8 * max(1, rows.keys.rows)))
     found = []
     for start in range(0, len(queries), size):
-        batch = scorer(rows, queries[start : start + size], view.backend, absolute)
+        batch = scorer(rows, queries[start : start + size], view.backend, score)
         scores = _all_scores(batch, rows, check)
         for i, query in enumerate(batch.queries):
             check()
             errors = batch.bound.of(rows.norms[members.rows], float(batch.norms[i]))
             near = _candidates(scores[i][members.rows], errors, groups, members, k)
-            found.append(_ranked(rows, groups, members, near, query, k, absolute))
+            found.append(_ranked(rows, groups, members, near, query, k, score))
     return found
 
 
@@ -98,10 +99,10 @@ def _ranked(
     near: NDArray[np.int64],
     query: NDArray[np.float32],
     k: int,
-    absolute: bool,
+    score: Score,
 ) -> Ranked:
     distinct, index = np.unique(members.rows[near], return_inverse=True)
-    scores = rescore(rows, distinct, query, absolute)[index]
+    scores = rescore(rows, distinct, query, score)[index]
     entries, numbers = groups.entries[near], groups.numbers[near]
     order = np.lexsort((entries, -scores, numbers))
     begins = np.searchsorted(numbers[order], np.arange(len(groups.counts)))

@@ -61,11 +61,11 @@ class Sql:
             self._stop()
 
     def _ask(self, statement: str, deadline: float, check: Check) -> Columns:
-        asked = {"sql": statement, "rows": self._most_rows, "seconds": self._seconds}
+        request = {"sql": statement, "rows": self._most_rows, "seconds": self._seconds}
         started = self._ready
         try:
             child = self._child or self._start()
-            write(_pipe(child.stdin), STATEMENT, json.dumps(asked).encode())
+            write(_pipe(child.stdin), STATEMENT, json.dumps(request).encode())
             kind, content = self._receive(child, deadline, check)
             if kind == READY:
                 started = self._ready = True

@@ -37,7 +37,7 @@ _STATM = Path("/proc/self/statm")
 """Its first number is the address space in use, in pages."""
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """A statement that is not answered; the message is for its asker."""
 
 
@@ -74,10 +74,10 @@ def main() -> None:
             _lock(connection)
             locked = True
             write(answers, READY, b"")
-        asked = json.loads(content)
+        request = json.loads(content)
         try:
-            write(answers, ROWS, answer(connection, asked["sql"], asked["rows"], asked["seconds"]))
-        except (Refused, duckdb.Error, MemoryError) as error:
+            write(answers, ROWS, answer(connection, request["sql"], request["rows"], request["seconds"]))
+        except (Refusal, duckdb.Error, MemoryError) as error:
             write(answers, ERROR, (str(error) or "not enough memory").encode())
 
 
@@ -101,12 +101,12 @@ def _lock(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def answer(connection: duckdb.DuckDBPyConnection, sql: str, most_rows: int, seconds: float) -> bytes:
-    """The rows of one SELECT as an Arrow stream. Raises Refused, or what DuckDB raises."""
+    """The rows of one SELECT as an Arrow stream. Raises Refusal, or what DuckDB raises."""
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        raise Refused(f"sql takes one SELECT, got {len(statements)} statements.")
+        raise Refusal(f"sql takes one SELECT, got {len(statements)} statements.")
     if statements[0].type != duckdb.StatementType.SELECT:
-        raise Refused(f"sql takes a SELECT, got {statements[0].type.name}.")
+        raise Refusal(f"sql takes a SELECT, got {statements[0].type.name}.")
     _allow_seconds(seconds)
     with connection.cursor() as cursor:  # closing it ends the transaction
         cursor.execute("BEGIN TRANSACTION READ ONLY")
@@ -124,7 +124,7 @@ def _rows(reader: Any, most_rows: int) -> pa.Table:
         for batch in reader:
             rows += batch.num_rows
             if rows > most_rows:
-                raise Refused(f"the answer has more than {most_rows} rows; add LIMIT, or aggregate.")
+                raise Refusal(f"the answer has more than {most_rows} rows; add LIMIT, or aggregate.")
             batches.append(batch)
         return pa.Table.from_batches(batches, reader.schema)
 

@@ -15,9 +15,9 @@ import numpy as np
 from dualform.query.score.bound import norms
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
-from dualform.query.weights.rebuilt import check_step
-from dualform.query.weights.slot_sum import Speaking, block_size, blocks, slot_sum, speaking
+from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
 from dualform.query.where.mask import Selection
+from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 
 
@@ -28,7 +28,7 @@ def cancellation(
 
     Raises Inexact as `require` says.
     """
-    check_step(view, at_step)
+    check_step(at_step, view.snapshot.steps)
     require(view, layer, at_step, allow_inexact)
     key = ("cancellation", layer.name, selection.identity, at_step)
     return view.cache.get(key, lambda: _Figure(_measure(view, layer, selection, at_step, check))).value
@@ -38,13 +38,13 @@ def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None
     # No SQL reads like this, so no mask has this identity: NOT (...) would leave out what is NULL.
     removed = Selection(f"all but: {selection.identity}", ~selection.stays)
     length = float(np.linalg.norm(slot_sum(view, layer, removed, at_step, check).weight))
-    terms = _terms(view, layer, speaking(view, layer, removed, at_step), check)
+    terms = _terms(view, layer, slot_coefficients(view, layer, removed, at_step), check)
     if length:
         return terms / length
     return math.inf if terms else math.nan
 
 
-def _terms(view: View, layer: Layer, slots: Speaking, check: Check) -> float:
+def _terms(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> float:
     """sum_t ||delta_t|| ||a_t x_t||, where a weight's columns of x_t have a coefficient of their own."""
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
     rows = slots.slots if keys.row_of_entry is None else keys.row_of_entry[slots.slots]

@@ -8,11 +8,12 @@ from weakref import WeakKeyDictionary
 
 import pyarrow.compute as pc
 
-from dualform.errors import BadInput, Inexact, NotFound
+from dualform.errors import Inexact, NotFound
+from dualform.questions.arguments import check_step
 from dualform.rules import Coefficients, Settings, Update, named
 from dualform.store.snapshot import Snapshot
 
-__all__ = ["Coefficients", "coefficients"]
+__all__ = ["Coefficients", "coefficients", "updates"]
 
 
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -> Coefficients:
@@ -22,13 +23,12 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -
     optimizer has no update rule. Whether the layer is exact is for the caller to ask.
     """
     _check_parameter(memory, parameter)
+    check_step(at_step, memory.steps)
     stop = memory.steps if at_step is None else at_step
-    if not 0 <= stop <= memory.steps:
-        raise BadInput(f"at_step is {stop}.", hint=f"The memory holds steps 0 to {memory.steps}.", field="at_step")
     rule = named(memory.rule)
     if rule is None:
         raise Inexact(f"there is no update rule for {memory.optimizer}.", field="layer")
-    return rule.coefficients(_updates(memory, parameter, stop), stop, parameter in memory.momentum())
+    return rule.coefficients(updates(memory, parameter, stop), stop, parameter in memory.momentum())
 
 
 def _check_parameter(memory: Snapshot, parameter: str) -> None:
@@ -37,7 +37,7 @@ def _check_parameter(memory: Snapshot, parameter: str) -> None:
         raise NotFound(f"{parameter!r} is no recorded parameter.", hint=f"Recorded are {', '.join(known)}.")
 
 
-def _updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:
+def updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:
     """The updates of a parameter at the steps before `stop`, in order."""
     log = _LOGS.get(memory)
     if log is None:

@@ -5,13 +5,14 @@ A row says how the weights stood once its step was over. Between two rows they a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.query.view import View
+from dualform.query.weights.run_distances import of_run, of_runs
+from dualform.query.weights.seams import Seam
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
@@ -30,6 +31,8 @@ class Distances:
     way: Doubles
     rounding: Doubles
     noise: Doubles
+    seams: tuple[Seam, ...] = ()
+    """Where a run did not begin as the one before ended."""
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +64,9 @@ def _of_parameter(view: View, parameter: str) -> Distances:
 
 
 def _read(view: View, parameter: str) -> Distances:
-    table = view.snapshot.table("watch")
-    own = table.filter(pc.equal(table["parameter"], parameter))
-    numbers = (own[name].to_numpy() for name in ("one_step", "accumulated", "way", "rounding", "noise"))
-    return Distances(parameter, own["step"].to_numpy(), *numbers)
+    runs = view.snapshot.runs
+    if len(runs) > 1:
+        steps, numbers, seams = of_runs(view, parameter)
+        return replace(Distances(parameter, steps, *numbers.T), seams=seams)
+    steps, numbers = of_run(runs[0], parameter)
+    return Distances(parameter, steps, *numbers.T)

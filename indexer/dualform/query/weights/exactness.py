@@ -22,6 +22,7 @@ from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.view import View
 from dualform.query.weights.distances import Distances, distances
+from dualform.query.weights.seams import Seam
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
 
@@ -40,17 +41,36 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     stop = view.snapshot.steps if at_step is None else at_step
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
-    found = [_witness(of, stop) for of in distances(view, layer)]
-    known = [witness for witness in found if witness is not None]
+    found = [_reading(of, stop) for of in distances(view, layer)]
+    known = [reading for reading in found if reading is not None]
     if len(known) < len(found):
         return Grade("off", reason=f"{_UNMEASURED}.")
-    error = _joint([witness.accumulated for witness in known], known)
-    rounding = _joint([witness.rounding for witness in known], known)
-    if (name := _name(layer, known)) != "off":
-        return Grade(name, error, rounding)
-    jumps = [step for witness in known if (step := witness.of.jump(witness.row)) is not None]
+    error = _joint([reading.accumulated for reading in known], known)
+    rounding = _joint([reading.rounding for reading in known], known)
+    seams = _seams(known, stop)
+    if (name := _name(layer, known)) != "off" and not seams:
+        unseen = _unseen(view, layer, known, stop)
+        return Grade("off", error, rounding, *unseen) if unseen else Grade(name, error, rounding)
+    if not math.isfinite(error) and seams:
+        return Grade("off", since=seams[0].step, reason=_first_of(seams))
+    if math.isnan(error) and not _defects(view, layer, stop):
+        return Grade("off", reason=f"{_UNMEASURED}.")
+    jumps = [step for reading in known if (step := reading.of.jump(reading.row)) is not None]
     since = min(jumps, default=None)
-    return Grade("off", error, rounding, since, _reason(view, layer, stop, since))
+    reason = _first_of([seam for seam in seams if seam.step == since]) or _reason(view, layer, stop, since)
+    if not math.isfinite(error):  # no way to hold the distance against, or nothing there to look at
+        return Grade("off", since=since, reason=reason)
+    return Grade("off", error, rounding, since, reason)
+
+
+def _seams(known: Sequence[_Reading], stop: int) -> list[Seam]:
+    """Where runs part before a step, in order."""
+    return sorted((s for reading in known for s in reading.of.seams if s.step < stop), key=lambda seam: seam.step)
+
+
+def _first_of(seams: Sequence[Seam]) -> str:
+    """What the first of some seams says, as one sentence; empty where there is none."""
+    return f"{seams[0].reason} (from step {seams[0].step} on)." if seams else ""
 
 
 def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool = False) -> Grade:
@@ -69,17 +89,17 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool =
         return found
     before = "" if found.since is None else f", or as of step {found.since} or before"
     raise Inexact(
-        f"layer {layer.name!r} is {said(found)}",
+        f"layer {layer.name!r} is {sentence(found)}",
         hint=f"Ask with allow_inexact=True to have it all the same{before}.",
         field="layer",
     )
 
 
-def said(found: Grade) -> str:
-    """A grade that is off, in words, as one sentence."""
-    if found.error is None:
-        return f"not known to be exact: {found.reason}"
-    return f"{found}: {found.reason}"
+def sentence(grade: Grade) -> str:
+    """A grade that is off, as the end of a sentence."""
+    if grade.error is None:
+        return f"not known to be exact: {grade.reason}"
+    return f"{grade}: {grade.reason}"
 
 
 def why_scores_only(view: View, layer: Layer) -> str:
@@ -95,8 +115,8 @@ def why_scores_only(view: View, layer: Layer) -> str:
 
 
 @dataclass(frozen=True)
-class _Witness:
-    """The row that speaks for one parameter as of a step."""
+class _Reading:
+    """What the watch says of one parameter as of a step."""
 
     of: Distances
     row: int
@@ -115,35 +135,47 @@ class _Witness:
         return self.share <= limit or self.accumulated <= self.rounding
 
 
-def _witness(of: Distances, at_step: int) -> _Witness | None:
+def _reading(of: Distances, at_step: int) -> _Reading | None:
     """The worst of the rows around a step."""
     rows = of.around(at_step)
-    found = [_Witness(of, int(r), float(of.accumulated[r]), float(of.way[r]), float(of.rounding[r])) for r in rows]
-    return max(found, key=lambda witness: (not witness.within(EXACT), witness.share), default=None)
+    found = [_Reading(of, int(r), float(of.accumulated[r]), float(of.way[r]), float(of.rounding[r])) for r in rows]
+    return max(found, key=lambda reading: (not reading.within(EXACT), reading.share), default=None)
 
 
-def _name(layer: Layer, known: Sequence[_Witness]) -> Literal["exact", "exact to bfloat16", "off"]:
+def _name(layer: Layer, known: Sequence[_Reading]) -> Literal["exact", "exact to bfloat16", "off"]:
     halved = layer.dtype == "bfloat16"
-    if all(witness.share <= EXACT or (not halved and witness.within(EXACT)) for witness in known):
+    if all(reading.share <= EXACT or (not halved and reading.within(EXACT)) for reading in known):
         return "exact"
-    if halved and all(witness.within(BFLOAT16) for witness in known):
+    if halved and all(reading.within(BFLOAT16) for reading in known):
         return "exact to bfloat16"
     return "off"
 
 
-def _joint(lengths: Sequence[float], known: Sequence[_Witness]) -> float:
+def _joint(lengths: Sequence[float], known: Sequence[_Reading]) -> float:
     """The norm over all parameters, relative to the way they went."""
-    length, way = math.hypot(*lengths), math.hypot(*(witness.way for witness in known))
+    length, way = math.hypot(*lengths), math.hypot(*(reading.way for reading in known))
     if not way:
         return math.inf if length else 0.0
     return length / way
 
 
-def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
-    """What happened at `since`; the first thing that is known to be wrong where no step stands out."""
+def _unseen(view: View, layer: Layer, known: Sequence[_Reading], stop: int) -> tuple[int, str] | None:
+    """Step and reason of a defect since the weights were last looked at, as where a recording was cut off; or None."""
+    seen = min(int(reading.of.step[-1]) for reading in known)
+    defects = [(step, reason) for step, reason in _defects(view, layer, stop) if step > seen]
+    return (defects[0][0], f"{defects[0][1].rstrip('.')}, and its weights were not seen since.") if defects else None
+
+
+def _defects(view: View, layer: Layer, stop: int) -> list[tuple[int, str]]:
+    """Step and reason of what may be wrong with a layer before a step, in order."""
     table = view.snapshot.table("defects")
     own = table.filter(pc.and_(pc.equal(table["layer"], layer.name), pc.less(table["step"], stop)))
-    defects = sorted(zip(own["step"].to_pylist(), own["reason"].to_pylist(), strict=True), key=lambda row: row[0])
+    return sorted(zip(own["step"].to_pylist(), own["reason"].to_pylist(), strict=True), key=lambda row: row[0])
+
+
+def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
+    """What happened at `since`; the first thing that is known to be wrong where no step stands out."""
+    defects = _defects(view, layer, stop)
     if since is not None:
         defects = [(step, reason) for step, reason in defects if step == since]
     if defects:

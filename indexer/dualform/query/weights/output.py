@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from dualform.query.score.bound import FLOAT64, norms
 from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.view import Check
-from dualform.query.weights.rebuilt import Rebuilt
+from dualform.query.weights.rebuilt import RebuiltWeights
 
 _BATCH = 1024
 """Queries that are answered at once."""
 
 
-def outputs(weights: Rebuilt, queries: NDArray[np.float32], check: Check) -> NDArray[np.float32]:
+def outputs(weights: RebuiltWeights, queries: NDArray[np.float32], check: Check) -> NDArray[np.float32]:
     """float32[n, d_out]."""
     found = np.empty((len(queries), len(weights.weight)), dtype=np.float32)
     lengths = np.sqrt(np.einsum("oi,oi->o", weights.weight, weights.weight))
@@ -33,7 +33,7 @@ def outputs(weights: Rebuilt, queries: NDArray[np.float32], check: Check) -> NDA
     return found
 
 
-def _batch(weights: Rebuilt, lengths: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+def _batch(weights: RebuiltWeights, lengths: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float32]:
     bias = np.zeros(len(weights.weight)) if weights.bias is None else weights.bias
     summed = queries.astype(np.float64) @ weights.weight.T + bias
     # Twice, for the canonical sum has an error of its own, and twice again for the norms'.

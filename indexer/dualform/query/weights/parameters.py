@@ -14,7 +14,8 @@ from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
-from dualform.query.weights.rebuilt import check_step, rebuild
+from dualform.query.weights.rebuilt import rebuild
+from dualform.questions.arguments import check_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +40,16 @@ def state_dict(
     Warns of what is not recorded where the question is not about the end. Raises Inexact where a recorded layer cannot
     be rebuilt well enough, EmptyMask where no slot is left.
     """
-    check_step(view, at_step)
+    check_step(at_step, view.snapshot.steps)
     _require_all(view, at_step, allow_inexact)
     rebuilt = _recorded(view, where, at_step, allow_inexact, check)
     arrays = dict(rebuilt.arrays)
-    arrays |= {name: arrays[known] for name, known in _other_names(view, arrays).items()}
+    arrays |= {name: arrays[known] for name, known in view.snapshot.aliases.items() if known in arrays}
     others = {name: np.array(array) for name, array in view.stored_weights("final").items() if name not in arrays}
     if others and (where is not None or at_step is not None):
-        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(others)}.", stacklevel=6)
+        warnings.warn(
+            f"not recorded, so they stand as at the end of the training: {', '.join(sorted(others))}.", stacklevel=6
+        )
     return Network({**arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
@@ -83,21 +86,3 @@ def _recorded(
         arrays |= {part: parameter.astype(np.float32) for part, parameter in rebuilt.parameters.items()}
         grades[name], standing[name] = rebuilt.grade, rebuilt.standing
     return Network(arrays, (), grades, standing, kept)
-
-
-def _other_names(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-    """Further names of recorded parameters -> the name they were recorded under.
-
-    A state dict names a tied weight twice. Two entries that are the same to the bit before and after a training that
-    moved them are one tensor.
-    """
-    initial, final = view.stored_weights("initial"), view.stored_weights("final")
-    moved = [name for name in arrays if not np.array_equal(initial[name], final.get(name, initial[name]))]
-    found: dict[str, str] = {}
-    for other in final:
-        if other in arrays or other not in initial:
-            continue
-        for name in moved:
-            if np.array_equal(initial[other], initial[name]) and np.array_equal(final[other], final[name]):
-                found[other] = name
-    return found

@@ -29,13 +29,16 @@ from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where.mask import Selection
+from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer, Parameter
 
 Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Rebuilt:
+class RebuiltWeights:
+    """A layer's weights and biases under a mask, as of a step."""
+
     weight: Doubles
     """float64[d_out, d_in]."""
     bias: Doubles | None
@@ -52,17 +55,6 @@ class Rebuilt:
         return self.weight.nbytes + sum(p.nbytes for p in self.parameters.values() if p.ndim == 1)
 
 
-def check_step(view: View, at_step: int | None) -> None:
-    """Raises BadInput for a step that was not recorded."""
-    steps = view.snapshot.steps
-    if at_step is not None and not 0 <= at_step <= steps:
-        raise BadInput(
-            f"at_step is {at_step}, and {steps} steps were recorded.",
-            hint=f"Ask for 0 (the initial network) to {steps} (the end).",
-            field="at_step",
-        )
-
-
 def rebuild(
     view: View,
     layer: Layer,
@@ -71,13 +63,13 @@ def rebuild(
     allow_inexact: bool,
     check: Check,
     partners: Mapping[str, Selection] | None = None,
-) -> Rebuilt:
+) -> RebuiltWeights:
     """The weights as the selected slots leave them, with the standing term where the record is not exact.
 
     `partners`: by layer, the entries that stay of other layers that hold the same parameters. Raises Inexact as
     `require` says.
     """
-    check_step(view, at_step)
+    check_step(at_step, view.snapshot.steps)
     grade = require(view, layer, at_step, allow_inexact)
     key = ("weights", layer.name, selection.identity, _identity(partners), at_step)
     return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, grade, check, partners))
@@ -95,7 +87,7 @@ def _rebuild(
     grade: Grade,
     check: Check,
     partners: Mapping[str, Selection] | None,
-) -> Rebuilt:
+) -> RebuiltWeights:
     parameters = build(view, layer, selection, at_step, check, partners)
     standing = 0.0
     at_end = at_step is None or at_step == view.snapshot.steps
@@ -189,7 +181,7 @@ def _initial(view: View, layer: Layer, parameter: str, at_step: int | None) -> D
     return standing
 
 
-def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, standing: float) -> Rebuilt:
+def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, standing: float) -> RebuiltWeights:
     """The parameters in their places of [W | b]; those that are weights as parts of it."""
     weight = np.empty((layer.d_out, layer.d_in))
     placed = dict(parameters)
@@ -197,7 +189,7 @@ def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, stand
         weight[:, place.start : place.stop] = parameters[place.name]
         placed[place.name] = weight[:, place.start : place.stop]
     biases = [parameters[place.name] for place in layer.biases]
-    return Rebuilt(weight, np.sum(biases, axis=0) if biases else None, placed, grade, standing)
+    return RebuiltWeights(weight, np.sum(biases, axis=0) if biases else None, placed, grade, standing)
 
 
 def _way(view: View, layer: Layer) -> dict[str, Doubles]:

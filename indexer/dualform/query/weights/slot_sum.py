@@ -1,9 +1,9 @@
-"""What the slots that speak brought to a layer's weights: sum_t a_t delta_t x_t^T, in float64.
+"""The part of a layer's weights that some slots brought: sum_t a_t delta_t x_t^T, in float64.
 
-Shapes: T slots, m that speak, b of a block, R stored rows of which r speak, d_in, d_out.
+Shapes: T slots, m selected, b of a block, R stored rows of which r belong to the selected slots, d_in, d_out.
 
-Float64 throughout: float32 products over short blocks would cost less, but their last bits follow the number of
-threads, and with them the float32 that an output is rounded to.
+Everything is float64. Float32 products over short blocks would cost less, but their last bits depend on the number of
+threads, and so would the float32 that an output is rounded to.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Speaking:
-    """The selected slots, without those whose gradient the optimizer had not used by a step."""
+class SlotCoefficients:
+    """The coefficients of the selected slots, less those whose gradient the optimizer had not used by a step."""
 
     slots: NDArray[np.int64]
     """int64[m], ascending: entries of the layer."""
@@ -56,21 +56,21 @@ class SlotSum:
         return self.weight.nbytes + self.biases.nbytes
 
 
-def speaking(view: View, layer: Layer, selection: Selection, at_step: int | None) -> Speaking:
+def slot_coefficients(view: View, layer: Layer, selection: Selection, at_step: int | None) -> SlotCoefficients:
     steps = view.slot_steps(layer)[selection.entries]
     per_step = np.array([view.coefficients(layer, p.name, at_step).per_step for p in layer.parameters])
-    speaks = (per_step != 0).any(axis=0)[steps]
-    own = per_step[:, steps[speaks]]
-    return Speaking(selection.entries[speaks], own[: len(layer.weights)], own[len(layer.weights) :])
+    used = (per_step != 0).any(axis=0)[steps]
+    own = per_step[:, steps[used]]
+    return SlotCoefficients(selection.entries[used], own[: len(layer.weights)], own[len(layer.weights) :])
 
 
 def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> SlotSum:
     """The selected slots' own part of the weights, kept in the cache by mask."""
     key = ("slot sum", layer.name, selection.identity, at_step)
-    return view.cache.get(key, lambda: _summed(view, layer, speaking(view, layer, selection, at_step), check))
+    return view.cache.get(key, lambda: _summed(view, layer, slot_coefficients(view, layer, selection, at_step), check))
 
 
-def _summed(view: View, layer: Layer, slots: Speaking, check: Check) -> SlotSum:
+def _summed(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
     found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros((len(layer.biases), layer.d_out)))
     columns = [slice(weight.start, weight.stop) for weight in layer.weights]
@@ -83,7 +83,9 @@ def _summed(view: View, layer: Layer, slots: Speaking, check: Check) -> SlotSum:
     return found
 
 
-def _by_slot(found: SlotSum, columns: Sequence[slice], keys: Keys, values: Rows, slots: Speaking, check: Check) -> None:
+def _by_slot(
+    found: SlotSum, columns: Sequence[slice], keys: Keys, values: Rows, slots: SlotCoefficients, check: Check
+) -> None:
     """One product a block of slots and weight."""
     size = block_size(max(keys.width, values.width))
     wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
@@ -105,7 +107,7 @@ def _by_row(
     columns: Sequence[slice],
     keys: Keys,
     values: Rows,
-    slots: Speaking,
+    slots: SlotCoefficients,
     rows: NDArray[np.int64],
     numbers: NDArray[np.int64],
     check: Check,

@@ -34,7 +34,7 @@ class Expression:
     columns: tuple[str, ...] = ()
     """Columns that it names."""
     valued: tuple[str, ...] = ()
-    """Those whose values matter: they occur elsewhere than under IS NULL or IS NOT NULL."""
+    """Those whose values matter: they occur elsewhere than under IS NULL."""
 
     @property
     def identity(self) -> str:

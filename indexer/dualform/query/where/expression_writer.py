@@ -75,7 +75,7 @@ class Writer:
     used: dict[str, None] = field(default_factory=dict)
     """Columns that occur, in the order of their first occurrence."""
     valued: dict[str, None] = field(default_factory=dict)
-    """Those that occur anywhere but under IS NULL or IS NOT NULL."""
+    """Those that occur anywhere but under IS NULL."""
     depth: int = 0
     null_tests: int = 0
     """Around the node that is being written."""
@@ -135,7 +135,7 @@ class Writer:
     def operator(self, node: Any) -> str:
         if node["type"] in ("COMPARE_IN", "COMPARE_NOT_IN"):
             self.note_datasets(node["children"])
-        tests_null = node["type"] in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL")
+        tests_null = node["type"] == "OPERATOR_IS_NULL"
         self.null_tests += tests_null
         first, *others = self.all(node["children"])
         self.null_tests -= tests_null

@@ -98,19 +98,19 @@ def check(
     return expression
 
 
-def require_said(
+def require_values(
     layer: str,
     space: SlotSpace,
     spaces: Collection[SlotSpace],
     entries: NDArray[np.int64] | None,
-    expression: Expression,
+    columns: Iterable[str],
 ) -> None:
-    """Raises NotFound for a column whose value matters and that is NULL in all entries of a layer.
+    """Raises NotFound for a column of those named that is NULL in all entries of a layer.
 
-    Such a mask would keep nothing of the layer, and leave it at W_0 without a word. `entries` are the slots that the
-    layer has, int64[H]; None for all. A column that occurs only under IS NULL or IS NOT NULL is no error.
+    A mask over such a column would keep nothing of the layer, and leave it at W_0 without a word. `entries` are the
+    slots that the layer has, int64[H]; None for all.
     """
-    for name in expression.valued:
+    for name in columns:
         null = space.is_null(name)
         if not isinstance(null, np.ndarray):
             throughout = null

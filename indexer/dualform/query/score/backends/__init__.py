@@ -53,7 +53,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class FindsTop(Protocol):
+class TopKBackend(Protocol):
     """A backend that can leave out what it sees to be low."""
 
     def top(
@@ -64,7 +64,7 @@ class FindsTop(Protocol):
 
 
 @runtime_checkable
-class HoldsCodes(Protocol):
+class CodesBackend(Protocol):
     """A backend that looks for the best rows in eight bits before it scores any."""
 
     codes: CodesCache

@@ -63,7 +63,7 @@ class TorchDeviceBackend(TorchBackend):
     def top(
         self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """As FindsTop: only the best scores leave the device."""
+        """As TopKBackend: only the best scores leave the device."""
         with self._torch.inference_mode():
             scores, rows = self._product(keys, queries).topk(k, dim=1)
             return scores.cpu().numpy(), rows.cpu().numpy()

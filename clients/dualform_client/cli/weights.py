@@ -1,0 +1,99 @@
+"""dualform weights: the network's weights, masked or as of an earlier step, in a file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dualform.answers import Weights
+from dualform.errors import AlreadyExists
+from dualform.methods import Answers
+from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, one_mask
+from dualform_client.cli.options import (
+    allow_inexact_option,
+    at_step_option,
+    json_option,
+    where_option,
+    where_space_option,
+)
+from dualform_client.cli.printing import print_json, print_note, print_table
+from dualform_client.cli.target import asks_target
+
+
+@click.command()
+@asks_target
+@where_option
+@where_space_option
+@at_step_option
+@allow_inexact_option
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The .safetensors file to write.")
+@click.option("--force", is_flag=True, help="Replace the file where it exists.")
+@json_option
+def weights(
+    memory: Answers,
+    where: str | None,
+    where_space: tuple[tuple[str, str], ...],
+    at_step: int | None,
+    allow_inexact: bool,
+    out: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """The network's weights with part of its memory masked, or as of an earlier step, for load_state_dict.
+
+    A mask is arithmetic removal from this training's sum, not retraining.
+
+    \b
+    Example:
+      dualform weights runs/demo --at-step 100 --out earlier.safetensors
+      dualform weights 127.0.0.1:50051 --where "label <> 3" --out masked.safetensors
+    """
+    if out.exists() and not force:
+        raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="out")
+    masks = one_mask(where, where_space)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "not recorded")  # said below, for a server's answer too
+        state = memory.weights(masks, at_step, allow_inexact)
+    removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
+    _save(state, out)
+    note = "" if masks is None else f"{WHAT_A_MASK_MEANS} {describe(removed or {})}".strip()
+    if as_json:
+        masked = {} if removed is None else {"cancellation": removed, "note": note}
+        print_json({"out": str(out), **_report(state), **masked})
+        return
+    print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])
+    for layer, grade in state.grades.items():
+        if not grade.exact:
+            print_note(f"{layer}: {describe_grade(grade, state.standing[layer])}")
+    if state.not_recorded and (masks is not None or at_step is not None):
+        print_note(f"Not recorded, so they stand as at the end of the training: {', '.join(state.not_recorded)}.")
+    if note:
+        print_note(note)
+
+
+def _report(state: Weights) -> dict[str, Any]:
+    return {
+        "parameters": {name: list(array.shape) for name, array in state.arrays.items()},
+        "grade": {layer: asdict(grade) for layer, grade in state.grades.items()},
+        "standing": state.standing,
+        "kept": state.kept,
+        "not_recorded": list(state.not_recorded),
+    }
+
+
+def _save(state: Weights, out: Path) -> None:
+    """Under a temporary name first: a run that is cut short leaves no half file behind under the name asked for."""
+    from safetensors.torch import save_file
+
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        # Clones, because the format refuses tensors that share their storage, as tied weights do.
+        save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""The entries of a layer by group, and the two ways in which their scores are added up.
+
+Shapes: n queries, G groups, d dimensions.
+
+A sum of inner products is one inner product with the group's sum of keys, sum_t x_t . q = (sum_t x_t) . q, and the
+sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product is that
+of canonical.py. Where there are so many groups that their sums would be about as large as the keys, as token positions
+may be, the scores of their slots are added instead, in slot order. Each score chooses between the two, or brings a
+third (query/score/kinds/).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query.groups import Groups
+from dualform.query.score.key_rows import KeyRows, key_rows
+from dualform.query.score.rescoring import score_every
+from dualform.query.score.score import Score
+from dualform.query.sums.key_sums import KeySums, key_sums
+from dualform.query.view import Check, View
+from dualform.query.where.mask import Selection
+
+BUDGET = 256 << 20
+"""Bytes of key sums that are worth keeping."""
+_BATCH = 16
+"""Queries whose scores of every slot are held at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """The entries of one layer that a mask leaves, by group."""
+
+    view: View
+    layer: str
+    groups: Groups
+    selection: Selection
+    check: Check
+
+    @property
+    def many(self) -> bool:
+        """Whether there are too many groups for sums of keys."""
+        return many(self.view.layer(self.layer).d_in, len(self.groups.counts))
+
+    def rows(self) -> KeyRows:
+        """Raises Inexact where a key is not finite."""
+        return key_rows(self.view, self.layer, self.selection, self.check)
+
+    def key_sums(self) -> KeySums:
+        """Raises Inexact where a key is not finite."""
+        key = ("key sums", self.layer, self.selection.identity, self.groups.by)
+        keys = self.view.snapshot.keys(self.layer)
+        sums = self.view.cache.get(key, lambda: key_sums(keys, self.groups, self.check))
+        if not sums.finite:
+            self.rows()  # refuses, and names the slot
+        return sums
+
+    def by_slot(self, queries: NDArray[np.float32], score: Score) -> NDArray[np.float64]:
+        """float64[n, G]: the scores of all slots, added in slot order. Raises Inexact where a key is not finite."""
+        rows, groups = self.rows(), self.groups
+        own, index = rows.rows_of(groups.entries), None
+        if rows.keys.row_of_entry is not None:
+            own, index = np.unique(own, return_inverse=True)
+        sums = np.empty((len(queries), len(groups.counts)))
+        for start in range(0, len(queries), _BATCH):
+            products = score_every(rows.keys, own, queries[start : start + _BATCH], self.check)
+            for i, scores in enumerate(score.of(products), start):
+                self.check()
+                terms = scores if index is None else scores[index]
+                sums[i] = np.bincount(groups.numbers, terms, minlength=len(groups.counts))
+        return sums
+
+
+def many(width: int, groups: int) -> bool:
+    """Whether key sums take more room than they are worth. Nothing else may matter, because this decides bits."""
+    return 8 * width * groups > BUDGET

@@ -1,0 +1,62 @@
+"""Where one run of a training ends and the next begins: whether the optimizer went on with what it had left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query.view import View
+from dualform.query.weights.coefficients import updates
+from dualform.store.durable import checksum
+from dualform.store.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A parameter that a run did not begin as the run before ended it."""
+
+    step: int
+    """The later run's first step."""
+    distance: float
+    """Norm of the difference of the weights; inf where it is not known what the optimizer went on with."""
+    reason: str
+
+
+def seam(view: View, parameter: str, run: int) -> Seam | None:
+    """Between a run, from 1 on, and the one before; None where all is as it was left."""
+    before, after = view.snapshot.runs[run - 1], view.snapshot.runs[run]
+    earlier, later = f"run {run - 1} ({before.path})", f"run {run} ({after.path})"
+    step = view.snapshot.first_steps[run]
+    ended = weights(view, run - 1, "final").get(parameter)
+    if ended is None:
+        return Seam(step, math.inf, f"{earlier} was cut off, so the weights that it ended with are not known")
+    began = weights(view, run, "initial")[parameter]
+    if began.tobytes() != ended.tobytes():
+        distance = float(np.linalg.norm(began.astype(np.float64) - ended.astype(np.float64)))
+        return Seam(step, distance or math.inf, f"{later} did not begin with the weights that {earlier} ended with")
+    buffer = after.momentum().get(parameter)
+    found = None if buffer is None else checksum(buffer.tobytes())
+    if found != before.manifest.buffers.get(parameter) and _uses_momentum(after, parameter):
+        return Seam(step, math.inf, f"{later} did not begin with the momentum that {earlier} left")
+    return None
+
+
+def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping[str, NDArray[Any]]:
+    """A run's state dict as it was stored; empty where its training was cut off before its end."""
+    held = view.cache.get(("weights of a run", run, which), lambda: _Arrays(view.snapshot.runs[run], which))
+    return held.arrays
+
+
+def _uses_momentum(run: Snapshot, parameter: str) -> bool:
+    return any(update.settings.get("momentum") for update in updates(run, parameter, run.steps))
+
+
+class _Arrays:
+    def __init__(self, run: Snapshot, which: Literal["initial", "final"]) -> None:
+        self.arrays: Mapping[str, NDArray[Any]] = (run.initial() if which == "initial" else run.final()) or {}
+        self.nbytes = sum(array.nbytes for array in self.arrays.values())

@@ -1,0 +1,180 @@
+"""Several runs of one training as one memory: a training that was resumed records into a folder of its own.
+
+Steps and slots of a run follow those of the run before. The weights begin as those of the first run and end as those
+of the last; whether a run began with the weights that the one before ended with is for the engine to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput, NotFound
+from dualform.store.layer import Layer
+from dualform.store.manifest import Manifest
+from dualform.store.opening import stacked
+from dualform.store.probes import StoredProbe
+from dualform.store.rows import Rows, SegmentCache
+from dualform.store.run_tables import RUN, RunTables
+from dualform.store.snapshot import Snapshot
+
+
+class Runs(Snapshot):
+    """One snapshot of each run, read as one memory."""
+
+    def __init__(self, parts: Sequence[Snapshot]) -> None:
+        """Raises BadInput where the runs are not of one network, or say things of one name and other types."""
+        manifest = _joined([part.manifest for part in parts], [part.path for part in parts])
+        first_steps = np.cumsum([0, *(part.steps for part in parts[:-1])]).tolist()
+        spaces = {layer.name: layer.space for layer in manifest.layers}
+        folders = [str(part.path / part.manifest.shards[0].folder) for part in parts]
+        tables = RunTables([part._tables for part in parts], first_steps, manifest.tables(), spaces, folders)
+        super().__init__(parts[0].path, manifest, tables, stacked([part.sources for part in parts]))
+        self.runs, self.first_steps = list(parts), first_steps
+        self.frames, self.torn = sum(part.frames for part in parts), any(part.torn for part in parts)
+
+    @classmethod
+    def of(cls, paths: Sequence[str | Path], cache: SegmentCache | None = None) -> Runs:
+        """The runs in some folders, in the order of the training.
+
+        Raises BadInput for no folder, for one that is named twice, and as `__init__`; else as `Snapshot.open`.
+        """
+        folders = [Path(path) for path in paths]
+        if not folders:
+            raise BadInput("there is no run to open.", hint="Name at least one memory's folder.", field="path")
+        resolved = [folder.resolve() for folder in folders]
+        for number, folder in enumerate(resolved):
+            if folder in resolved[:number]:
+                raise BadInput(f"{folders[number]} is named twice.", hint="Name each run once.", field="path")
+        segments = cache or SegmentCache()
+        return cls([Snapshot.open(folder, segments) for folder in folders])
+
+    def again(self, cache: SegmentCache | None = None) -> Snapshot:
+        return Runs.of([part.path for part in self.runs], cache)
+
+    def moved(self) -> bool:
+        return any(part.moved() for part in self.runs)
+
+    @property
+    def cut_off(self) -> str:
+        """Where each recording stands that did not come to its end, in its own steps."""
+        said = [f"{part.path}: {part.cut_off}" for part in self.runs if part.cut_off]
+        return " ".join(said)
+
+    def initial(self) -> dict[str, NDArray[Any]]:
+        """The weights before the first run's first step."""
+        return self.runs[0].initial()
+
+    def final(self) -> dict[str, NDArray[Any]] | None:
+        """The weights after the last run's last step; None where it was cut off before its end."""
+        return self.runs[-1].final()
+
+    def momentum(self) -> dict[str, NDArray[Any]]:
+        """Momentum buffers that the optimizer already had when the first run began."""
+        return self.runs[0].momentum()
+
+    def probe(self, name: str) -> StoredProbe:
+        """The probe of the last run that has one of this name. Raises NotFound as `Snapshot.probe`."""
+        for part in reversed(self.runs):
+            if name in part.manifest.probes:
+                return part.probe(name)
+        known = ", ".join(self.manifest.probes) or "none"
+        raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
+
+    def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
+        own = [part._row_of_entry(part.layers[layer.name]) for part in self.runs]
+        return self._behind(layer, "keys", own)
+
+    def _row_of_value(self, layer: Layer) -> NDArray[np.int64] | None:
+        own = [part._row_of_value(part.layers[layer.name]) for part in self.runs]
+        return self._behind(layer, "values", own)
+
+    def _behind(self, layer: Layer, kind: str, own: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+        """int64[H]: the row of each entry, among those of all runs; None where row and entry are the same."""
+        if all(rows is None for rows in own):
+            return None
+        found, before = list[NDArray[np.int64]](), 0
+        for part, rows in zip(self.runs, own, strict=True):
+            every = np.arange(part.entries(layer.name).count) if rows is None else rows
+            found.append(every + before)
+            before += Rows(part.sources.get((layer.name, kind), []), 0).rows
+        return np.concatenate(found)
+
+
+def _joined(manifests: Sequence[Manifest], paths: Sequence[Path]) -> Manifest:
+    """What all runs have in common, and what any of them has seen."""
+    first, last = manifests[0], manifests[-1]
+    for manifest, path in zip(manifests[1:], paths[1:], strict=True):
+        _check_alike(first, manifest, paths[0], path)
+    rules = list(dict.fromkeys(manifest.rule for manifest in manifests))
+    reasons = [manifest.reason for manifest in manifests if manifest.reason]
+    if len(rules) > 1 and not reasons:
+        reasons = [f"the runs follow different update rules: {', '.join(rules)}."]
+    return replace(
+        last,
+        layers=[_layer([_by_name(manifest)[layer.name] for manifest in manifests]) for layer in first.layers],
+        optimizer=" then ".join(dict.fromkeys(manifest.optimizer for manifest in manifests)),
+        rule=rules[0] if len(rules) == 1 else "",
+        reason=reasons[0] if reasons else "",
+        spaces=first.spaces,
+        columns=_columns(manifests, paths),
+        shards=[part for manifest in manifests for part in manifest.shards],
+        files={},
+        probes={name: probe for manifest in manifests for name, probe in manifest.probes.items()},
+    )
+
+
+def _by_name(manifest: Manifest) -> dict[str, Layer]:
+    return {layer.name: layer for layer in manifest.layers}
+
+
+def _layer(runs: Sequence[Layer]) -> Layer:
+    """A layer of all runs, of which each has its own way to store keys that repeat."""
+    halved = [layer.dtype for layer in runs if layer.dtype != "float32"]
+    return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=halved[0] if halved else runs[0].dtype)
+
+
+def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path) -> None:
+    """Raises BadInput where two runs do not have the same spaces and layers."""
+    hint = "Open runs of one network, recorded alike."
+    if set(first.spaces) != set(other.spaces):
+        raise BadInput(
+            f"{other_path} has the spaces {', '.join(other.spaces)}, and {path} has {', '.join(first.spaces)}.",
+            hint=hint,
+            field="path",
+        )
+    layers, others = _by_name(first), _by_name(other)
+    for name in {**layers, **others}:
+        if name not in layers or name not in others:
+            lacking = path if name not in layers else other_path
+            raise BadInput(f"{lacking} has no layer {name!r}.", hint=hint, field="path")
+        if _kind(layers[name]) != _kind(others[name]):
+            raise BadInput(f"layer {name!r} of {other_path} is not that of {path}.", hint=hint, field="path")
+
+
+def _kind(layer: Layer) -> tuple[Any, ...]:
+    shape = (layer.space, layer.d_in, layer.d_out, layer.parameters)
+    return (*shape, layer.source, layer.values)
+
+
+def _columns(manifests: Sequence[Manifest], paths: Sequence[Path]) -> dict[str, dict[str, str]]:
+    """The types of all columns. Raises BadInput where one has several."""
+    found: dict[str, dict[str, str]] = {}
+    for manifest, path in zip(manifests, paths, strict=True):
+        for table, types in manifest.columns.items():
+            own = found.setdefault(table, {})
+            for name, kind in types.items():
+                if own.setdefault(name, kind) != kind:
+                    raise BadInput(
+                        f"column {name!r} is {kind} in {path}, and {own[name]} in a run before.",
+                        hint="Open these runs one by one.",
+                        field="path",
+                    )
+    taken = any(RUN in types for table, types in found.items() if table != "steps")
+    said: Mapping[str, str] = {} if taken else {RUN: "BIGINT"}
+    return {**found, "samples": {**found["samples"], **said}}

@@ -1,0 +1,112 @@
+"""weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dualform as dualform_package
+from dualform.questions import MaskCancellation, NetworkWeights
+from dualform_service.server import Server
+
+
+def test_weights_are_those_of_the_engine(dualform, folder, tmp_path):
+    out = tmp_path / "w.safetensors"
+    told = dualform("weights", folder, "--where", "step < 3", "--at-step", 5, "--out", out, "--json").json
+    with dualform_package.open(folder) as memory:
+        expected = memory.weights("step < 3", 5)
+        removed = memory.cancellation("step < 3", 5)
+    written = load_file(out)
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    assert told["out"] == str(out)
+    assert told["parameters"]["0.weight"] == [5, 6]
+    assert told["cancellation"] == removed
+    assert "not retraining" in told["note"]
+    assert told["kept"] == {"sample": 24}
+    assert {layer: grade["name"] for layer, grade in told["grade"].items()} == {"0": "exact", "2": "exact"}
+    assert told["standing"] == {"0": 0.0, "2": 0.0}
+    assert told["not_recorded"] == []
+    assert list(tmp_path.iterdir()) == [out], "nothing temporary is left"
+
+
+def test_a_mask_may_be_of_one_space(dualform, folder, tmp_path):
+    files = [tmp_path / "all.safetensors", tmp_path / "by-space.safetensors"]
+    assert dualform("weights", folder, "--where", "step < 3", "--out", files[0]).code == 0
+    assert dualform("weights", folder, "--where-space", "sample", "step < 3", "--out", files[1]).code == 0
+    one, other = map(load_file, files)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("masks", "says"),
+    [
+        (
+            ["--where", "step < 3", "--where-space", "sample", "step < 3"],
+            "--where and --where-space are given together.",
+        ),
+        (["--where-space", "sample", "step < 3", "--where-space", "sample", "step < 4"], "names a space twice."),
+        (["--where-space", "token", "step < 3"], "no space 'token'."),
+    ],
+    ids=["both", "twice", "unknown"],
+)
+def test_masks_that_do_not_go_together(dualform, folder, tmp_path, masks, says):
+    told = dualform("weights", folder, *masks, "--out", tmp_path / "w.safetensors", "--json")
+    assert told.code == 2
+    assert says in told.json["error"]["message"]
+
+
+def test_weights_say_what_a_mask_means(dualform, folder, tmp_path):
+    told = dualform("weights", folder, "--where", "step < 3", "--out", tmp_path / "w.safetensors")
+    assert "it is not retraining without them" in told.err
+    assert "Cancellation of what was masked" in told.err
+    assert dualform("weights", folder, "--out", tmp_path / "all.safetensors").err == ""
+
+
+def test_a_file_is_replaced_only_by_force(dualform, folder, tmp_path):
+    out = tmp_path / "w.safetensors"
+    out.write_text("mine")
+    told = dualform("weights", folder, "--out", out, "--json")
+    assert told.code == 1
+    assert told.json["error"]["code"] == "already_exists"
+    assert out.read_text() == "mine"
+    assert dualform("weights", folder, "--out", out, "--force").code == 0
+    assert "0.weight" in load_file(out)
+
+
+def test_weights_into_a_folder_that_is_not_there(dualform, folder, tmp_path):
+    told = dualform("weights", folder, "--out", tmp_path / "nowhere" / "w.safetensors", "--json")
+    assert told.code == 1
+    assert "nowhere" in told.json["error"]["message"]
+
+
+def test_a_server_gives_the_weights_of_its_folder(dualform, folder, tmp_path):
+    files = [tmp_path / "folder.safetensors", tmp_path / "server.safetensors"]
+    asked = ("--where", "step < 3", "--at-step", 5, "--json")
+    with dualform_package.open(folder) as memory, Server(memory) as server:
+        told = [
+            dualform("weights", target, *asked, "--out", file).json
+            for target, file in zip((folder, server.address), files, strict=True)
+        ]
+    one, other = map(load_file, files)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert {**told[0], "out": ""} == {**told[1], "out": ""}
+
+
+def test_what_a_server_is_asked_and_says(dualform, address, engine, tmp_path):
+    asked = ["weights", address, "--where-space", "sample", "step < 3", "--at-step", 2, "--allow-inexact", "--force"]
+    told = dualform(*asked, "--out", tmp_path / "w.safetensors", "--json").json
+    assert engine.asked[1:] == [
+        NetworkWeights({"sample": "step < 3"}, 2, True),
+        MaskCancellation({"sample": "step < 3"}, 2, allow_inexact=True),
+    ]
+    assert told["parameters"] == {"fc.weight": [2, 3], "steps": []}
+    assert (told["kept"], told["standing"], told["not_recorded"]) == ({"sample": 3}, {"fc": 0.5}, ["steps"])
+    err = dualform(*asked, "--out", tmp_path / "w.safetensors").err
+    assert "fc: off by 2.5e-01 since step 3: the weights were moved by hand." in err
+    assert "Not recorded, so they stand as at the end of the training: steps." in err
+    assert load_file(tmp_path / "w.safetensors")["fc.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    unmasked = dualform("weights", address, "--out", tmp_path / "whole.safetensors")
+    assert "Not recorded" not in unmasked.err, "they are those of the network as it is"

@@ -1,0 +1,83 @@
+"""The kinds of score: how they are named, and what a new one takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualform.errors import BadInput
+from dualform.query.score import kinds
+from dualform.query.score.rescoring import score_rows
+from dualform.query.search.scan_searcher import ScanSearcher
+from tests.query import arrays, oracle
+
+LABELS = [slot % 3 for slot in range(600)]
+
+
+class Opposed:
+    """The negated inner product, which the compiled screen does not know: what a file of a new score holds."""
+
+    name = "opposed"
+    linear = False
+    screens_absolute = False
+
+    def of(self, products):
+        return np.negative(products, out=products)
+
+    def searchers(self, backend):
+        return [ScanSearcher()]
+
+    def sums(self, grouping, queries):
+        return grouping.by_slot(queries, self) if grouping.many else -score_rows(grouping.key_sums().sums, queries)
+
+    def additive(self, sums, queries):
+        return np.ones((len(queries), len(sums.sums)), dtype=bool)
+
+
+@pytest.fixture
+def opposed(monkeypatch):
+    monkeypatch.setattr(kinds, "_BY_NAME", {**kinds._BY_NAME, "opposed": Opposed()})
+
+
+@pytest.mark.parametrize("backend", ["int8", "numpy", "torch", "faiss"])
+def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend, rng):
+    keys, queries = rng.normal(size=(600, 9)).astype(np.float32), rng.normal(size=(3, 9)).astype(np.float32)
+    engine = arrays.engine(arrays.memory({"fc": keys}, {"label": LABELS}), backend)
+    hits = engine.topk("fc", queries, k=7, score="opposed")
+    grouped = engine.topk("fc", queries, k=4, by="label", score="opposed")
+    sums = engine.group_sum("fc", queries, by="label", score="opposed").sums
+    for i, query in enumerate(queries):
+        expected = [-score for score in oracle.scores(keys, query)]
+        assert hits.slots[i].tolist() == oracle.best(expected, range(600), 7)
+        np.testing.assert_array_equal(hits.scores[i], np.float32([expected[slot] for slot in hits.slots[i]]))
+        members = [range(label, 600, 3) for label in range(3)]
+        assert [slots.tolist() for slots in grouped.slots[i]] == [oracle.best(expected, own, 4) for own in members]
+        np.testing.assert_allclose(sums[i], [sum(expected[slot] for slot in own) for own in members], rtol=1e-10)
+
+
+def test_a_score_that_is_not_in_the_table_is_refused_by_name():
+    engine = arrays.engine(arrays.memory({"fc": np.eye(3, dtype=np.float32)}, {"label": [0, 1, 2]}))
+    for ask in (
+        lambda: engine.topk("fc", [1, 2, 3], score="nix"),
+        lambda: engine.group_sum("fc", [1, 2, 3], by="label", score="nix"),
+    ):
+        with pytest.raises(BadInput) as refused:
+            ask()
+        assert (refused.value.message, refused.value.field) == ("score is 'nix'.", "score")
+        assert refused.value.hint == 'It is "signed" or "abs".'
+
+
+def test_a_score_that_is_no_text_is_refused():
+    engine = arrays.engine(arrays.memory({"fc": np.eye(3, dtype=np.float32)}, {"label": [0, 1, 2]}))
+    with pytest.raises(BadInput, match=r"score is 3\.") as refused:
+        engine.topk("fc", [1, 2, 3], score=3)
+    assert refused.value.hint == 'Name a score, for example "abs".'
+
+
+@pytest.mark.parametrize("score", [kinds.named("signed"), kinds.named("abs")], ids=["signed", "abs"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_error_of_a_scan_holds_for_its_scores(score, dtype, rng):
+    products = rng.normal(size=1000).astype(dtype)
+    others = products + rng.uniform(-1, 1, size=1000).astype(dtype)
+    apart = np.abs(products - others)
+    assert (np.abs(score.of(products.copy()) - score.of(others.copy())) <= apart).all()

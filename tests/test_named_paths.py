@@ -1,0 +1,39 @@
+"""Every file of ours that a page names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
+PARENTS = [ROOT, *(ROOT / room for room in ("indexer", "indexer/dualform", "protos", "service", "clients"))]
+NAMES = {path.name for parent in PARENTS[2:] for path in parent.rglob("*.py")}
+
+
+def named(page: str) -> list[str]:
+    """The *.py paths of a page; a bare name may be that of any file of ours."""
+    return re.findall(r"[\w./-]*\w\.py\b", page)
+
+
+def exists(path: str) -> bool:
+    return any((parent / path).is_file() for parent in PARENTS) if "/" in path else path in NAMES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page):
+    assert [path for path in named(page.read_text(encoding="utf-8")) if not exists(path)] == []
+
+
+def test_what_is_found_and_what_is_missed():
+    assert named("`query/engine.py`, (`calls.py`) and `indexer/dualform/errors.py`.") == [
+        "query/engine.py",
+        "calls.py",
+        "indexer/dualform/errors.py",
+    ]
+    assert exists("query/engine.py")
+    assert exists("calls.py")
+    assert not exists("query/motor.py")
+    assert not exists("motor.py")
