@@ -71,7 +71,10 @@ def test_the_answers_are_those_of_stored_keys(folder, tmp_path):
         for question, found in zip(asked, answers, strict=True):
             wanted = stored.ask(question)
             if isinstance(question, TopK):
-                assert (found.ids.tolist(), found.weights.tolist()) == (wanted.ids.tolist(), wanted.weights.tolist())
+                assert (found.ids.tolist(), found.flat_scores.tolist()) == (
+                    wanted.ids.tolist(),
+                    wanted.flat_scores.tolist(),
+                )
             else:
                 assert (found.groups, found.counts.tolist()) == (wanted.groups, wanted.counts.tolist())
                 np.testing.assert_allclose(found.sums, wanted.sums, rtol=1e-12)
