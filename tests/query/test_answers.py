@@ -135,7 +135,7 @@ def test_a_record_that_is_not_exact_is_answered_only_where_that_is_allowed(tmp_p
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run") as recorder:
-        for step in range(3):
+        for _ in range(3):
             with recorder.step():
                 optimizer.zero_grad()
                 model(torch.randn(4, 3)).square().sum().backward()
