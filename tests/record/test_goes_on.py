@@ -290,3 +290,21 @@ def test_a_probe_by_name(tmp_path):
     queries, _, outputs = opened.sink.probes["test"]
     np.testing.assert_array_equal(queries["layer"], (left - right).numpy())
     np.testing.assert_allclose(outputs, model(left, right).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_another_shape_are_a_defect(tmp_path):
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder:
+        for number, (x, y) in enumerate(batches(4)):
+            if number == 2:  # as where a network grows while it is trained
+                model[2].weight.data, model[2].bias.data = torch.randn(9, 7), torch.randn(9)
+                model[4].weight.data = torch.randn(3, 9)
+            with opened.recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    reasons = {layer: reason for layer, _, reason in reversed(opened.sink.defects)}
+    assert reasons["2"] == "2.weight is no tensor of its shape any more at step 1"
+    assert [len(opened.sink.keys(layer)) for layer in ("0", "2", "4")] == [32, 16, 16]

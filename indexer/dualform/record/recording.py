@@ -169,7 +169,7 @@ class Recording:
             self.forget(record)
             return
         self._slots = slots
-        for layer, reason in slots.parted.items():
+        for layer, reason in {**slots.parted, **record.misfits}.items():
             if layer in self._spaces.layers:
                 self._updates.defect(record.step, layer, "parted", reason)
             else:

@@ -46,6 +46,8 @@ class StepRecord:
         """Layer -> what became of its forward calls, where no gradient came."""
         self.fresh = False
         """Whether no gradient of an earlier step was there any more when the first of this one's arrived."""
+        self.misfits: dict[str, str] = {}
+        """Layer -> why a call of it is no row of the layer that was recorded."""
         self._signals: dict[str, dict[int, Signal]] = {}
 
     @property
@@ -75,6 +77,12 @@ class StepRecord:
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
         if self.settled or not key.numel():
+            return
+        widths = key.shape[-1], error.shape[-1] if tap.values else tap.d_out
+        if widths != (tap.d_in, tap.d_out):
+            self.misfits[tap.name] = (
+                f"took {widths[0]} numbers to {widths[1]} at step {self.step}, where it took {tap.d_in} to {tap.d_out}"
+            )
             return
         if not self._signals:
             # A layer's own gradients come after its outputs': what is there is of earlier steps.

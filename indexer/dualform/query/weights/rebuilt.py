@@ -117,9 +117,10 @@ def build(
 
 
 def standing_terms(view: View, layer: Layer, check: Check) -> dict[str, Doubles]:
-    """By parameter, the final weights minus those rebuilt from all slots; empty where there are no final weights."""
-    final = view.snapshot.final()
-    if final is None or any(parameter.name not in final for parameter in layer.parameters):
+    """By parameter, the final weights minus those rebuilt from all slots; empty where there are none of their shape."""
+    final, initial = view.snapshot.final() or {}, view.stored_weights("initial")
+    names = [parameter.name for parameter in layer.parameters]
+    if any(name not in final or final[name].shape != initial[name].shape for name in names):
         return {}
     whole = {name: view.select(other, None) for name, other in view.snapshot.layers.items()}
     rebuilt = build(view, layer, whole[layer.name], None, check, whole)
