@@ -20,7 +20,7 @@ from dualform.record.columns import Columns
 from dualform.record.metadata import Array, Metadata
 from dualform.record.shape import Shape, laid_out
 from dualform.record.spaces import Spaces
-from dualform.record.step_record import Signal, StepRecord, surely_finite
+from dualform.record.step_record import Signal, StepRecord
 from dualform.record.taps import Tap
 from dualform.store.batch import Extent, LayerRows
 
@@ -58,8 +58,10 @@ class Slots:
         return layers
 
     def surely_finite(self, valued: set[str]) -> bool:
-        """False where there may be NaN or infinity among the rows of layers that are not `valued`."""
-        return all(surely_finite(part.keys) and part.errors is None for part in self.rows if part.layer not in valued)
+        """False where there may be NaN or infinity among the gradients of layers that are not `valued`: only such are
+        kept. Keys, and error signals that are wanted, are looked at where they are projected (Updates.add).
+        """
+        return all(part.errors is None for part in self.rows if part.layer not in valued)
 
     def finite(self) -> bool:
         """Whether there is no NaN and no infinity."""

@@ -6,12 +6,12 @@ Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
 
 from dualform.record.metadata import Metadata
+from dualform.record.projection import surely_finite
 from dualform.record.taps import Tap
 
 
@@ -115,9 +115,3 @@ def _owned(tensor: Tensor, width: int) -> Tensor:
         return tensor.clone(memory_format=torch.contiguous_format)
     copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32)
     return copied.copy_(tensor.reshape(-1, width))
-
-
-def surely_finite(tensor: Tensor) -> bool:
-    """Whether the sum is finite: NaN and infinity stay in it, and so, wrongly, may an overflow."""
-    with torch.no_grad():
-        return isfinite(float(tensor.sum()))

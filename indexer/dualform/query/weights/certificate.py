@@ -6,12 +6,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from dualform.answers import Certificate, Grade
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, why_scores_only
-from dualform.query.weights.rebuilt import standing_terms
+from dualform.query.weights.rebuilt import length, standing_terms, way
 from dualform.store.layer import Layer
 
 _AGREES = 3.0
@@ -31,9 +29,7 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     if not terms:
         cut_off = replace(measured, name="off", reason="the training was cut off, so there are no final weights.")
         return Certificate(None, cut_off if measured.exact else measured)
-    final, initial = view.stored_weights("final"), view.stored_weights("initial")
-    error = math.hypot(*(float(np.linalg.norm(term)) for term in terms.values()))
-    moved = math.hypot(*(float(np.linalg.norm(final[n].astype(float) - initial[n].astype(float))) for n in terms))
+    error, moved = length(terms), length(way(view, layer))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
         return _confirmed(math.inf if error else 0.0, measured)
     return _confirmed(error / moved, measured)

@@ -92,7 +92,7 @@ def _rebuild(
     standing = 0.0
     at_end = at_step is None or at_step == view.snapshot.steps
     if at_end and not grade.exact and (terms := standing_terms(view, layer, check)):
-        standing = _length(terms) / (_length(_way(view, layer)) or math.nan)
+        standing = length(terms) / (length(way(view, layer)) or math.nan)
         parameters = {name: own + terms[name] for name, own in parameters.items()}
     return _joined(layer, parameters, grade, standing)
 
@@ -193,12 +193,13 @@ def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, stand
     return RebuiltWeights(weight, np.sum(biases, axis=0) if biases else None, placed, grade, standing)
 
 
-def _way(view: View, layer: Layer) -> dict[str, Doubles]:
+def way(view: View, layer: Layer) -> dict[str, Doubles]:
     """By parameter, how far its final value is from its initial one."""
     final, initial = view.stored_weights("final"), view.stored_weights("initial")
     names = [parameter.name for parameter in layer.parameters]
     return {name: final[name].astype(np.float64) - initial[name].astype(np.float64) for name in names}
 
 
-def _length(parameters: Mapping[str, Doubles]) -> float:
+def length(parameters: Mapping[str, Doubles]) -> float:
+    """The Frobenius norm over all of them together."""
     return math.hypot(*(float(np.linalg.norm(own)) for own in parameters.values()))
