@@ -51,8 +51,10 @@ def write(path: Path, slots: int) -> None:
 
 def measure(path: Path) -> None:
     """Print seconds and megabytes."""
+    from dualform.query.groups import group_entries
     from dualform.query.score.backends import choose
     from dualform.query.view import View
+    from dualform.query.where import mask
     from dualform.store.snapshot import Snapshot
 
     backend = choose("numpy")
@@ -63,13 +65,13 @@ def measure(path: Path) -> None:
     view, layer = View(memory, backend, 1 << 30), memory.layer("tokens")
     ids = np.random.default_rng(1).integers(0, memory.count("token"), 10)
     questions: dict[str, Callable[[], int]] = {
-        "label = 3": lambda: view.select(layer, "label = 3").count,
+        "label = 3": lambda: mask.selection(view, layer, "label = 3").count,
         "ten slots": lambda: memory.space("token").at(ids, list(memory.columns("token"))).num_rows,
-        "dataset = 'first' AND label < 5": lambda: view.select(layer, "dataset = 'first' AND label < 5").count,
-        "position < 50": lambda: view.select(layer, "position < 50").count,
-        "token = 7": lambda: view.select(layer, "token = 7").count,
+        "dataset = 'first' AND label < 5": lambda: mask.selection(view, layer, "dataset = 'first' AND label < 5").count,
+        "position < 50": lambda: mask.selection(view, layer, "position < 50").count,
+        "token = 7": lambda: mask.selection(view, layer, "token = 7").count,
         "by dataset, label where label = 3": lambda: len(
-            view.groups(layer, view.select(layer, "label = 3"), ("dataset", "label")).keys
+            group_entries(view, layer, mask.selection(view, layer, "label = 3"), ("dataset", "label")).keys
         ),
     }
     for name, ask in questions.items():

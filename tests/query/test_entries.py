@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import NotFound
+from dualform.query.groups import group_entries
 from dualform.query.sums import grouping
+from dualform.query.where import mask
 from dualform.questions import SlotKeys, TopK
 from tests.query import arrays, oracle
 
@@ -93,11 +95,11 @@ def test_weights_take_the_coefficients_of_the_steps_of_its_own_slots(repeats, at
 def test_a_mask_of_both_layers_is_evaluated_once_and_told_apart():
     case = Case(5)
     view = case.engine._view
-    whole, part = view.layer("whole"), view.layer("part")
-    selections = [view.select(layer, where) for layer in (whole, part) for where in (None, "label = 1")]
+    whole, part = view.snapshot.layer("whole"), view.snapshot.layer("part")
+    selections = [mask.selection(view, layer, where) for layer in (whole, part) for where in (None, "label = 1")]
     assert len({selection.identity for selection in selections}) == 4
     assert selections[1].stays[case.slots].tolist() == selections[3].stays.tolist()
-    by_label = [view.groups(layer, view.select(layer, None), ("label",)) for layer in (whole, part)]
+    by_label = [group_entries(view, layer, mask.selection(view, layer, None), ("label",)) for layer in (whole, part)]
     assert [int(groups.counts.sum()) for groups in by_label] == [SLOTS, len(case.slots)]
 
 

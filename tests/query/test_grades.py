@@ -13,6 +13,7 @@ from torch import nn
 from dualform.errors import Inexact
 from dualform.query.weights.exactness import EXACT, grade, require
 from dualform.query.weights.rebuilt import rebuild
+from dualform.query.where import mask
 
 from .trained import STEPS, WHEN, train
 
@@ -21,12 +22,12 @@ LAYERS = ("0", "2", "4")
 
 def graded(trained, layer="2", at_step=None):
     view = trained.engine._view
-    return grade(view, view.layer(layer), at_step)
+    return grade(view, view.snapshot.layer(layer), at_step)
 
 
 def required(trained, layer, at_step=None, allow_inexact=False):
     view = trained.engine._view
-    return require(view, view.layer(layer), at_step, allow_inexact)
+    return require(view, view.snapshot.layer(layer), at_step, allow_inexact)
 
 
 # What happens to the weights of layer "2" after step WHEN.
@@ -240,7 +241,7 @@ def test_tied_weights_are_exact_under_both_names(tmp_path):
         assert trained.engine.verify()[layer].relative_error < 1e-5
     state = trained.engine.weights(where="sample < 160")
     first, second = view.snapshot.keys("first"), view.snapshot.keys("second")
-    rule = view.coefficients(view.layer("first"), "first.weight", None)
+    rule = view.coefficients(view.snapshot.layer("first"), "first.weight", None)
     expected = rule.initial * trained.history[0]["first.weight"].double().numpy()
     for name, keys in (("first", first), ("second", second)):
         values = view.snapshot.values(name).block(0, 160).astype(float)
@@ -258,7 +259,7 @@ def test_tied_weights_are_exact_under_both_names(tmp_path):
 def test_what_moved_outside_the_record_stands_at_the_end(tmp_path):
     trained = train(tmp_path / "m", between=decay)
     view = trained.engine._view
-    layer, whole = view.layer("4"), view.select(view.layer("4"), None)
+    layer, whole = view.snapshot.layer("4"), mask.selection(view, view.snapshot.layer("4"), None)
     assert graded(trained, "4").error > 0.1
     with pytest.raises(Inexact, match=r"^layer '4' is off by [0-9.e-]+ since step 20: weights were changed outside"):
         rebuild(view, layer, whole, None, False, lambda: None)
@@ -267,7 +268,7 @@ def test_what_moved_outside_the_record_stands_at_the_end(tmp_path):
     np.testing.assert_allclose(found.weight, live["4.weight"].double().numpy(), rtol=0, atol=1e-9)
     np.testing.assert_allclose(found.bias, live["4.bias"].double().numpy(), rtol=0, atol=1e-9)
     assert found.standing == pytest.approx(trained.engine.verify()["4"].relative_error, rel=1e-12)
-    masked = rebuild(view, layer, view.select(layer, "sample >= 8"), None, True, lambda: None)
+    masked = rebuild(view, layer, mask.selection(view, layer, "sample >= 8"), None, True, lambda: None)
     per_step = view.coefficients(layer, "4.weight", None).per_step[0]
     keys, values = view.snapshot.keys("4").entry_block(0, 8), view.snapshot.values("4").block(0, 8)
     removed = per_step * values.astype(float).T @ keys.astype(float)
@@ -329,7 +330,7 @@ def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
             recorder._recording._put_logs()
             recorder._recording.sink.flush()  # as a crash leaves it: nobody has looked at the last update
             with dualform.open(tmp_path / "m") as engine:
-                grades.append(grade(engine._view, engine._view.layer("2")))
+                grades.append(grade(engine._view, engine._view.snapshot.layer("2")))
     assert [found.name for found in grades] == ["off", "exact", "exact"]
     assert grades[0].reason == "the training was cut off before its weights were held against the record."
     assert str(grades[0]) == "off"

@@ -14,6 +14,7 @@ from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.weights import slot_sum
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt import RebuiltWeights
+from dualform.query.where import mask
 from tests.query import arrays
 
 STEPS, BATCH = 12, 10
@@ -267,7 +268,7 @@ def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, m
     for count in (1, 2, 3, 64):
         monkeypatch.setattr(slot_sum, "cores", lambda count=count: count)
         view = arrays.engine(made)._view
-        layer, selection = view.layer("fc"), view.selection(view.layer("fc"), None)
+        layer, selection = view.snapshot.layer("fc"), mask.selection(view, view.snapshot.layer("fc"), None)
         found.add(slot_sum.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
     assert len(found) == 1
 

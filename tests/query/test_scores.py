@@ -8,7 +8,7 @@ import pytest
 from dualform.errors import BadInput
 from dualform.query.score import kinds
 from dualform.query.score.rescoring import score_rows
-from dualform.query.search.scan_searcher import ScanSearcher
+from dualform.query.search.searchers import ScanSearcher
 from tests.query import arrays, oracle
 
 LABELS = [slot % 3 for slot in range(600)]

@@ -7,6 +7,7 @@ import pytest
 
 from dualform.errors import NotFound
 from dualform.query.engine import Engine
+from dualform.query.groups import group_entries
 from dualform.query.score.backends import choose
 from dualform.query.where import mask
 from dualform.store.batch import Batch
@@ -62,9 +63,9 @@ def test_a_mask_keeps_the_slots_for_which_it_is_true(made, monkeypatch, where, l
     view = engine._view
     if (layer == "some" and where == "dataset = 'the'") or (layer == "some" and "token" in where):
         with pytest.raises(NotFound, match=r"is NULL in all slots of layer 'some' \(space 'token'\)"):
-            view.select(view.layer(layer), where)
+            mask.selection(view, view.snapshot.layer(layer), where)
         return
-    assert view.select(view.layer(layer), where).entries.tolist() == true
+    assert mask.selection(view, view.snapshot.layer(layer), where).entries.tolist() == true
 
 
 @pytest.mark.parametrize("by", [("label",), ("token",), ("call", "seen"), ("dataset", "row"), ("position",)])
@@ -75,9 +76,9 @@ def test_groups_are_those_of_the_slots(made, by, layer):
     columns = wanted.columns if layer == "layer-1" else wanted.tokens
     if any(name not in columns for name in by):
         with pytest.raises(NotFound, match=r"no slot column 'token'\. Columns: slot, step"):
-            view.groups(view.layer(layer), view.select(view.layer(layer), None), by)
+            group_entries(view, view.snapshot.layer(layer), mask.selection(view, view.snapshot.layer(layer), None), by)
         return
-    found = view.groups(view.layer(layer), view.select(view.layer(layer), None), by)
+    found = group_entries(view, view.snapshot.layer(layer), mask.selection(view, view.snapshot.layer(layer), None), by)
     keys = [tuple(columns[name][slot] for name in by) for slot in wanted.entries[layer]]
     assert [found.keys[number] for number in found.numbers] == keys
     assert sorted(map(repr, set(keys))) == sorted(map(repr, found.keys))

@@ -10,6 +10,7 @@ from dualform.query.resolved import resolve
 from dualform.query.score import backends
 from dualform.query.sums import grouping, key_sums
 from dualform.query.view import View
+from dualform.query.where import mask
 from dualform.replay import running_best, window
 from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
@@ -56,7 +57,7 @@ def test_windows_do_not_show(made, asked, blocks, rows, pending):
     memory = arrays.memory({"x": keys}, columns)
     view = View(memory, BACKEND, 1 << 20)
     assume(where is None or "label" not in where or any(label is not None for label in columns["label"]))
-    if not view.select(view.layer("x"), where).count:
+    if not mask.selection(view, view.snapshot.layer("x"), where).count:
         return
     with pytest.MonkeyPatch.context() as patch:
         for room in (key_sums, window):

@@ -10,6 +10,7 @@ import pytest
 from dualform.errors import Damaged, NotFound
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
+from dualform.query.where import mask
 from dualform.store.check import check_memory
 from dualform.store.journal import journal_path
 from dualform.store.shard_tables import ShardTables
@@ -138,8 +139,8 @@ def test_opening_reads_where_slots_lie_and_a_mask_reads_the_columns_that_it_name
     assert not {name for table, name in loaded if table == "extents_token"} & {"row", "position", "token", "dataset"}
     del loaded[:]
     with Engine(memory, choose("numpy")) as engine:
-        engine._view.select(engine._view.layer("every"), "label > 3")
+        mask.selection(engine._view, engine._view.snapshot.layer("every"), "label > 3")
         assert set(loaded) == {("extents_token", "row"), ("samples", "row"), ("samples", "step"), ("samples", "label")}
         del loaded[:]
-        engine._view.select(engine._view.layer("every"), "label > 3 AND position < 2")
+        mask.selection(engine._view, engine._view.snapshot.layer("every"), "label > 3 AND position < 2")
         assert loaded == [("extents_token", "position")]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
+_SMALL = 100
+"""Bytes of a value that does not say its size: a number, a text, None."""
 
 
 class Cache:
-    """The values used last, up to a number of bytes. A value says its size in `nbytes`."""
+    """The values used last, up to a number of bytes: arrays, mappings of arrays, and whatever says its `nbytes`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -60,4 +62,7 @@ class Cache:
 
 
 def _size(value: Any) -> int:
-    return int(value.nbytes)
+    """Bytes."""
+    if isinstance(value, Mapping):
+        return sum(_size(part) for part in value.values())
+    return int(getattr(value, "nbytes", _SMALL))

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput, Cancelled
 from dualform.methods import Answers
-from dualform.query import info, network, scores, slots
+from dualform.query import info, network, slots
 from dualform.query.resolved import resolve
 from dualform.query.score import backends
 from dualform.query.search.tally import Tally
+from dualform.query.search.top_k import top_k
 from dualform.query.sql.process import Sql
+from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
 from dualform.query.weights import certificate
 from dualform.questions import (
@@ -88,7 +90,7 @@ class Engine(Answers):
 
     @property
     def path(self) -> Path:
-        return self._view.path
+        return self._view.snapshot.path
 
     def ask(self, question: Question[A], cancelled: StopSignal | None = None) -> A:
         """The answer to a question. `cancelled` is called between blocks of work.
@@ -101,9 +103,9 @@ class Engine(Answers):
         view = self._view
         match question:
             case TopK():
-                return scores.top_k(resolve(view, question), check)
+                return top_k(resolve(view, question), check)
             case GroupSum():
-                return scores.group_sum(resolve(view, question), check)
+                return group_sum(resolve(view, question), check)
             case Output():
                 return network.output(resolve(view, question), check)
             case NetworkWeights():

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
 from dualform.errors import NotFound
+from dualform.query.view import View
 from dualform.query.where.mask import Selection
+from dualform.store.layer import Layer
 from dualform.store.samples import as_numpy
 
 
@@ -52,6 +54,13 @@ class Groups:
     @property
     def nbytes(self) -> int:
         return self.entries.nbytes + self.numbers.nbytes + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
+
+
+def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str, ...]) -> Groups:
+    """The selected entries of a layer by columns of their slots. Raises NotFound for an unknown column."""
+    key = ("groups", layer.space, selection.identity, by)
+    space, slots = view.snapshot.space(layer.space), view.snapshot.entries(layer.name).slots
+    return view.cache.get(key, lambda: group(space, slots, selection, by))
 
 
 def group(space: SlotSpace, slots: NDArray[np.int64] | None, selection: Selection, by: tuple[str, ...]) -> Groups:

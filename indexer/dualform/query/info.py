@@ -14,13 +14,13 @@ def describe(view: View) -> MemoryInfo:
         format=memory.format,
         snapshot=memory.commits,
         recording=memory.recording,
-        slots={space: memory.count(space) for space in view.spaces},
+        slots={space: memory.count(space) for space in memory.spaces_of_layers},
         steps=memory.steps,
         optimizer=memory.optimizer,
         layers=tuple(_describe(view, layer) for layer in memory.layers.values()),
         skipped=dict(memory.skipped),
         datasets=view.datasets(),
-        columns={name: kind for space in view.spaces for name, kind in memory.columns(space).items()},
+        columns={name: kind for space in memory.spaces_of_layers for name, kind in memory.columns(space).items()},
         probes=tuple(memory.probes.values()),
         cut_off=memory.cut_off,
     )
@@ -43,5 +43,5 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
 def probe(view: View, name: str, layer: str | None) -> Probe:
     """A stored probe. Raises NotFound for one that does not exist, or that does not hold the layer."""
     stored = view.snapshot.probe(name)
-    queries = None if layer is None else stored.queries(view.layer(layer).name)
+    queries = None if layer is None else stored.queries(view.snapshot.layer(layer).name)
     return Probe(name, stored.labels, stored.outputs, queries)

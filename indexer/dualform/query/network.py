@@ -15,6 +15,7 @@ from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt import rebuild, tied
+from dualform.query.where import mask
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.store.layer import Layer
 
@@ -55,7 +56,7 @@ def _ordered(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
 def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancellation:
     """The figure of each layer that the mask speaks of. Raises Inexact where the record does not explain one."""
     began = time.perf_counter()
-    named = view.snapshot.layers.values() if question.layer is None else [view.layer(question.layer)]
+    named = view.snapshot.layers.values() if question.layer is None else [view.snapshot.layer(question.layer)]
     masks = _masks(view, question.where)
     found, kept = dict[str, float](), dict[str, int]()
     for layer in named:
@@ -74,7 +75,7 @@ def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str
 
 
 def _figure(view: View, layer: Layer, where: str, question: MaskCancellation, check: Check) -> tuple[float, int]:
-    selection = view.select(layer, where)
+    selection = mask.selection(view, layer, where)
     figure = figures.cancellation(view, layer, selection, question.at_step, question.allow_inexact, check)
     return figure, selection.count
 
@@ -82,7 +83,7 @@ def _figure(view: View, layer: Layer, where: str, question: MaskCancellation, ch
 def _scan(view: View, kept: Mapping[str, int], began: float) -> Scan:
     return Scan(
         snapshot=view.snapshot.commits,
-        slots_scanned=sum(view.count(space) for space in kept),
+        slots_scanned=sum(view.snapshot.count(space) for space in kept),
         slots_matching=sum(kept.values()),
         seconds=time.perf_counter() - began,
     )

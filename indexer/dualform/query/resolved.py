@@ -6,7 +6,6 @@ Shapes: n queries, d_in of the layer.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -14,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Scan
-from dualform.errors import BadInput, NotFound
-from dualform.query.groups import Groups
+from dualform.errors import BadInput
+from dualform.query.groups import Groups, group_entries
 from dualform.query.score import kinds
-from dualform.query.score.score import Score
+from dualform.query.slots import entries_of, within
 from dualform.query.view import View
+from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
 from dualform.store.layer import Layer
@@ -43,7 +43,7 @@ class Resolved(Generic[Q]):
     """When the question arrived, in seconds of time.perf_counter()."""
 
     @property
-    def score(self) -> Score:
+    def score(self) -> kinds.Kind:
         """Raises BadInput where the question's score is unknown."""
         assert not isinstance(self.question, Output), "an Output has no score"
         return kinds.named(self.question.score)
@@ -62,11 +62,11 @@ class Resolved(Generic[Q]):
 def resolve(view: View, question: Q) -> Resolved[Q]:
     """Raises NotFound, BadInput, BadMask or EmptyMask, naming what is wrong with the question."""
     began = time.perf_counter()
-    layer = view.layer(question.layer)
+    layer = view.snapshot.layer(question.layer)
     queries = vectors(view, layer, question.queries)
-    selection = view.selection(layer, question.where)
+    selection = mask.require_entries(mask.selection(view, layer, question.where), question.where, view.datasets)
     by = () if isinstance(question, Output) else question.by
-    groups = view.groups(layer, selection, by) if by else None
+    groups = group_entries(view, layer, selection, by) if by else None
     return Resolved(question, view, layer, queries, selection, groups, began)
 
 
@@ -86,18 +86,6 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
             rows = view.snapshot.probe(probe).queries(layer.name)
             found = rows if numbers is None else rows[within(numbers, len(rows), f"row of probe {probe!r}", "queries")]
         case SlotKeys(slots):
-            ids = within(slots, view.count(layer.space), "slot", "queries")
-            found = view.snapshot.keys(layer.name).of_entries(view.entries_of(layer, ids))
+            ids = within(slots, view.snapshot.space(layer.space).count, "slot", "queries")
+            found = view.snapshot.keys(layer.name).of_entries(entries_of(view, layer, ids))
     return Vectors(found).rows  # refuses none at all, and what is not finite
-
-
-def within(numbers: Sequence[int] | NDArray[np.int64], count: int, what: str, field: str) -> NDArray[np.int64]:
-    """The numbers, checked. Raises NotFound, naming the first one that is not from 0 to count - 1."""
-    ids = np.asarray(numbers)
-    if ids.size and ids.dtype.kind not in "iu":
-        raise BadInput(f"a {what} is numbered by integers.", field=field)
-    beyond = np.flatnonzero((ids < 0) | (ids >= count))
-    if len(beyond):
-        there = f"There are {count}: 0 to {count - 1}." if count else "There is none."
-        raise NotFound(f"no {what} has number {int(ids[beyond[0]])}.", hint=there, field=field)
-    return ids.astype(np.int64)

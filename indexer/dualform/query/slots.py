@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from dualform.answers import Columns
 from dualform.errors import BadInput, NotFound
-from dualform.query.resolved import within
 from dualform.query.view import View
 from dualform.questions import as_ids
 from dualform.store.layer import Layer
@@ -22,14 +21,15 @@ def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Colum
     Raises NotFound for an id or a space that does not exist, BadInput without a space where there are several.
     """
     space = check_space(view, space)
-    rows = within(ids, view.count(space), "slot", "ids")
-    table = view.snapshot.space(space).at(rows, list(view.columns(space)))
+    rows = within(ids, view.snapshot.space(space).count, "slot", "ids")
+    stored = view.snapshot.space(space)
+    table = stored.at(rows, list(stored.columns))
     return Columns({name: as_numpy(table[name]) for name in table.column_names})
 
 
 def check_space(view: View, space: str | None) -> str:
     """The space, or the only one there is. Raises NotFound and BadInput as `slot_columns`."""
-    spaces = view.spaces
+    spaces = view.snapshot.spaces_of_layers
     if space is None:
         if len(spaces) > 1:
             raise BadInput(
@@ -45,17 +45,17 @@ def check_space(view: View, space: str | None) -> str:
 
 def keys(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.float32]:
     """float32[n, d_in]: the layer's inputs of some slots, or of all that it has. Raises NotFound for one it lacks."""
-    return view.snapshot.keys(layer).of_entries(_entries(view, view.layer(layer), ids))
+    return view.snapshot.keys(layer).of_entries(_entries(view, view.snapshot.layer(layer), ids))
 
 
 def values(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.float32]:
     """float32[n, d_out]: the recorded gradients of the layer's outputs. Raises NotFound as `keys`."""
-    return view.snapshot.values(layer).take(_entries(view, view.layer(layer), ids))
+    return view.snapshot.values(layer).take(_entries(view, view.snapshot.layer(layer), ids))
 
 
 def key_rows(view: View, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[n]: the stored key of each slot, by number. Raises NotFound as `keys`."""
-    entries = _entries(view, view.layer(layer), ids)
+    entries = _entries(view, view.snapshot.layer(layer), ids)
     rows = view.snapshot.keys(layer).row_of_entry
     return entries if rows is None else rows[entries]
 
@@ -67,7 +67,7 @@ def coefficients(
 
     0.0 for slots of later steps. Raises NotFound as `keys`, BadInput for a step that was not recorded.
     """
-    stored = view.layer(layer)
+    stored = view.snapshot.layer(layer)
     steps = view.slot_steps(stored)[_entries(view, stored, ids)]
     return view.coefficients(stored, stored.weights[0].name, at_step).per_step[steps]
 
@@ -75,5 +75,28 @@ def coefficients(
 def _entries(view: View, layer: Layer, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
     if ids is None:
         return np.arange(view.snapshot.entries(layer.name).count)
-    rows = within(as_ids(ids), view.count(layer.space), "slot", "ids")
-    return view.entries_of(layer, rows)
+    return entries_of(view, layer, within(as_ids(ids), view.snapshot.space(layer.space).count, "slot", "ids"))
+
+
+def entries_of(view: View, layer: Layer, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: the layer's entry of each of n slots of its space. Raises NotFound for one that it lacks."""
+    entries = view.snapshot.entries(layer.name).of(slots)
+    if (entries < 0).any():
+        raise NotFound(
+            f"layer {layer.name!r} has nothing at slot {int(slots[entries < 0][0])}: it was not called there.",
+            hint=f"Ask for slots of space {layer.space!r} that it has.",
+            field="queries",
+        )
+    return entries
+
+
+def within(numbers: Sequence[int] | NDArray[np.int64], count: int, what: str, field: str) -> NDArray[np.int64]:
+    """The numbers, checked. Raises NotFound, naming the first one that is not from 0 to count - 1."""
+    ids = np.asarray(numbers)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise BadInput(f"a {what} is numbered by integers.", field=field)
+    beyond = np.flatnonzero((ids < 0) | (ids >= count))
+    if len(beyond):
+        there = f"There are {count}: 0 to {count - 1}." if count else "There is none."
+        raise NotFound(f"no {what} has number {int(ids[beyond[0]])}.", hint=there, field=field)
+    return ids.astype(np.int64)

@@ -17,7 +17,8 @@ from dualform.query.resolved import Resolved
 from dualform.query.score.canonical import as_float32
 from dualform.query.score.key_rows import key_rows
 from dualform.query.search.cells import best_of_cells
-from dualform.query.search.ranking import Ranking
+from dualform.query.search.searcher import Search
+from dualform.query.search.top_k import best
 from dualform.questions import TopK
 from dualform.replay.window import Window, never
 
@@ -59,7 +60,8 @@ class RunningBest:
             groups, numbers = _own_groups(window, resolved.groups)
             counts = groups.counts
         rows = key_rows(window.view, layer, selection, never)
-        ranked = Ranking(window.view, layer, rows, groups, k, resolved.score, never).of(resolved.queries)
+        search = Search(window.view, layer, rows, groups, k, resolved.score, never)
+        ranked = best(search, resolved.score.searchers(window.view.backend), resolved.queries)
         of_hit = np.repeat(numbers, np.minimum(counts, k))
         for query, (entries, scores) in enumerate(ranked):
             self._pending.append(_Hits(query * self._groups + of_hit, entries + window.start, scores))
@@ -81,7 +83,7 @@ class RunningBest:
         counts = np.tile(np.minimum(there, self._k), (len(resolved.queries), 1))
         names = None if groups is None else groups.keys
         scan = replace(scan, slots_matching=resolved.selection.count, seconds=self.seconds)
-        ids = resolved.view.slots_of(resolved.layer, self._kept.entries)
+        ids = resolved.view.snapshot.entries(resolved.layer.name).slots_of(self._kept.entries)
         return Hits(ids, as_float32(self._kept.scores), counts, names, resolved.question.by, scan, resolved.layer.space)
 
 

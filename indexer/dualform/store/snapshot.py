@@ -129,6 +129,11 @@ class Snapshot:
             raise NotFound(f"no space {name!r}.", hint=f"Spaces: {', '.join(self.spaces)}.", field="space")
         return self._spaces[name]
 
+    @property
+    def spaces_of_layers(self) -> list[str]:
+        """In the order of the layers that use them."""
+        return list(dict.fromkeys(layer.space for layer in self.layers.values()))
+
     def count(self, space: str) -> int:
         """Slots of a space."""
         return self._spaces[space].count
@@ -136,6 +141,14 @@ class Snapshot:
     def columns(self, space: str) -> dict[str, str]:
         """Slot columns and their DuckDB types."""
         return dict(self._spaces[space].columns)
+
+    def datasets(self) -> dict[str, int]:
+        """Slots by dataset over all spaces of layers; slots without one are left out."""
+        counts: dict[str, int] = {}
+        for name in self.spaces_of_layers:
+            for dataset, slots in self._spaces[name].slots_by_dataset().items():
+                counts[dataset] = counts.get(dataset, 0) + slots
+        return dict(sorted(counts.items()))
 
     def column(self, space: str, name: str) -> NDArray[Any]:
         """One slot column in slot order: an array, masked where it has NULLs; texts as objects, NULL as None."""

@@ -106,6 +106,18 @@ class Space:
         values = self.column(name)  # of slots of which no datapoint says anything
         return _alike(np.array([v is None for v in values]) if values.dtype == object else np.ma.getmaskarray(values))
 
+    def slots_by_dataset(self) -> dict[str, int]:
+        """How many slots name each dataset."""
+        if "dataset" in self.sample_columns:
+            encoded = self.samples.column("dataset").combine_chunks().dictionary_encode()
+            slots = self.slots_of_datapoints()
+        else:
+            encoded = pa.array(self.column("dataset"), type=pa.string()).dictionary_encode()
+            slots = np.ones(self.count, dtype=np.int64)
+        there = np.asarray(encoded.is_valid())
+        counts = np.bincount(np.asarray(encoded.indices.fill_null(0))[there], slots[there], len(encoded.dictionary))
+        return {name: int(n) for name, n in zip(encoded.dictionary.to_pylist(), counts, strict=True) if n}
+
     def _list_column(self, name: str) -> Lists:
         if name not in self._lists:
             self._lists[name] = Lists(self._tables.columns(extents_table(self.name), [name])[0])

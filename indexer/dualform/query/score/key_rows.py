@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import Inexact
+from dualform.query.score.bound import norms
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
-from dualform.store.layer import Layer
 from dualform.store.rows import Keys
+
+_NORM_ROWS = 1 << 14
+"""Rows that are measured at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ def key_rows(view: View, layer: str, selection: Selection, check: Check) -> KeyR
 
     Raises Inexact where one of them is not finite: such a score has no place in any order.
     """
-    norms = view.key_norms(layer, check)
+    lengths = key_norms(view, layer, check)
 
     def lay_out() -> KeyRows:
         keys = view.snapshot.keys(layer)
@@ -74,21 +77,36 @@ def key_rows(view: View, layer: str, selection: Selection, check: Check) -> KeyR
             counts = np.bincount(rows, minlength=keys.rows)
             starts = np.concatenate([[0], np.cumsum(counts)])
             stays = counts > 0
-        largest = float(np.max(norms, where=stays, initial=0.0))
+        largest = float(np.max(lengths, where=stays, initial=0.0))
         firsts = tuple(source.first_row for source in keys.sources)
-        found = KeyRows(selection.identity, keys, norms, stays, largest, firsts, order, starts)
+        found = KeyRows(selection.identity, keys, lengths, stays, largest, firsts, order, starts)
         if not np.isfinite(largest):
-            _refuse(found, view, view.layer(layer))
+            _refuse(found, view, layer)
         return found
 
     return view.cache.get(("rows", layer, selection.identity), lay_out)
 
 
-def _refuse(rows: KeyRows, view: View, layer: Layer) -> None:
+def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
+    """float64[R]: the norm of each stored key of a layer, or of some columns of it."""
+    last = view.snapshot.layer(layer).d_in if stop is None else stop
+
+    def measure() -> NDArray[np.float64]:
+        keys = view.snapshot.keys(layer)
+        found = np.empty(keys.rows)
+        for first, block in keys.blocks(_NORM_ROWS):
+            check()
+            found[first : first + len(block)] = norms(block[:, start:last])
+        return found
+
+    return view.cache.get(("norms", layer, start, last), measure)
+
+
+def _refuse(rows: KeyRows, view: View, layer: str) -> None:
     bad = np.flatnonzero(rows.stays & ~np.isfinite(rows.norms))
-    slot = int(view.slots_of(layer, rows.first_entries(bad).min(keepdims=True))[0])
+    slot = int(view.snapshot.entries(layer).slots_of(rows.first_entries(bad).min(keepdims=True))[0])
     raise Inexact(
-        f"layer {layer.name!r} has keys that hold NaN or infinity, first at slot {slot}.",
+        f"layer {layer!r} has keys that hold NaN or infinity, first at slot {slot}.",
         hint=f"The training diverged there; mask it out: slot < {slot}.",
         field="where",
     )

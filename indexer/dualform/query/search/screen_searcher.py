@@ -20,8 +20,7 @@ from dualform.query.score.rescoring import score_pairs
 from dualform.query.search.cells import best_of_cells
 from dualform.query.search.codes import WIDEST, CodesCache, can_quantise
 from dualform.query.search.screen import Request, screen
-from dualform.query.search.searcher import Search
-from dualform.query.search.top_k import Ranked
+from dualform.query.search.searcher import Ranked, Search
 from dualform.store.key_source import KeySource
 
 _ONE_IN = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.score import Score
-from dualform.query.search.top_k import Ranked
 from dualform.query.view import Check, View
+
+Ranked: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Entries of the layer and their scores, best first."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,26 @@
-"""The searchers for scores that follow from the inner product of a stored key and a query."""
+"""The searchers for scores that follow from the inner product of a stored key and a query.
+
+The screen leaves out what k others beat by their codes alone; the scan goes over the float32 scores of every row. Both
+score what is left canonically, so their answers have the same bits.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dualform.query.score.backends import Backend, CodesBackend
-from dualform.query.search.scan_searcher import ScanSearcher
+from dualform.query.search.best_entries import best_entries
+from dualform.query.search.best_of_groups import best_of_groups
 from dualform.query.search.screen_searcher import ScreenSearcher
-from dualform.query.search.searcher import Searcher
+from dualform.query.search.searcher import Ranked, Search, Searcher
+
+
+class ScanSearcher:
+    """Decides every query."""
+
+    def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
+        return (best_entries if search.groups is None else best_of_groups)(search, queries)
 
 
 def row_searchers(backend: Backend) -> list[Searcher]:

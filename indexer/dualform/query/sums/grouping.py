@@ -23,6 +23,7 @@ from dualform.query.score.score import Score
 from dualform.query.sums.key_sums import KeySums, key_sums
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
+from dualform.store.layer import Layer
 
 BUDGET = 256 << 20
 """Bytes of key sums that are worth keeping."""
@@ -35,7 +36,7 @@ class Grouping:
     """The entries of one layer that a mask leaves, by group."""
 
     view: View
-    layer: str
+    layer: Layer
     groups: Groups
     selection: Selection
     check: Check
@@ -43,16 +44,16 @@ class Grouping:
     @property
     def many(self) -> bool:
         """Whether there are too many groups for sums of keys."""
-        return many(self.view.layer(self.layer).d_in, len(self.groups.counts))
+        return many(self.layer.d_in, len(self.groups.counts))
 
     def rows(self) -> KeyRows:
         """Raises Inexact where a key is not finite."""
-        return key_rows(self.view, self.layer, self.selection, self.check)
+        return key_rows(self.view, self.layer.name, self.selection, self.check)
 
     def key_sums(self) -> KeySums:
         """Raises Inexact where a key is not finite."""
-        key = ("key sums", self.layer, self.selection.identity, self.groups.by)
-        keys = self.view.snapshot.keys(self.layer)
+        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by)
+        keys = self.view.snapshot.keys(self.layer.name)
         sums = self.view.cache.get(key, lambda: key_sums(keys, self.groups, self.check))
         if not sums.finite:
             self.rows()  # refuses, and names the slot

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from dualform.query.score.bound import norms
+from dualform.query.score.key_rows import key_norms
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
 from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
@@ -31,7 +32,7 @@ def cancellation(
     check_step(at_step, view.snapshot.steps)
     require(view, layer, at_step, allow_inexact)
     key = ("cancellation", layer.name, selection.identity, at_step)
-    return view.cache.get(key, lambda: _Figure(_measure(view, layer, selection, at_step, check))).value
+    return view.cache.get(key, lambda: _measure(view, layer, selection, at_step, check))
 
 
 def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
@@ -50,16 +51,9 @@ def _terms(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> f
     rows = slots.slots if keys.row_of_entry is None else keys.row_of_entry[slots.slots]
     own = np.zeros(len(rows))
     for weight, coefficient in zip(layer.weights, slots.weights, strict=True):
-        own = np.hypot(own, view.key_norms(layer.name, check, weight.start, weight.stop)[rows] * coefficient)
+        own = np.hypot(own, key_norms(view, layer.name, check, weight.start, weight.stop)[rows] * coefficient)
     terms = 0.0
     for start, stop, part in blocks(slots.slots, keys.entries, block_size(values.width)):
         check()
         terms += float(own[part] @ norms(values.block(start, stop))[slots.slots[part] - start])
     return terms
-
-
-class _Figure:
-    nbytes = 8
-
-    def __init__(self, value: float) -> None:
-        self.value = value

@@ -15,6 +15,7 @@ from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
 from dualform.query.weights.rebuilt import rebuild
+from dualform.query.where import mask
 from dualform.questions.arguments import check_step
 
 
@@ -73,7 +74,7 @@ def _recorded(
     """The rebuilt parameters of the recorded layers."""
     layers = view.snapshot.layers
     masks = {one.name: where.get(one.space) if isinstance(where, Mapping) else where for one in layers.values()}
-    selections = {name: view.select(layer, masks[name]) for name, layer in layers.items()}
+    selections = {name: mask.selection(view, layer, masks[name]) for name, layer in layers.items()}
     kept = dict[str, int]()
     for name, selection in selections.items():
         kept[layers[name].space] = max(kept.get(layers[name].space, 0), selection.count)

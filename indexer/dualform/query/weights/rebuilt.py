@@ -28,6 +28,7 @@ from dualform.errors import BadInput
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import require
 from dualform.query.weights.slot_sum import slot_sum
+from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer, Parameter
@@ -122,7 +123,7 @@ def standing_terms(view: View, layer: Layer, check: Check) -> dict[str, Doubles]
     names = [parameter.name for parameter in layer.parameters]
     if any(name not in final or final[name].shape != initial[name].shape for name in names):
         return {}
-    whole = {name: view.select(other, None) for name, other in view.snapshot.layers.items()}
+    whole = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
     rebuilt = build(view, layer, whole[layer.name], None, check, whole)
     return {name: final[name].astype(np.float64) - own for name, own in rebuilt.items()}
 
@@ -157,7 +158,7 @@ def tied(view: View, layer: Layer, where: str | None) -> dict[str, Selection]:
                 hint="Ask for the weights instead, with a mask for each space.",
                 field="where",
             )
-        found[other.name] = view.select(other, where)
+        found[other.name] = mask.selection(view, other, where)
     return found
 
 

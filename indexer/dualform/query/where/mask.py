@@ -19,7 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform.query.view import View
 from dualform.query.where.expression import Expression, parse
+from dualform.store.layer import Layer
 
 _CHUNK = 4_000_000
 """Slots whose columns are laid out at once."""
@@ -71,6 +73,32 @@ class Selection:
     @property
     def nbytes(self) -> int:
         return self.stays.nbytes + 8 * self.count
+
+
+def selection(view: View, layer: Layer, where: str | None) -> Selection:
+    """The entries of a layer that a mask leaves, which may be none.
+
+    Raises BadMask or NotFound as `check`, `require_values` and `select` say.
+    """
+    entries, space = view.snapshot.entries(layer.name), view.snapshot.space(layer.space)
+    # Layers that have every slot of their space share what was made for one of them.
+    whose = ("space", layer.space) if entries.all else ("layer", layer.name)
+    within = "" if entries.all else f"entries of {layer.name!r}: "
+    if where is None:
+        return view.cache.get(("selection", *whose, ""), lambda: Selection(within, np.ones(entries.count, dtype=bool)))
+    spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
+    expression = check(space, spaces, where, view.datasets)
+
+    def made() -> Selection:
+        require_values(layer.name, space, spaces, entries.slots, expression.valued)
+        stays = view.cache.get(("mask", layer.space, expression.identity), lambda: select(space, expression))
+        own = stays if entries.slots is None else stays[entries.slots]
+        selection = Selection(within + expression.identity, own)
+        if not selection.count:  # NOT (x IS NULL), and whatever else comes to the same
+            require_values(layer.name, space, spaces, entries.slots, expression.columns)
+        return selection
+
+    return view.cache.get(("selection", *whose, expression.identity), made)
 
 
 def check(

@@ -1,7 +1,7 @@
 """The kinds of score, one file each. A new score is a new file here and a line in the table below.
 
 Questions, the wire and the command line carry a score by its name and know nothing else of it. A new score provides
-what query/score/score.py lists:
+what `Kind` below and query/score/score.py list:
 
 - a name;
 - how an inner product becomes a score (`of`). If it depends on nothing else, rounds nothing, and moves no two inner
@@ -18,17 +18,42 @@ wire), because a name cannot carry it. Replay keeps no values and would have to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dualform.errors import BadInput
+from dualform.query.score.backends import Backend
 from dualform.query.score.kinds.absolute import Absolute
 from dualform.query.score.kinds.signed import Signed
 from dualform.query.score.score import Score
+from dualform.query.search.searcher import Searcher
+from dualform.query.sums.grouping import Grouping
+from dualform.query.sums.key_sums import KeySums
 
-_BY_NAME: Mapping[str, Score] = {score.name: score for score in (Signed(), Absolute())}
+
+class Kind(Score, Protocol):
+    """A score, and how its best slots are found and its sums made. Shapes: n queries, G groups."""
+
+    def searchers(self, backend: Backend) -> Sequence[Searcher]:
+        """What finds the best entries, in the order in which they are tried. The last one must decide every query."""
+        ...
+
+    def sums(self, grouping: Grouping, queries: NDArray[np.float32]) -> NDArray[np.float64]:
+        """float64[n, G]: the sum of each group's scores. Raises Inexact where a key is not finite."""
+        ...
+
+    def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """bool[n, G]: where a group's sum of scores is the score of its sum of keys."""
+        ...
 
 
-def named(name: str) -> Score:
+_BY_NAME: Mapping[str, Kind] = {score.name: score for score in (Signed(), Absolute())}
+
+
+def named(name: str) -> Kind:
     """The score of that name. Raises BadInput where there is none."""
     if name not in _BY_NAME:
         names = " or ".join(f'"{known}"' for known in _BY_NAME)

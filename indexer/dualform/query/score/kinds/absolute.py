@@ -42,7 +42,7 @@ class Absolute:
         if not additive.all():
             some, mixed = np.flatnonzero(~additive.all(axis=1)), np.flatnonzero(~additive.all(axis=0))
             cells = np.ix_(some, mixed)
-            scan = AbsoluteScan(grouping.view, grouping.layer, grouping.rows(), grouping.groups, grouping.check)
+            scan = AbsoluteScan(grouping.view, grouping.layer.name, grouping.rows(), grouping.groups, grouping.check)
             sums[cells] = scan.sums(mixed, known.sums[mixed], sums[cells], queries[some])
         return np.abs(sums, out=sums)
 

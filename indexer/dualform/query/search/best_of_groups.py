@@ -1,4 +1,4 @@
-"""The k best slots of each query in each group, exact as in top_k.
+"""The k best entries of each query in each group by a scan, exact as in best_entries.
 
 Shapes: n queries, m entries that the mask leaves, G groups, c candidates.
 
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.score import Score
+from dualform.query.search.best_entries import rescore
 from dualform.query.search.scan import Scorer, blocks, scorer
-from dualform.query.search.top_k import Ranked, rescore
-from dualform.query.view import Check, View
+from dualform.query.search.searcher import Ranked, Search
+from dualform.query.view import Check
 
 _MATRIX_BYTES = 128 << 20
 _LOOPED = 512
@@ -37,16 +38,10 @@ class Members:
     """int64[m]: the stored row of each position's key."""
 
 
-def best_of_groups(
-    view: View,
-    rows: KeyRows,
-    groups: Groups,
-    queries: NDArray[np.float32],
-    k: int,
-    score: Score,
-    check: Check,
-) -> list[Ranked]:
+def best_of_groups(search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
     """For each query, the k best slots of group 0, then of group 1, and so on; a smaller group gives all it has."""
+    rows, groups, k, score, check = search.rows, search.groups, search.k, search.score, search.check
+    assert groups is not None, "a search without groups is best_entries'"
     members = Members(
         np.argsort(groups.numbers, kind="stable"),
         np.concatenate([[0], np.cumsum(groups.counts)]),
@@ -55,7 +50,7 @@ def best_of_groups(
     size = max(1, _MATRIX_BYTES // (8 * max(1, rows.keys.rows)))
     found = []
     for start in range(0, len(queries), size):
-        batch = scorer(rows, queries[start : start + size], view.backend, score)
+        batch = scorer(rows, queries[start : start + size], search.view.backend, score)
         scores = _all_scores(batch, rows, check)
         for i, query in enumerate(batch.queries):
             check()
