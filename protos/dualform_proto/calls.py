@@ -22,7 +22,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_proto import answers, info, questions, weights
+from dualform_proto import info, lookups, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -40,50 +40,54 @@ class Call:
 
 CALLS: dict[type[Question[Any]], Call] = {
     Inventory: Call("Info", lambda _: pb.InfoRequest(), lambda _: Inventory(), info.encode_info, info.decode_info),
-    TopK: Call("TopK", questions.encode_topk, questions.decode_topk, answers.encode_hits, answers.decode_hits),
+    TopK: Call("TopK", scores.encode_topk, scores.decode_topk, scores.encode_hits, scores.decode_hits),
     GroupSum: Call(
         "GroupSum",
-        questions.encode_group_sum,
-        questions.decode_group_sum,
-        answers.encode_group_sums,
-        answers.decode_group_sums,
+        scores.encode_group_sum,
+        scores.decode_group_sum,
+        scores.encode_group_sums,
+        scores.decode_group_sums,
     ),
     Output: Call(
-        "Output", questions.encode_output, questions.decode_output, weights.encode_outputs, weights.decode_outputs
+        "Output", rebuilt.encode_output, rebuilt.decode_output, rebuilt.encode_outputs, rebuilt.decode_outputs
     ),
     NetworkWeights: Call(
-        "Weights", questions.encode_weights, questions.decode_weights, weights.encode_weights, weights.decode_weights
+        "Weights",
+        rebuilt.encode_weights,
+        rebuilt.decode_weights,
+        rebuilt.encode_weights_answer,
+        rebuilt.decode_weights_answer,
     ),
     MaskCancellation: Call(
         "Cancellation",
-        questions.encode_cancellation,
-        questions.decode_cancellation,
-        weights.encode_cancellation,
-        weights.decode_cancellation,
+        rebuilt.encode_cancellation,
+        rebuilt.decode_cancellation,
+        rebuilt.encode_cancellation_answer,
+        rebuilt.decode_cancellation_answer,
     ),
     SlotLookup: Call(
         "Slots",
-        questions.encode_slots,
-        questions.decode_slots,
-        answers.encode_slots_answer,
-        answers.decode_slots_answer,
+        lookups.encode_slots,
+        lookups.decode_slots,
+        lookups.encode_slots_answer,
+        lookups.decode_slots_answer,
     ),
     SqlStatement: Call(
-        "Sql", questions.encode_sql, questions.decode_sql, answers.encode_sql_answer, answers.decode_sql_answer
+        "Sql", lookups.encode_sql, lookups.decode_sql, lookups.encode_sql_answer, lookups.decode_sql_answer
     ),
     ProbeLookup: Call(
         "Probe",
-        questions.encode_probe,
-        questions.decode_probe,
-        answers.encode_probe_answer,
-        answers.decode_probe_answer,
+        lookups.encode_probe,
+        lookups.decode_probe,
+        lookups.encode_probe_answer,
+        lookups.decode_probe_answer,
     ),
     Verification: Call(
         "Verify",
         lambda _: pb.VerifyRequest(),
         lambda _: Verification(),
-        answers.encode_certificates,
-        answers.decode_certificates,
+        lookups.encode_certificates,
+        lookups.decode_certificates,
     ),
 }
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from dualform.errors import BadInput, NotFound
+from dualform.questions import LayerQuestion
 from dualform_service.limits import Deadline
-from dualform_service.sharing import Kind, Shareable, bytes_expected, bytes_of, joined, parts, queries_of
 
+Question: TypeAlias = LayerQuestion[Any]
+
+SMALL_QUERIES = 16
+"""Most queries of a question that waits for others to share a scan."""
 QUERIES = 128
 """Most queries that share a scan."""
 ANSWER_BYTES = 64 * 2**20
@@ -32,12 +37,12 @@ LINGER_SHARE = 0.75
 class Engine(Protocol):
     """Whatever answers the questions."""
 
-    def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any: ...
+    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any: ...
 
 
 @dataclass(eq=False)
 class _PendingQuestion:
-    question: Shareable
+    question: Question
     deadline: Deadline
     answered: threading.Event = field(default_factory=threading.Event)
     answer: Any = None
@@ -45,14 +50,14 @@ class _PendingQuestion:
 
     @property
     def queries(self) -> int:
-        return queries_of(self.question) or 0
+        return self.question.queries.count or 0
 
 
 @dataclass(eq=False)
 class _Queue:
     """The questions that wait for the next scan of a kind. It exists while such a scan runs or is about to begin."""
 
-    kind: Kind
+    kind: Hashable
     bytes_a_query: float | None
     """None until the first answer, if only the engine knows how large answers of this kind are: it is asked alone."""
     waiting: list[_PendingQuestion] = field(default_factory=list)
@@ -67,20 +72,20 @@ class Batches:
         self._engine = engine
         self._lock = threading.Lock()
         self._joined = threading.Condition(self._lock)
-        self._queues: dict[Kind, _Queue] = {}
+        self._queues: dict[Hashable, _Queue] = {}
         self._scans = ThreadPoolExecutor(scans, thread_name_prefix="dualform-batch")
 
-    def ask(self, question: Shareable, kind: Kind, deadline: Deadline) -> Any:
-        """What the engine answers to a question of a kind (sharing.kind_of).
+    def ask(self, question: Question, deadline: Deadline) -> Any:
+        """What the engine answers to a question that `can_share`.
 
         Raises what the engine raises to this question, and TimedOut or Cancelled at the deadline.
         """
-        asker = _PendingQuestion(question, deadline)
+        asker, kind = _PendingQuestion(question, deadline), question.kind
         deadline.on_end(asker.answered.set)
         with self._lock:
             queue = self._queues.get(kind)
             if queue is None:
-                queue = self._queues[kind] = _Queue(kind, bytes_expected(question))
+                queue = self._queues[kind] = _Queue(kind, question.bytes_a_query)
                 self._begin(queue)
             queue.waiting.append(asker)
             if len(queue.waiting) == queue.expected:
@@ -167,9 +172,10 @@ class Batches:
         """
         counts = [asker.queries for asker in askers]
         try:
-            together = joined([asker.question for asker in askers])
+            first, *others = (asker.question for asker in askers)
+            together = first.joined(others)
             answer = self._engine.ask(together, lambda: all(asker.deadline.passed() for asker in askers))
-            queue.bytes_a_query = max(1.0, bytes_of(answer) / sum(counts))
+            queue.bytes_a_query = max(1.0, answer.nbytes / sum(counts))
             for asker, part in zip(askers, list(parts(answer, counts)), strict=True):
                 asker.answer = part
                 asker.answered.set()
@@ -182,6 +188,20 @@ class Batches:
             self._answer(askers[middle:], queue)
         except Exception as error:
             _fail(askers, error)
+
+
+def can_share(question: object) -> TypeGuard[Question]:
+    """Whether a question is small, and may wait for others of its kind."""
+    return (
+        isinstance(question, LayerQuestion)
+        and question.kind is not None
+        and (question.queries.count or 0) <= SMALL_QUERIES
+    )
+
+
+def parts(answer: Any, counts: Sequence[int]) -> Iterator[Any]:
+    """The answer's share of each question, of `counts` queries."""
+    return (answer.part(start, stop) for start, stop in pairwise(accumulate(counts, initial=0)))
 
 
 def _fail(askers: list[_PendingQuestion], error: Exception) -> None:

@@ -19,7 +19,6 @@ from dualform_proto.address import Address
 from dualform_proto.v1 import dualform_pb2_grpc
 from dualform_service.auth import TokenInterceptor
 from dualform_service.batching import Batches
-from dualform_service.calls import Calls
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 from dualform_service.following import Follower
 from dualform_service.health import Health
@@ -43,7 +42,7 @@ class Server:
         self._health = Health(self._server)
         self._follower = Follower(engine, self.config.follow)
         self.batches = Batches(engine, self.config.max_concurrent)
-        servicer = MemoryServicer(engine, Calls(self.config, self.metrics), self.batches)
+        servicer: Any = MemoryServicer(engine, self.batches, self.config, self.metrics)
         dualform_pb2_grpc.add_MemoryServicer_to_server(servicer, self._server)
 
     def start(self) -> int:
@@ -126,7 +125,7 @@ def _new_server(config: ServiceConfig) -> grpc.Server:
         # Without this, a second server binds a port in use without an error, and callers reach either.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.message_bytes),
-        # Answers that are too large are refused by name in calls.py; the transport's own refusal says less.
+        # Answers that are too large are refused by name in servicer.py; the transport's own refusal says less.
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES),

@@ -1,31 +1,35 @@
-"""The calls of dualform.v1 over the engine: each decodes its question, asks, and encodes the answer."""
-# ruff: noqa: N802  (the methods are named as the calls of dualform.proto)
+"""The calls of dualform.v1 over the engine, each by its line in the table of dualform_proto.calls.
+
+A call gets a place and a deadline, its question is decoded, asked and its answer encoded; errors become statuses.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from functools import partial
+from typing import Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from dualform.answers import MemoryInfo
-from dualform.questions import Question
-from dualform_proto.calls import CALLS
-from dualform_proto.v1 import dualform_pb2 as pb, dualform_pb2_grpc
-from dualform_service.batching import Batches
-from dualform_service.calls import Calls
-from dualform_service.limits import Deadline
-from dualform_service.sharing import Shareable, kind_of, queries_of
+from dualform.errors import BadInput, Cancelled, DualformError
+from dualform.questions import LayerQuestion, Question
+from dualform_proto.calls import CALLS, Call
+from dualform_proto.errors import to_status
+from dualform_service.batching import Batches, can_share
+from dualform_service.config import ServiceConfig
+from dualform_service.limits import Deadline, Places
+from dualform_service.metrics import Metrics
 
 A = TypeVar("A")
 
-SMALL_QUERIES = 16
-"""Most queries of a question that waits for others to share a scan."""
 SMALL_BYTES = 2**20
-"""Largest message of such a question."""
+"""Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""
 
-_CALLS = {call.method: call for call in CALLS.values()}
+_log = logging.getLogger("dualform.service")
 
 
 class Engine(Protocol):
@@ -40,63 +44,66 @@ class Engine(Protocol):
         """Takes the newest snapshot of a training that still runs; True where there was a newer one."""
 
 
-class MemoryServicer(dualform_pb2_grpc.MemoryServicer):
-    def __init__(self, engine: Engine, calls: Calls, batches: Batches) -> None:
-        self._engine = engine
-        self._calls = calls
-        self._batches = batches
+class MemoryServicer:
+    """Has a method for each call of the table."""
 
-    def TopK(self, request: pb.TopKRequest, context: grpc.ServicerContext) -> Any:
-        return self._share("TopK", request, context)
+    def __init__(self, engine: Engine, batches: Batches, config: ServiceConfig, metrics: Metrics) -> None:
+        self._engine, self._batches, self._config, self._metrics = engine, batches, config, metrics
+        self._places = Places(
+            config.max_concurrent, "The server already answers {} questions at once.", "--max-concurrent"
+        )
+        """For what works on a thread of its own."""
+        self._small_places = Places(config.max_small, "The server already holds {} small questions.", "--max-small")
+        """For small questions, which may share their work."""
+        for kind, call in CALLS.items():
+            setattr(self, call.method, partial(self._call, call, issubclass(kind, LayerQuestion)))
 
-    def GroupSum(self, request: pb.GroupSumRequest, context: grpc.ServicerContext) -> Any:
-        return self._share("GroupSum", request, context)
+    def _call(self, call: Call, shares: bool, request: Message, context: grpc.ServicerContext) -> Message:
+        """The response to a request; an error ends the call with a status."""
+        started = time.monotonic()
+        deadline = Deadline(context, self._config.deadline)
+        try:
+            small = shares and request.ByteSize() <= SMALL_BYTES
+            with (self._small_places if small else self._places).one():
+                deadline.check()
+                response = (self._share if small else self._ask)(call, request, deadline)
+            deadline.check()
+            self._check_size(response)
+        except Exception as error:  # whatever it is, the caller gets a status and the log the rest
+            failure = _as_ours(call.method, error, deadline)
+        else:
+            self._metrics.add(call.method, "ok", time.monotonic() - started)
+            return response
+        self._metrics.add(call.method, failure.code, time.monotonic() - started)
+        context.abort_with_status(to_status(failure))
+        raise AssertionError("a call goes on after its abort")
 
-    def Output(self, request: pb.OutputRequest, context: grpc.ServicerContext) -> Any:
-        return self._share("Output", request, context)
-
-    def Weights(self, request: pb.WeightsRequest, context: grpc.ServicerContext) -> Any:
-        return self._ask("Weights", request, context)
-
-    def Cancellation(self, request: pb.CancellationRequest, context: grpc.ServicerContext) -> Any:
-        return self._ask("Cancellation", request, context)
-
-    def Slots(self, request: pb.SlotsRequest, context: grpc.ServicerContext) -> Any:
-        return self._ask("Slots", request, context)
-
-    def Sql(self, request: pb.SqlRequest, context: grpc.ServicerContext) -> Any:
-        return self._ask("Sql", request, context)
-
-    def Probe(self, request: pb.ProbeRequest, context: grpc.ServicerContext) -> Any:
-        return self._ask("Probe", request, context)
-
-    def Info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> Any:
-        return self._ask("Info", request, context)
-
-    def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Any:
-        return self._ask("Verify", request, context)
-
-    def _ask(self, name: str, request: Message, context: grpc.ServicerContext) -> Any:
+    def _ask(self, call: Call, request: Message, deadline: Deadline) -> Message:
         """A question that is answered alone; it is not even decoded before it has a place."""
-        call = _CALLS[name]
+        return call.encode_answer(self._engine.ask(call.decode_question(request), deadline.passed))
 
-        def work(deadline: Deadline) -> Message:
-            return call.encode_answer(self._engine.ask(call.decode_question(request), deadline.passed))
+    def _share(self, call: Call, request: Message, deadline: Deadline) -> Message:
+        """A question that shares its scan with others of its kind if it has few queries; else as `_ask`."""
+        question = call.decode_question(request)
+        if can_share(question):
+            return call.encode_answer(self._batches.ask(question, deadline))
+        with self._places.one():
+            return call.encode_answer(self._engine.ask(question, deadline.passed))
 
-        return self._calls.answer(name, context, work)
+    def _check_size(self, response: Message) -> None:
+        size, limit = response.ByteSize(), self._config.message_bytes
+        if size > limit:
+            raise BadInput(
+                f"The answer takes {size / 2**20:.1f} MiB, and a message holds at most {limit / 2**20:.1f} MiB.",
+                hint="Ask with fewer queries, a smaller k or a narrower mask at a time.",
+            )
 
-    def _share(self, name: str, request: Message, context: grpc.ServicerContext) -> Any:
-        """A question that shares its scan with others of its kind where it is small; else as `_ask`."""
-        call = _CALLS[name]
-        if request.ByteSize() > SMALL_BYTES:
-            return self._ask(name, request, context)
 
-        def work(deadline: Deadline) -> Message:
-            question = cast("Shareable", call.decode_question(request))
-            kind = kind_of(question)
-            if kind is not None and (queries_of(question) or 0) <= SMALL_QUERIES:
-                return call.encode_answer(self._batches.ask(question, kind, deadline))
-            with self._calls.places.one():
-                return call.encode_answer(self._engine.ask(question, deadline.passed))
-
-        return self._calls.answer(name, context, work, small=True)
+def _as_ours(name: str, error: Exception, deadline: Deadline) -> DualformError:
+    if isinstance(error, Cancelled):
+        return deadline.error()
+    if isinstance(error, DualformError):
+        return error
+    # The text of an unforeseen error can name anything on this machine: it goes to the log, not to the caller.
+    _log.error("%s failed", name, exc_info=error)
+    return DualformError("The server failed on this question.", hint="The server's log says why.")

@@ -38,7 +38,6 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_service.sharing import queries_of
 
 EXACT = Grade("exact", 1e-7, 2e-8)
 OFF = Grade("off", 0.25, 1e-6, 3, "the weights were moved by hand.")
@@ -124,7 +123,7 @@ class Canned(Answers):
     def _scanned(self, question: Any) -> Any:
         if isinstance(question, TopK):
             groups = ((3,), (8,)) if question.by else None
-            asked = queries_of(question) or 1  # a shared scan is asked with the queries of several
+            asked = question.queries.count or 1  # a shared scan is asked with the queries of several
             counts = np.tile([1, 1] if groups else [2], (asked, 1))
             ids, weights = np.tile([1, 3], asked), np.tile(np.array([2.5, -1], np.float32), asked)
             return Hits(ids, weights, counts, groups, question.by, SCAN, "sample")

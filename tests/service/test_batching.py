@@ -16,11 +16,10 @@ from dualform.errors import Cancelled, Damaged, DualformError, NotFound, Overloa
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
 from dualform_service import batching
-from dualform_service.batching import Batches
+from dualform_service.batching import Batches, Question
 from dualform_service.config import ServiceConfig
 from dualform_service.limits import Deadline
 from dualform_service.server import Server
-from dualform_service.sharing import Shareable, kind_of
 from tests.service.canned import Canned
 
 ASKED_ALONE = 1
@@ -54,7 +53,7 @@ class Held:
 
     def __init__(self) -> None:
         self.go, self.begun = threading.Event(), threading.Semaphore(0)
-        self.asked: list[Shareable] = []
+        self.asked: list[Question] = []
         self.stopped = False
         self.failure: Exception | None = None
         """What every further question meets."""
@@ -62,7 +61,7 @@ class Held:
         """Of a probe: what asks for it alone waits for `let_go`."""
         self.let_go = threading.Event()
 
-    def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any:
+    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
         self.asked.append(question)
         if self.failure is not None:
             raise self.failure
@@ -79,7 +78,7 @@ class Held:
         return answer(question, Scan(len(self.asked), 4, 4, "numpy", 0.25))
 
 
-def numbers(question: Shareable) -> list[int]:
+def numbers(question: Question) -> list[int]:
     match question.queries:
         case Vectors(rows):
             return [int(row[0]) for row in rows]
@@ -89,7 +88,7 @@ def numbers(question: Shareable) -> list[int]:
             return list(slots)
 
 
-def answer(question: Shareable, scan: Scan) -> Any:
+def answer(question: Question, scan: Scan) -> Any:
     own = np.array(numbers(question))
     match question:
         case TopK(by=()):
@@ -124,7 +123,7 @@ def same(got: Any, right: Any) -> bool:
 class Asker(threading.Thread):
     """One asker; what it got stands in `outcome` once it has ended."""
 
-    def __init__(self, batches: Batches, question: Shareable, call: Call | None = None) -> None:
+    def __init__(self, batches: Batches, question: Question, call: Call | None = None) -> None:
         super().__init__()
         self.call = call or Call()
         self.outcome: Any = None
@@ -135,7 +134,6 @@ class Asker(threading.Thread):
         try:
             self.outcome = self._batches.ask(
                 self._question,
-                kind_of(self._question),
                 Deadline(self.call, 10.0),  # type: ignore[arg-type]
             )
         except DualformError as error:
@@ -164,7 +162,7 @@ def batches(engine):
     made.close()
 
 
-def crowd(engine: Held, batches: Batches, questions: list[Shareable]) -> list[Asker]:
+def crowd(engine: Held, batches: Batches, questions: list[Question]) -> list[Asker]:
     """Asks the first, and the others while its scan is under way."""
     first = Asker(batches, questions[0])
     assert engine.begun.acquire(timeout=5)
@@ -233,18 +231,20 @@ OTHERS = [
 
 
 def test_questions_that_differ_in_anything_but_their_queries_are_of_different_kinds():
-    kinds = [kind_of(question) for question in OTHERS]
+    kinds = [question.kind for question in OTHERS]
     assert len(set(kinds)) == len(OTHERS)
-    assert kinds == [kind_of(replace(question)) for question in OTHERS]
+    assert kinds == [replace(question).kind for question in OTHERS]
 
 
 def test_a_whole_probe_is_of_no_kind():
-    assert kind_of(TopK("fc", ProbeRows("test"))) is None
+    assert TopK("fc", ProbeRows("test")).kind is None
 
 
 def test_at_most_so_many_kinds_are_scanned_at_once(engine):
     batches = Batches(engine, 2)
     askers = [Asker(batches, question) for question in OTHERS]
+    for _ in range(2):
+        assert engine.begun.acquire(timeout=5)
     until(lambda: batches.waiting() == len(OTHERS) - 2)
     assert len(engine.asked) == 2
     engine.go.set()
@@ -315,7 +315,7 @@ def test_a_question_that_gets_no_turn_fails_and_the_next_is_asked(engine, batche
     with monkeypatch.context() as patch:
         patch.setattr(batches._scans, "submit", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            batches.ask(question, kind_of(question), Deadline(Call(), 10.0))  # type: ignore[arg-type]
+            batches.ask(question, Deadline(Call(), 10.0))  # type: ignore[arg-type]
     engine.go.set()
     again = Asker(batches, question)
     again.join()

@@ -17,9 +17,9 @@ import dualform
 from dualform.errors import DualformError
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
+from dualform_service.batching import Question, parts
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from dualform_service.sharing import Shareable, joined, parts
 from tests.service.test_batching import same
 from tests.store import small_memory
 
@@ -33,7 +33,7 @@ class Slow:
     def __init__(self, engine: Any) -> None:
         self.engine, self.scans = engine, 0
 
-    def ask(self, question: Shareable, cancelled: Callable[[], bool] | None = None) -> Any:
+    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
         time.sleep(0.005)
         self.scans += 1
         return self.engine.ask(question, cancelled)
@@ -55,11 +55,11 @@ def engine(memory: Path) -> Iterator[Any]:
         yield engine
 
 
-def questions(count: int) -> list[Shareable]:
+def questions(count: int) -> list[Question]:
     """Of many kinds, some of them wrong: a width, a row, a slot, a probe, a column, a mask that leaves nothing."""
     rng = np.random.default_rng(3)
     wheres = [None, "label = 3", "dataset = 'first'", "seen", "slot < 0", "nothing = 1"]
-    made: list[Shareable] = []
+    made: list[Question] = []
     for i in range(count):
         layer = ("layer-0", "layer-1")[i % 2]
         width = WIDTHS[layer] + (i % 13 == 0)
@@ -82,7 +82,7 @@ def questions(count: int) -> list[Shareable]:
     return made
 
 
-def outcome(ask: Callable[[Shareable], Any], question: Shareable) -> Any:
+def outcome(ask: Callable[[Question], Any], question: Question) -> Any:
     try:
         return ask(question)
     except DualformError as error:
@@ -135,7 +135,7 @@ def test_the_parts_of_a_joined_question_are_the_answers_to_its_parts(engine, cou
         lambda queries: Output("layer-0", queries, allow_inexact=True),
     ):
         asked = [kind(ProbeRows("test", tuple(rows.randrange(12) for _ in range(count)))) for count in counts]
-        got = parts(engine.ask(joined(asked)), counts)
+        got = parts(engine.ask(asked[0].joined(asked[1:])), counts)
         for one, question in zip(got, asked, strict=True):
             assert same(one, engine.ask(question))
 

@@ -8,7 +8,7 @@ import pytest
 from dualform.answers import Columns
 from dualform.errors import BadInput
 from dualform.questions import GroupSum, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
-from dualform_proto import answers, columns, matrix, questions, weights
+from dualform_proto import columns, lookups, matrix, queries, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 F32 = pb.ELEMENT_TYPE_FLOAT32
@@ -36,7 +36,7 @@ def test_a_matrix_whose_parts_do_not_fit(message, says):
 
 def test_bytes_that_are_no_whole_number_of_numbers():
     with pytest.raises(BadInput, match=r"^ids holds 9 bytes, no multiple of the 8 that one int64 takes\.$"):
-        questions.decode_slots(pb.SlotsRequest(ids=b"x" * 9))
+        lookups.decode_slots(pb.SlotsRequest(ids=b"x" * 9))
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,18 @@ def test_a_column_of_values_that_the_wire_lacks_is_told_how_to_cast():
 def test_hits_of_another_number_than_their_counts():
     ones = matrix.encode_matrix(np.ones((1, 1), np.int64))
     with pytest.raises(BadInput, match="ids holds 16 bytes where 1 numbers"):
-        answers.decode_hits(pb.TopKResponse(ids=b"x" * 16, scores=b"x" * 4, counts=ones))
+        scores.decode_hits(pb.TopKResponse(ids=b"x" * 16, scores=b"x" * 4, counts=ones))
     with pytest.raises(BadInput, match="scores holds 8 bytes where 1 numbers"):
-        answers.decode_hits(pb.TopKResponse(ids=b"x" * 8, scores=b"x" * 8, counts=ones))
+        scores.decode_hits(pb.TopKResponse(ids=b"x" * 8, scores=b"x" * 8, counts=ones))
     negative = matrix.encode_matrix(-np.ones((1, 1), np.int64))
     with pytest.raises(BadInput, match="counts"):
-        answers.decode_hits(pb.TopKResponse(counts=negative))
+        scores.decode_hits(pb.TopKResponse(counts=negative))
 
 
 def test_sums_of_another_number_than_their_groups():
     message = pb.GroupSumResponse(sums=matrix.encode_matrix(np.ones((1, 2))))
     with pytest.raises(BadInput, match=r"sums are float64\[1, 2\] where there are 0 groups\."):
-        answers.decode_group_sums(message)
+        scores.decode_group_sums(message)
 
 
 def test_groups_without_keys():
@@ -88,34 +88,34 @@ def test_groups_without_keys():
 
 def test_a_question_without_queries():
     with pytest.raises(BadInput, match="the question holds no queries"):
-        questions.decode_topk(pb.TopKRequest(layer="l", k=1))
+        scores.decode_topk(pb.TopKRequest(layer="l", k=1))
 
 
 def test_queries_without_width_are_refused_before_they_take_memory():
     with pytest.raises(BadInput, match="queries are 0 numbers wide"):
-        questions.decode_queries(pb.Queries(vectors=pb.Matrix(rows=2**60, cols=0, dtype=F32)))
+        queries.decode_queries(pb.Queries(vectors=pb.Matrix(rows=2**60, cols=0, dtype=F32)))
 
 
 def test_queries_that_are_not_finite():
     message = pb.Queries(vectors=matrix.encode_matrix(np.array([[np.nan]], np.float32)))
     with pytest.raises(BadInput, match="query 0 holds NaN or infinity"):
-        questions.decode_queries(message)
+        queries.decode_queries(message)
 
 
 def test_a_score_that_is_not_given_is_signed_and_an_unknown_one_is_refused():
     queries = pb.Queries(probe=pb.ProbeRows(probe="p"))
-    assert questions.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries)).score == "signed"
+    assert scores.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries)).score == "signed"
     with pytest.raises(BadInput, match="score is 9"):
-        questions.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries, score=9))
+        scores.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries, score=9))
 
 
 def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_it():
     for question, encode, decode in (
-        (TopK("l", ProbeRows("p"), score="gradient"), questions.encode_topk, questions.decode_topk),
+        (TopK("l", ProbeRows("p"), score="gradient"), scores.encode_topk, scores.decode_topk),
         (
             GroupSum("l", ProbeRows("p"), ("label",), score="gradient"),
-            questions.encode_group_sum,
-            questions.decode_group_sum,
+            scores.encode_group_sum,
+            scores.decode_group_sum,
         ),
     ):
         message = encode(question)
@@ -125,7 +125,7 @@ def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_i
 
 def test_k_that_is_not_given():
     with pytest.raises(BadInput, match="k is 0"):
-        questions.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(probe=pb.ProbeRows(probe="p"))))
+        scores.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(probe=pb.ProbeRows(probe="p"))))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_k_that_is_not_given():
 )
 def test_a_question_that_no_message_can_hold(question):
     with pytest.raises(BadInput):
-        questions.encode_topk(question)
+        scores.encode_topk(question)
 
 
 @pytest.mark.parametrize("ids", [[1.5], [[1]], ["a"], [2**70], [None]])
@@ -152,7 +152,7 @@ def test_ids_that_are_no_whole_numbers(ids):
 
 def test_a_grade_that_is_not_given_is_never_exact():
     with pytest.raises(BadInput, match=r"^grade is 0, which this version does not know\.$"):
-        weights.decode_outputs(pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32))))
+        rebuilt.decode_outputs(pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32))))
 
 
 @pytest.mark.parametrize(
@@ -169,19 +169,19 @@ def test_a_grade_that_is_not_given_is_never_exact():
 )
 def test_a_parameter_whose_parts_do_not_fit(parameter, says):
     with pytest.raises(BadInput, match=says):
-        weights.decode_weights(pb.WeightsResponse(parameters=[parameter]))
+        rebuilt.decode_weights_answer(pb.WeightsResponse(parameters=[parameter]))
 
 
 def test_two_masks_of_one_space():
     masks = [pb.Remark(name="token", text="a = 1"), pb.Remark(name="token", text="b = 1")]
     request = pb.WeightsRequest(where=pb.Masks(by_space=pb.SpaceMasks(masks=masks)))
     with pytest.raises(BadInput, match=r"^where names a slot space twice\.$"):
-        questions.decode_weights(request)
+        rebuilt.decode_weights(request)
 
 
 def test_cancellation_without_a_mask():
     with pytest.raises(BadInput, match=r"^cancellation needs a where\."):
-        questions.decode_cancellation(pb.CancellationRequest())
+        rebuilt.decode_cancellation(pb.CancellationRequest())
 
 
 def test_booleans_of_another_byte_are_read_as_true():
@@ -190,5 +190,5 @@ def test_booleans_of_another_byte_are_read_as_true():
 
 
 def test_vectors_travel_as_float32():
-    message = questions.encode_queries(Vectors(np.ones((1, 2))))
+    message = queries.encode_queries(Vectors(np.ones((1, 2))))
     assert message.vectors.dtype == F32

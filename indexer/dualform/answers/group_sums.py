@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,3 +25,12 @@ class GroupSums:
     scan: Scan = field(default_factory=Scan)
     space: str = ""
     """The slot space whose slots were summed."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers that grow with the queries."""
+        return self.sums.nbytes
+
+    def part(self, start: int, stop: int) -> GroupSums:
+        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        return replace(self, sums=self.sums[start:stop])

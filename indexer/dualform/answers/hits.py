@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,6 +48,17 @@ class Hits:
         parts = iter(np.split(column, np.cumsum(self.counts.ravel())[:-1]))
         rows = [[next(parts) for _ in range(self.counts.shape[1])] for _ in range(self.counts.shape[0])]
         return [row[0] for row in rows] if self.groups is None else rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        return self.ids.nbytes + self.flat_scores.nbytes + self.counts.nbytes
+
+    def part(self, start: int, stop: int) -> Hits:
+        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        first, last = (int(self.counts[:end].sum()) for end in (start, stop))
+        own = slice(first, last)
+        return replace(self, ids=self.ids[own], flat_scores=self.flat_scores[own], counts=self.counts[start:stop])
 
     def __len__(self) -> int:
         return int(self.counts.shape[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,14 @@ class Outputs(NDArrayOperatorsMixin):
     @property
     def ndim(self) -> int:
         return self.values.ndim
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def part(self, start: int, stop: int) -> Outputs:
+        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        return replace(self, values=self.values[start:stop])
 
     def __len__(self) -> int:
         return len(self.values)

@@ -1,6 +1,7 @@
 """Questions to a memory, as plain values. The type of a question says the type of its answer."""
 
 from dualform.questions.arguments import as_by as as_by, as_ids as as_ids, as_masks as as_masks
+from dualform.questions.layer_question import LayerQuestion as LayerQuestion
 from dualform.questions.lookups import (
     Inventory as Inventory,
     ProbeLookup as ProbeLookup,

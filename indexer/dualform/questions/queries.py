@@ -6,7 +6,9 @@ answers.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -45,6 +47,16 @@ class Vectors:
             )
         object.__setattr__(self, "rows", np.ascontiguousarray(rows))
 
+    @property
+    def count(self) -> int:
+        """n."""
+        return len(self.rows)
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for queries that can be joined. Another width is another kind: a wrong one is wrong for all."""
+        return Vectors, self.rows.shape[1]
+
 
 @dataclass(frozen=True)
 class ProbeRows:
@@ -54,6 +66,16 @@ class ProbeRows:
     rows: tuple[int, ...] | None = None
     """Row numbers from 0; None asks with every row."""
 
+    @property
+    def count(self) -> int | None:
+        """n; None for every row, which only the memory can count."""
+        return None if self.rows is None else len(self.rows)
+
+    @property
+    def kind(self) -> Hashable | None:
+        """As Vectors.kind; None for what cannot be joined: every row, or none."""
+        return (ProbeRows, self.probe) if self.rows else None
+
 
 @dataclass(frozen=True)
 class SlotKeys:
@@ -61,9 +83,32 @@ class SlotKeys:
 
     slots: tuple[int, ...]
 
+    @property
+    def count(self) -> int:
+        """n."""
+        return len(self.slots)
+
+    @property
+    def kind(self) -> Hashable | None:
+        """As Vectors.kind; None for no slot at all."""
+        return SlotKeys if self.slots else None
+
 
 Queries: TypeAlias = Vectors | ProbeRows | SlotKeys
 QueriesLike: TypeAlias = Queries | ArrayLike | str
+
+
+def joined_queries(queries: Sequence[Queries]) -> Queries:
+    """The queries of all, in order. They are of one kind."""
+    match queries[0]:
+        case Vectors():
+            return Vectors(np.concatenate([one.rows for one in queries if isinstance(one, Vectors)]))
+        case ProbeRows(probe):
+            rows = (one.rows or () for one in queries if isinstance(one, ProbeRows))
+            return ProbeRows(probe, tuple(chain.from_iterable(rows)))
+        case SlotKeys():
+            slots = (one.slots for one in queries if isinstance(one, SlotKeys))
+            return SlotKeys(tuple(chain.from_iterable(slots)))
 
 
 def as_queries(queries: QueriesLike) -> Queries:

@@ -12,23 +12,20 @@ from dataclasses import dataclass
 from dualform.answers import Cancellation, Outputs, Weights
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_masks, check_layer, check_step
-from dualform.questions.queries import Queries, as_queries
+from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Question
 
 
 @dataclass(frozen=True)
-class Output(Question[Outputs]):
+class Output(LayerQuestion[Outputs]):
     """A layer's output when only the slots of a mask speak (paper equation 13)."""
 
-    layer: str
-    queries: Queries
     where: str | None = None
     at_step: int | None = None
     allow_inexact: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "queries", as_queries(self.queries))
-        check_layer(self.layer)
+        super().__post_init__()
         check_step(self.at_step)
 
 

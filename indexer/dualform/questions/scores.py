@@ -8,17 +8,14 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, check_layer, check_score
-from dualform.questions.queries import Queries, as_queries
-from dualform.questions.question import Question
+from dualform.questions.arguments import as_by, check_score
+from dualform.questions.layer_question import LayerQuestion
 
 
 @dataclass(frozen=True)
-class TopK(Question[Hits]):
+class TopK(LayerQuestion[Hits]):
     """The k training datapoints that each query attends to most (paper section 5.2, figure 4)."""
 
-    layer: str
-    queries: Queries
     k: int = 10
     where: str | None = None
     by: tuple[str, ...] = ()
@@ -30,27 +27,27 @@ class TopK(Question[Hits]):
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
             raise BadInput(f"k is {self.k!r}.", hint="Ask for at least 1 datapoint.", field="k")
         object.__setattr__(self, "k", int(self.k))
-        object.__setattr__(self, "queries", as_queries(self.queries))
+        super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
-        check_layer(self.layer)
         check_score(self.score)
+
+    @property
+    def bytes_a_query(self) -> float | None:
+        return None if self.by else 12.0 * self.k + 8
 
 
 @dataclass(frozen=True)
-class GroupSum(Question[GroupSums]):
+class GroupSum(LayerQuestion[GroupSums]):
     """The sum of attention weights of each group of training datapoints (paper section 5.2, figure 5)."""
 
-    layer: str
-    queries: Queries
     by: tuple[str, ...]
     where: str | None = None
     score: str = "signed"
     """The name of a score: "signed" or "abs"."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "queries", as_queries(self.queries))
+        super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
             raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
-        check_layer(self.layer)
         check_score(self.score)

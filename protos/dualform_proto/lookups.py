@@ -1,4 +1,7 @@
-"""Answers <-> response messages. Shapes: n queries, G groups. Decoding checks every length and raises BadInput."""
+"""Questions about what a memory holds, and their answers <-> messages. Of what it holds altogether: info.py.
+
+Decoding builds the value, which checks itself, and checks every length. Raises BadInput.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dualform.answers import Certificate, Columns, GroupSums, Hits, Probe
+from dualform.answers import Certificate, Columns, Probe
 from dualform.errors import BadInput
-from dualform_proto.columns import decode_columns, decode_groups, encode_columns, encode_groups
+from dualform.questions import ProbeLookup, SlotLookup, SqlStatement
+from dualform_proto.arguments import encode_optional_text, encode_text
+from dualform_proto.columns import decode_columns, encode_columns
 from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
-from dualform_proto.scan import decode_scan, encode_scan
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
-def encode_hits(hits: Hits) -> pb.TopKResponse:
-    return pb.TopKResponse(
-        ids=encode_numbers(hits.ids.astype(np.int64, copy=False)),
-        scores=encode_numbers(hits.flat_scores.astype(np.float32, copy=False)),
-        counts=encode_matrix(hits.counts.astype(np.int64, copy=False)),
-        groups=None if hits.groups is None else encode_groups(hits.by, hits.groups),
-        scan=encode_scan(hits.scan),
-        space=hits.space,
-    )
+def encode_slots(question: SlotLookup) -> pb.SlotsRequest:
+    return pb.SlotsRequest(ids=encode_numbers(question.ids), space=encode_optional_text(question.space, "space"))
 
 
-def decode_hits(message: pb.TopKResponse) -> Hits:
-    counts = decode_matrix(message.counts, np.int64, "counts")
-    by, groups = decode_groups(message.groups) if message.HasField("groups") else ((), None)
-    width = max(len(groups), 1) if groups is not None else 1
-    if counts.shape[1] != width or (counts < 0).any():
-        raise BadInput(f"counts are int64{list(counts.shape)} where each query has {width} of them.", field="counts")
-    hits = int(counts.sum())
-    return Hits(
-        space=message.space,
-        ids=decode_numbers(message.ids, np.int64, "ids", hits),
-        flat_scores=decode_numbers(message.scores, np.float32, "scores", hits),
-        counts=counts,
-        groups=groups,
-        by=by,
-        scan=decode_scan(message.scan),
-    )
-
-
-def encode_group_sums(sums: GroupSums) -> pb.GroupSumResponse:
-    return pb.GroupSumResponse(
-        groups=encode_groups(sums.by, sums.groups),
-        sums=encode_matrix(sums.sums.astype(np.float64, copy=False)),
-        counts=encode_numbers(sums.counts.astype(np.int64, copy=False)),
-        scan=encode_scan(sums.scan),
-        space=sums.space,
-    )
-
-
-def decode_group_sums(message: pb.GroupSumResponse) -> GroupSums:
-    by, groups = decode_groups(message.groups)
-    sums = decode_matrix(message.sums, np.float64, "sums")
-    if sums.shape[1] != len(groups):
-        raise BadInput(f"sums are float64{list(sums.shape)} where there are {len(groups)} groups.", field="sums")
-    counts = decode_numbers(message.counts, np.int64, "counts", len(groups))
-    return GroupSums(groups, sums, counts, by, decode_scan(message.scan), message.space)
+def decode_slots(message: pb.SlotsRequest) -> SlotLookup:
+    ids = decode_numbers(message.ids, np.int64, "ids")
+    return SlotLookup(ids, message.space if message.HasField("space") else None)
 
 
 def encode_slots_answer(columns: Columns) -> pb.SlotsResponse:
@@ -71,12 +36,28 @@ def decode_slots_answer(message: pb.SlotsResponse) -> Columns:
     return decode_columns(message.slots)
 
 
+def encode_sql(question: SqlStatement) -> pb.SqlRequest:
+    return pb.SqlRequest(statement=encode_text(question.text, "statement"))
+
+
+def decode_sql(message: pb.SqlRequest) -> SqlStatement:
+    return SqlStatement(message.statement)
+
+
 def encode_sql_answer(columns: Columns) -> pb.SqlResponse:
     return pb.SqlResponse(rows=encode_columns(columns))
 
 
 def decode_sql_answer(message: pb.SqlResponse) -> Columns:
     return decode_columns(message.rows)
+
+
+def encode_probe(question: ProbeLookup) -> pb.ProbeRequest:
+    return pb.ProbeRequest(name=encode_text(question.name, "name"), layer=encode_optional_text(question.layer, "layer"))
+
+
+def decode_probe(message: pb.ProbeRequest) -> ProbeLookup:
+    return ProbeLookup(message.name, message.layer if message.HasField("layer") else None)
 
 
 def encode_probe_answer(probe: Probe) -> pb.ProbeResponse:

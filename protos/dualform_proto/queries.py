@@ -1,0 +1,36 @@
+"""Queries <-> `Queries` messages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dualform.errors import BadInput
+from dualform.questions import ProbeRows, Queries, SlotKeys, Vectors
+from dualform_proto.arguments import encode_int64, encode_text
+from dualform_proto.matrix import decode_matrix, encode_matrix
+from dualform_proto.v1 import dualform_pb2 as pb
+
+
+def encode_queries(queries: Queries) -> pb.Queries:
+    if isinstance(queries, Vectors):
+        return pb.Queries(vectors=encode_matrix(queries.rows))
+    if isinstance(queries, SlotKeys):
+        return pb.Queries(slots=pb.SlotKeys(slots=[encode_int64(slot, "queries") for slot in queries.slots]))
+    probe = pb.ProbeRows(probe=encode_text(queries.probe, "queries"))
+    if queries.rows is not None:
+        probe.rows.CopyFrom(pb.RowNumbers(rows=[encode_int64(row, "queries") for row in queries.rows]))
+    return pb.Queries(probe=probe)
+
+
+def decode_queries(message: pb.Queries) -> Queries:
+    kind = message.WhichOneof("queries")
+    if kind == "vectors":
+        if message.vectors.cols < 1:
+            raise BadInput("queries are 0 numbers wide.", field="queries")
+        return Vectors(decode_matrix(message.vectors, np.float32, "queries"))
+    if kind == "slots":
+        return SlotKeys(tuple(message.slots.slots))
+    if kind == "probe":
+        rows = tuple(message.probe.rows.rows) if message.probe.HasField("rows") else None
+        return ProbeRows(message.probe.probe, rows)
+    raise BadInput("the question holds no queries.", hint="Give vectors, probe rows or slots.", field="queries")

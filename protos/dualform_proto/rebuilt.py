@@ -1,0 +1,176 @@
+"""Questions about what is rebuilt from the record, and their answers <-> messages.
+
+Decoding builds the value, which checks itself, and checks every length. Raises BadInput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Cancellation, Outputs, Weights
+from dualform.errors import BadInput
+from dualform.questions import MaskCancellation, NetworkWeights, Output
+from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
+from dualform_proto.grade import decode_grade, encode_grade
+from dualform_proto.matrix import (
+    WIRE_TYPES,
+    decode_matrix,
+    decode_numbers,
+    element_type,
+    encode_matrix,
+    encode_numbers,
+)
+from dualform_proto.queries import decode_queries, encode_queries
+from dualform_proto.scan import decode_scan, encode_scan
+from dualform_proto.v1 import dualform_pb2 as pb
+
+
+def encode_output(question: Output) -> pb.OutputRequest:
+    return pb.OutputRequest(
+        layer=encode_text(question.layer, "layer"),
+        queries=encode_queries(question.queries),
+        where=encode_optional_text(question.where, "where"),
+        at_step=encode_optional_int64(question.at_step, "at_step"),
+        allow_inexact=question.allow_inexact,
+    )
+
+
+def decode_output(message: pb.OutputRequest) -> Output:
+    return Output(
+        layer=message.layer,
+        queries=decode_queries(message.queries),
+        where=message.where if message.HasField("where") else None,
+        at_step=message.at_step if message.HasField("at_step") else None,
+        allow_inexact=message.allow_inexact,
+    )
+
+
+def encode_outputs(outputs: Outputs) -> pb.OutputResponse:
+    return pb.OutputResponse(
+        outputs=encode_matrix(outputs.values.astype(np.float32, copy=False)),
+        scan=encode_scan(outputs.scan),
+        space=outputs.space,
+        grade=encode_grade(outputs.grade),
+        standing=outputs.standing,
+    )
+
+
+def decode_outputs(message: pb.OutputResponse) -> Outputs:
+    return Outputs(
+        values=decode_matrix(message.outputs, np.float32, "outputs"),
+        space=message.space,
+        grade=decode_grade(message.grade),
+        standing=message.standing,
+        scan=decode_scan(message.scan),
+    )
+
+
+def encode_weights(question: NetworkWeights) -> pb.WeightsRequest:
+    return pb.WeightsRequest(
+        where=encode_masks(question.where),
+        at_step=encode_optional_int64(question.at_step, "at_step"),
+        allow_inexact=question.allow_inexact,
+    )
+
+
+def decode_weights(message: pb.WeightsRequest) -> NetworkWeights:
+    return NetworkWeights(
+        where=decode_masks(message.where),
+        at_step=message.at_step if message.HasField("at_step") else None,
+        allow_inexact=message.allow_inexact,
+    )
+
+
+def encode_weights_answer(weights: Weights) -> pb.WeightsResponse:
+    return pb.WeightsResponse(
+        parameters=[_encode_parameter(name, array) for name, array in weights.arrays.items()],
+        layers=[
+            pb.LayerRecord(layer=layer, grade=encode_grade(grade), standing=weights.standing[layer])
+            for layer, grade in weights.grades.items()
+        ],
+        not_recorded=weights.not_recorded,
+        kept=[pb.Count(name=space, count=count) for space, count in weights.kept.items()],
+        scan=encode_scan(weights.scan),
+    )
+
+
+def decode_weights_answer(message: pb.WeightsResponse) -> Weights:
+    return Weights(
+        arrays={parameter.name: _decode_parameter(parameter) for parameter in message.parameters},
+        grades={record.layer: decode_grade(record.grade) for record in message.layers},
+        standing={record.layer: record.standing for record in message.layers},
+        not_recorded=tuple(message.not_recorded),
+        kept={count.name: count.count for count in message.kept},
+        scan=decode_scan(message.scan),
+    )
+
+
+def _encode_parameter(name: str, array: NDArray[Any]) -> pb.Parameter:
+    dtype = element_type(array.dtype, f"parameter {name!r}")
+    return pb.Parameter(name=name, shape=array.shape, dtype=dtype, data=encode_numbers(array))
+
+
+def _decode_parameter(message: pb.Parameter) -> NDArray[Any]:
+    field = f"parameter {message.name!r}"
+    if message.dtype not in WIRE_TYPES:
+        raise BadInput(f"{field} is of element type {message.dtype}, which this version does not know.")
+    shape = tuple(message.shape)
+    if any(length < 0 for length in shape):
+        raise BadInput(f"{field} is of the shape {list(shape)}.")
+    return decode_numbers(message.data, WIRE_TYPES[message.dtype], field, prod(shape)).reshape(shape)
+
+
+def encode_cancellation(question: MaskCancellation) -> pb.CancellationRequest:
+    return pb.CancellationRequest(
+        where=encode_masks(question.where),
+        at_step=encode_optional_int64(question.at_step, "at_step"),
+        layer=encode_optional_text(question.layer, "layer"),
+        allow_inexact=question.allow_inexact,
+    )
+
+
+def decode_cancellation(message: pb.CancellationRequest) -> MaskCancellation:
+    return MaskCancellation(
+        where=decode_masks(message.where) or "",
+        at_step=message.at_step if message.HasField("at_step") else None,
+        layer=message.layer if message.HasField("layer") else None,
+        allow_inexact=message.allow_inexact,
+    )
+
+
+def encode_cancellation_answer(cancellation: Cancellation) -> pb.CancellationResponse:
+    figures = [pb.Figure(layer=layer, figure=figure) for layer, figure in cancellation.items()]
+    return pb.CancellationResponse(figures=figures, scan=encode_scan(cancellation.scan))
+
+
+def decode_cancellation_answer(message: pb.CancellationResponse) -> Cancellation:
+    return Cancellation({one.layer: one.figure for one in message.figures}, decode_scan(message.scan))
+
+
+def encode_masks(where: str | Mapping[str, str] | None) -> pb.Masks | None:
+    if where is None:
+        return None
+    if isinstance(where, str):
+        return pb.Masks(all=encode_text(where, "where"))
+    masks = [
+        pb.Remark(name=encode_text(space, "where"), text=encode_text(mask, "where")) for space, mask in where.items()
+    ]
+    return pb.Masks(by_space=pb.SpaceMasks(masks=masks))
+
+
+def decode_masks(message: pb.Masks) -> str | dict[str, str] | None:
+    """Raises BadInput where two masks speak of one space."""
+    match message.WhichOneof("masks"):
+        case "all":
+            return message.all
+        case "by_space":
+            masks = {one.name: one.text for one in message.by_space.masks}
+            if len(masks) < len(message.by_space.masks):
+                raise BadInput("where names a slot space twice.", field="where")
+            return masks
+    return None

@@ -1,0 +1,121 @@
+"""Questions about attention weights, and their answers <-> messages. Shapes: n queries, G groups.
+
+Decoding builds the value, which checks itself, and checks every length. Raises BadInput.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dualform.answers import GroupSums, Hits
+from dualform.errors import BadInput
+from dualform.questions import GroupSum, TopK
+from dualform_proto.arguments import encode_int64, encode_optional_text, encode_text
+from dualform_proto.columns import decode_groups, encode_groups
+from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
+from dualform_proto.queries import decode_queries, encode_queries
+from dualform_proto.scan import decode_scan, encode_scan
+from dualform_proto.v1 import dualform_pb2 as pb
+
+SCORES: dict[str, pb.Score.ValueType] = {"signed": pb.SCORE_SIGNED, "abs": pb.SCORE_ABS}
+_SCORE_NAMES: dict[int, str] = {pb.SCORE_UNSPECIFIED: "signed", **{value: name for name, value in SCORES.items()}}
+
+
+def encode_topk(question: TopK) -> pb.TopKRequest:
+    return pb.TopKRequest(
+        layer=encode_text(question.layer, "layer"),
+        queries=encode_queries(question.queries),
+        k=encode_int64(question.k, "k"),
+        where=encode_optional_text(question.where, "where"),
+        by=[encode_text(name, "by") for name in question.by],
+        score=SCORES.get(question.score, pb.SCORE_NAMED),
+        score_name="" if question.score in SCORES else encode_text(question.score, "score"),
+    )
+
+
+def decode_topk(message: pb.TopKRequest) -> TopK:
+    return TopK(
+        layer=message.layer,
+        queries=decode_queries(message.queries),
+        k=message.k,
+        where=message.where if message.HasField("where") else None,
+        by=tuple(message.by),
+        score=_decode_score(message),
+    )
+
+
+def encode_hits(hits: Hits) -> pb.TopKResponse:
+    return pb.TopKResponse(
+        ids=encode_numbers(hits.ids.astype(np.int64, copy=False)),
+        scores=encode_numbers(hits.flat_scores.astype(np.float32, copy=False)),
+        counts=encode_matrix(hits.counts.astype(np.int64, copy=False)),
+        groups=None if hits.groups is None else encode_groups(hits.by, hits.groups),
+        scan=encode_scan(hits.scan),
+        space=hits.space,
+    )
+
+
+def decode_hits(message: pb.TopKResponse) -> Hits:
+    counts = decode_matrix(message.counts, np.int64, "counts")
+    by, groups = decode_groups(message.groups) if message.HasField("groups") else ((), None)
+    width = max(len(groups), 1) if groups is not None else 1
+    if counts.shape[1] != width or (counts < 0).any():
+        raise BadInput(f"counts are int64{list(counts.shape)} where each query has {width} of them.", field="counts")
+    hits = int(counts.sum())
+    return Hits(
+        space=message.space,
+        ids=decode_numbers(message.ids, np.int64, "ids", hits),
+        flat_scores=decode_numbers(message.scores, np.float32, "scores", hits),
+        counts=counts,
+        groups=groups,
+        by=by,
+        scan=decode_scan(message.scan),
+    )
+
+
+def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
+    return pb.GroupSumRequest(
+        layer=encode_text(question.layer, "layer"),
+        queries=encode_queries(question.queries),
+        by=[encode_text(name, "by") for name in question.by],
+        where=encode_optional_text(question.where, "where"),
+        score=SCORES.get(question.score, pb.SCORE_NAMED),
+        score_name="" if question.score in SCORES else encode_text(question.score, "score"),
+    )
+
+
+def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
+    return GroupSum(
+        layer=message.layer,
+        queries=decode_queries(message.queries),
+        by=tuple(message.by),
+        where=message.where if message.HasField("where") else None,
+        score=_decode_score(message),
+    )
+
+
+def encode_group_sums(sums: GroupSums) -> pb.GroupSumResponse:
+    return pb.GroupSumResponse(
+        groups=encode_groups(sums.by, sums.groups),
+        sums=encode_matrix(sums.sums.astype(np.float64, copy=False)),
+        counts=encode_numbers(sums.counts.astype(np.int64, copy=False)),
+        scan=encode_scan(sums.scan),
+        space=sums.space,
+    )
+
+
+def decode_group_sums(message: pb.GroupSumResponse) -> GroupSums:
+    by, groups = decode_groups(message.groups)
+    sums = decode_matrix(message.sums, np.float64, "sums")
+    if sums.shape[1] != len(groups):
+        raise BadInput(f"sums are float64{list(sums.shape)} where there are {len(groups)} groups.", field="sums")
+    counts = decode_numbers(message.counts, np.int64, "counts", len(groups))
+    return GroupSums(groups, sums, counts, by, decode_scan(message.scan), message.space)
+
+
+def _decode_score(message: pb.TopKRequest | pb.GroupSumRequest) -> str:
+    if message.score == pb.SCORE_NAMED:
+        return message.score_name
+    if message.score not in _SCORE_NAMES:
+        raise BadInput(f"score is {message.score}, which this version does not know.", field="score")
+    return _SCORE_NAMES[message.score]
