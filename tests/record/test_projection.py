@@ -9,7 +9,7 @@ import torch
 from dualform import kernels
 from dualform.record.projection import DIRECTIONS, Directions, Parts
 from dualform.record.recorded_parameters import RecordedParameters
-from dualform.record.tap_linear import TappedLinear
+from dualform.record.taps.linear import TappedLinear
 
 KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -89,11 +89,11 @@ def test_under_autocast_a_layer_says_bfloat16(tmp_path):
     assert [layer.dtype for layer in opened.sink.layers] == ["bfloat16"]
 
 
-def test_a_tap_of_more_than_a_matrix_is_refused_before_the_first_step(tmp_path):
+def test_a_tap_of_another_shape_than_it_says_is_refused_before_the_first_step(tmp_path):
     model = ByHand()
     tap = Product("weight", model.weight)
-    tap.parameters = {Parameter("kernel", 0, 3): nn.Parameter(torch.ones(4, 3, 3))}
+    tap.parameters = {Parameter("weight", 0, 3): nn.Parameter(torch.ones(4, 3, 3))}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(RecordingError) as raised:
         Opened(model, optimizer, tmp_path / "m", taps=[tap])
-    assert raised.value.message == "layer 'weight': kernel has shape [4, 3, 3] where its tap says [4, 3]."
+    assert raised.value.message == "layer 'weight': weight has shape [4, 9] where its tap says [4, 3]."

@@ -69,7 +69,7 @@ def coefficients(
     """
     stored = view.snapshot.layer(layer)
     steps = view.slot_steps(stored)[_entries(view, stored, ids)]
-    return view.coefficients(stored, stored.weights[0].name, at_step).per_step[steps]
+    return view.coefficients(stored, stored.weights[0].block_name, at_step).per_step[steps]
 
 
 def _entries(view: View, layer: Layer, ids: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:

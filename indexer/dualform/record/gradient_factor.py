@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import DIRECTIONS, Doubles, Outer, Parts
+from dualform.record.projection import DIRECTIONS, Doubles, Outer, Parts, full_precision
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.batch import TOLERANCE
-from dualform.store.layer import Parameter
+from dualform.store.parameter import Parameter
 
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
@@ -119,15 +119,18 @@ class GradientFactors:
         outer: Outer | None = None
         for index, parameter, place in self._held.get(layer, ()):
             own_sums = sums[parameter.start : parameter.stop]
-            if parameter.directions is not None:
-                own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
-                outer = parameter.directions.add_outer(own, errors, own_sums)
-                width = outer.keys_square / DIRECTIONS
+            if parameter.directions is None:
+                summed, square = _summed(errors) if outer is None else (outer.summed, outer.errors_square)
+                own_sums += summed
+                scales[index] += square**0.5 * float(len(errors)) ** 0.5
+                continue
+            own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
+            if place.transposed:  # the sum over slots of x (delta R)^T
+                turned = parameter.directions.add_outer(errors, own, own_sums)
+                scales[index] += turned.errors_square**0.5 * (turned.keys_square / DIRECTIONS) ** 0.5
             else:
-                assert outer is not None  # a bias comes after a weight
-                own_sums += outer.summed
-                width = float(len(errors))
-            scales[index] += outer.errors_square**0.5 * width**0.5
+                outer = parameter.directions.add_outer(own, errors, own_sums)
+                scales[index] += outer.errors_square**0.5 * (outer.keys_square / DIRECTIONS) ** 0.5
 
     def measure(self, trained: frozenset[int]) -> Gradient:
         """Compare the gradients as they stand with what is pending.
@@ -197,9 +200,16 @@ def _held_to(factor: float, applied: Doubles, recorded: Doubles, scale: float) -
         return _fit((factor, float(np.square(applied).sum()), left), scale)
 
 
+def _summed(errors: Tensor) -> tuple[Doubles, float]:
+    """float64[d_out]: the sum of errors [n, d_out]; and that of their squares."""
+    with full_precision():
+        wide = errors.double()
+        return wide.sum(0).cpu().numpy(), float(wide.square().sum())
+
+
 def _single_numbers(parameters: RecordedParameters) -> dict[int, int]:
     """By index: of a layer's other parameter where that has more than one number, else of the largest of all."""
-    sizes = [parameter.tensor.numel() for parameter in parameters]
+    sizes = [parameter.numbers for parameter in parameters]
     largest = max(range(len(sizes)), key=sizes.__getitem__, default=0)
     found = {}
     for index, parameter in enumerate(parameters):

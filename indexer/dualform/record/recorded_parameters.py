@@ -1,10 +1,11 @@
-"""The parameters that recorded layers stand for, each with the fixed directions it is projected along.
+"""The parameter blocks that recorded layers stand for, each with the fixed directions it is projected along.
 
-Shapes: d_out and columns of a weight, P numbers over all parameters.
+Shapes: rows and columns of a block, the way round that it is stored; P numbers over all blocks.
 
-    a weight W: W R, float64[d_out, DIRECTIONS]        a bias: itself, float64[d_out]
+    a weight W: W R, float64[rows, DIRECTIONS]        a bias: itself, float64[rows]
 
-A parameter is one tensor, however many layers hold it: the terms of tied weights add up.
+A block is one part of one tensor, however many layers hold it: the terms of tied weights add up. What a layer holds
+transposed is projected as it is stored.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from torch import Tensor
 from dualform import kernels
 from dualform.record.projection import DIRECTIONS, Directions, Doubles, readable
 from dualform.record.taps import Tap
-from dualform.store.layer import Parameter
+from dualform.store.parameter import Parameter
 
 
 @dataclass(eq=False)
 class RecordedParameter:
-    """One parameter, and its place in vectors of length P."""
+    """One block of a parameter, and its place in vectors of length P."""
 
     name: str
-    """In the model's state dict; the first where it has several."""
+    """The block's, as logs have it."""
     tensor: Tensor
-    """The one that stands in its place now."""
+    """The one that stands in its parameter's place now."""
     terms: tuple[tuple[str, Parameter], ...]
     """The layers that hold it, each with the columns of the layer's [W | b] that it brings."""
     directions: Directions | None
@@ -40,6 +41,9 @@ class RecordedParameter:
     start: int
     stop: int
     shape: torch.Size
+    """The parameter's."""
+    block_shape: torch.Size
+    """[rows, columns] or [rows]."""
     lost: bool = False
     """Whether nothing of its shape stands in its place any more."""
 
@@ -47,28 +51,40 @@ class RecordedParameter:
     def layers(self) -> tuple[str, ...]:
         return tuple(layer for layer, _ in self.terms)
 
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter in the model's state dict; the first where it has several."""
+        return self.terms[0][1].name
+
+    @property
+    def numbers(self) -> int:
+        """How many the block has."""
+        return self.block_shape.numel()
+
+    def block_of(self, tensor: Tensor) -> Tensor:
+        """The block of a tensor of the parameter's shape, as it is stored."""
+        return self.terms[0][1].stored_block_of(tensor.detach())
+
 
 class RecordedParameters(Sequence[RecordedParameter]):
     """All of them, in the order of the layers."""
 
     def __init__(self, taps: Sequence[Tap], generator: np.random.Generator) -> None:
-        held: dict[int, list[tuple[Tap, Parameter, Tensor]]] = {}
-        for tap in taps:
-            for place, tensor in tap.parameters.items():
-                held.setdefault(id(tensor), []).append((tap, place, tensor))
         self._all: list[RecordedParameter] = []
         stop = 0
-        for terms in held.values():
+        for (_, name), terms in _held(taps).items():
             tap, place, tensor = terms[0]
-            directions = None
-            if place.start < tap.d_in:
-                directions = Directions.drawn(place.stop - place.start, generator)
-            start, stop = stop, stop + tap.d_out * (1 if directions is None else DIRECTIONS)
+            shape = place.stored_block_of(tensor.detach()).shape
+            directions = Directions.drawn(shape[1], generator) if place.start < tap.d_in else None
+            start, stop = stop, stop + shape[0] * (1 if directions is None else DIRECTIONS)
             where = tuple((holder.name, own) for holder, own, _ in terms)
-            self._all.append(RecordedParameter(place.name, tensor, where, directions, start, stop, tensor.shape))
+            found = RecordedParameter(name, tensor, where, directions, start, stop, tensor.shape, shape)
+            self._all.append(found)
+        self._parted = any(parameter.shape != parameter.block_shape for parameter in self._all)
+        """Whether there is a block that is not its parameter as it lies."""
         self.size = stop
         """P."""
-        self._shapes = [parameter.tensor.shape for parameter in self._all]
+        self._shapes = [parameter.block_shape for parameter in self._all]
         self._matrices = np.array([_matrix_of(parameter) for parameter in self._all], dtype=np.int64).reshape(-1, 5)
         """As kernels.project_all takes them; addresses are filled in."""
         self.scales = [1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all]
@@ -84,21 +100,30 @@ class RecordedParameters(Sequence[RecordedParameter]):
         return iter(self._all)
 
     def project(self, tensors: Sequence[Tensor | None]) -> Doubles:
-        """float64[P]: one tensor for each parameter, of its shape, projected; 0.0 for None."""
+        """float64[P]: the blocks of tensors projected, of which each is of its parameter's shape; 0.0 for None."""
+        if self._parted:
+            pairs = zip(self._all, tensors, strict=True)
+            tensors = [None if tensor is None else parameter.block_of(tensor) for parameter, tensor in pairs]
         found = np.zeros(self.size)
-        if all(map(_at_once, tensors, self._shapes)):
-            self._matrices[:, 0] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        at_once = list(map(_at_once, tensors, self._shapes))
+        addresses = [t.data_ptr() if t is not None and own else 0 for t, own in zip(tensors, at_once, strict=True)]
+        if any(addresses):
+            self._matrices[:, 0] = addresses
             kernels.project_all(self._matrices.ctypes.data, len(self._all), found.ctypes.data)
-            return found
-        for parameter, tensor in zip(self._all, tensors, strict=True):
-            if tensor is None:
+        if False in at_once:
+            self._project_others(tensors, at_once, found)
+        return found
+
+    def _project_others(self, tensors: Sequence[Tensor | None], at_once: Sequence[bool], found: Doubles) -> None:
+        """Of those that the compiled loops cannot read as they lie."""
+        for parameter, tensor, read in zip(self._all, tensors, at_once, strict=True):
+            if tensor is None or read:
                 continue
             own = found[parameter.start : parameter.stop]
             if parameter.directions is None:
                 own[:] = tensor.detach().double().cpu().numpy()
             else:
                 own[:] = parameter.directions.project(tensor.detach()).reshape(-1)
-        return found
 
     def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
         """float64[P]: the live parameters, projected; 0.0 where not `chosen`, NaN for those that are lost."""
@@ -113,11 +138,21 @@ class RecordedParameters(Sequence[RecordedParameter]):
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
         """float64[P]: of arrays under the parameters' names; 0.0 for those that are missing."""
-        return self.project([torch.from_numpy(arrays[p.name]) if p.name in arrays else None for p in self._all])
+        held = (arrays.get(p.parameter) for p in self._all)
+        return self.project([None if array is None else torch.from_numpy(array) for array in held])
+
+
+def _held(taps: Sequence[Tap]) -> dict[tuple[int, str], list[tuple[Tap, Parameter, Tensor]]]:
+    """By tensor and block, the layers that hold it."""
+    held: dict[tuple[int, str], list[tuple[Tap, Parameter, Tensor]]] = {}
+    for tap in taps:
+        for place, tensor in tap.parameters.items():
+            held.setdefault((id(tensor), place.block_name), []).append((tap, place, tensor))
+    return held
 
 
 def _matrix_of(parameter: RecordedParameter) -> tuple[int, ...]:
-    rows, columns = (*parameter.tensor.shape, 1)[:2]
+    rows, columns = (*parameter.block_shape, 1)[:2]
     return 0, rows, columns, 0 if parameter.directions is None else parameter.directions.address, parameter.start
 
 

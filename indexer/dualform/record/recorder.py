@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.errors import BadInput, DualformError, RecordingError
+from dualform.record.blocks import check_blocks
 from dualform.record.metadata import Metadata
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
 from dualform.record.recording import Plan, Recording
-from dualform.record.selection import refuse_shapes, select
+from dualform.record.selection import select
 from dualform.record.sinks import Header, Sink, StoreSink
 from dualform.record.spaces import Spaces
 from dualform.record.step import Step
@@ -79,10 +80,10 @@ class Recorder:
         if sink is None:
             check_new_folder(self.path)
         own = unwrapped(optimizer)
-        found, self.skipped = select(model, own, layers, keys and values, needed=not taps)
+        found, self.skipped = select(model, own, layers, keys and values, taps)
         """`skipped`: layer -> why it is not recorded."""
         self._taps = [*taps, *found]
-        refuse_shapes(self._taps)
+        check_blocks(model, self._taps)
         routed = [routed] if isinstance(routed, str) else list(routed)
         Spaces(self._taps, spaces, routed)  # raises for what they cannot be
         self._plan = Plan(

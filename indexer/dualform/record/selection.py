@@ -10,24 +10,21 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dualform.errors import NotFound, RecordingError
-from dualform.record.module_tap import ModuleTap
-from dualform.record.tap_gru import TappedGRU
-from dualform.record.tap_linear import TappedLinear
-from dualform.record.tap_lstm import TappedLSTM
-from dualform.record.taps import Tap
-
-KINDS: tuple[type[ModuleTap], ...] = (TappedLinear, TappedLSTM, TappedGRU)
-"""The kinds there are; a kind registers itself when it is imported."""
+from dualform.record.taps import ModuleTap, Tap
 
 
 def select(
-    model: nn.Module, optimizer: Optimizer, layers: str | Sequence[str] | None, values: bool = True, needed: bool = True
+    model: nn.Module,
+    optimizer: Optimizer,
+    layers: str | Sequence[str] | None,
+    values: bool = True,
+    given: Sequence[Tap] = (),
 ) -> tuple[list[Tap], dict[str, str]]:
     """Taps in the model's order, and name -> reason for every other layer that holds parameters.
 
-    `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `needed`: there must be
-    a layer. Raises NotFound for a pattern that matches no layer, and RecordingError for a model that is compiled,
-    distributed or not materialised, or where nothing is left to record.
+    `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `given`: taps of layers
+    that are no modules. Raises NotFound for a pattern that matches no layer, and RecordingError for a model that is
+    compiled, distributed or not materialised, or where nothing is left to record.
     """
     _refuse_compiled(model)
     _refuse_tensors(model)
@@ -35,12 +32,13 @@ def select(
     modules = dict(model.named_modules())
     _check_patterns(patterns, [name for name, module in modules.items() if ModuleTap.kind_of(module)])
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
     taps: list[Tap] = []
     skipped: dict[str, str] = {}
     for name, module in modules.items():
         kind = ModuleTap.kind_of(module)
         if kind is None:
-            if next(module.parameters(recurse=False), None) is not None:
+            if any(id(parameter) not in held for parameter in module.parameters(recurse=False)):
                 skipped[name] = f"there is no tap for {type(module).__name__}"
             continue
         reason = kind.refusal(module) or _unwanted(name, patterns) or _untrained(kind(name, module), trained)
@@ -50,7 +48,7 @@ def select(
             tap = kind(name, module, values)
             tap.batch_dim = batch_dim_of(modules, name) if tap.batch_dim is None else tap.batch_dim
             taps.append(tap)
-    if needed and not taps:
+    if not taps and not given:
         raise RecordingError(
             "the model has no layer to record: "
             + (
@@ -84,18 +82,6 @@ def _refuse_tensors(model: nn.Module) -> None:
                 f"{name!r} is a DTensor, of which this process holds one part only.",
                 hint="Record a model whose parameters are whole: data parallelism, not FSDP or tensor parallelism.",
             )
-
-
-def refuse_shapes(taps: Sequence[Tap]) -> None:
-    """Raises RecordingError for a tap whose parameters are no matrices and vectors: no term of theirs is delta x^T."""
-    for tap in taps:
-        for place, tensor in tap.parameters.items():
-            wanted = [tap.d_out] if place.start == tap.d_in else [tap.d_out, place.stop - place.start]
-            if list(tensor.shape) != wanted:
-                raise RecordingError(
-                    f"layer {tap.name!r}: {place.name} has shape {list(tensor.shape)} where its tap says {wanted}.",
-                    hint="A layer is recorded as [W | b], of as many rows as it has outputs.",
-                )
 
 
 def batch_dim_of(modules: Mapping[str, nn.Module], name: str) -> int | None:

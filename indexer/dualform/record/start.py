@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from dualform.record.blocks import name_alike
 from dualform.record.optimizers import buffers_of, rule_of, why_no_rule
 from dualform.record.sinks import Header
 from dualform.record.state import arrays, state_of
@@ -24,7 +24,7 @@ class Start:
     """The network before the first recorded step: what was trained earlier is part of W_0."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
-        name_tied_weights_alike(taps)
+        name_alike(taps)
         self._optimizer = optimizer
         self._rule = rule_of(optimizer)
         self.initial: Mapping[str, NDArray[Any]] = state_of(model)
@@ -57,16 +57,6 @@ class Start:
             label_names=label_names,
             aliases=self.aliases,
         )
-
-
-def name_tied_weights_alike(taps: Sequence[Tap]) -> None:
-    """Give a tensor that several layers hold the name that it has in the first of them, for it is one parameter."""
-    names: dict[int, str] = {}
-    for tap in taps:
-        tap.parameters = {
-            replace(place, name=names.setdefault(id(tensor), place.name)): tensor
-            for place, tensor in tap.parameters.items()
-        }
 
 
 def aliases_of(model: nn.Module, taps: Sequence[Tap]) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Updates:
         self._watch: Watch | None = None
         if valued and self._rule is not None:
             self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
-        self._live = None if model is None else LiveTensors(model, (parameter.name for parameter in self._parameters))
+        self._live = None if model is None else LiveTensors(model, (p.parameter for p in self._parameters))
         self._tensors = [parameter.tensor for parameter in self._parameters]
         """Those that stand in the parameters' places now."""
         self._joined: set[int] = set()
@@ -169,9 +169,9 @@ class Updates:
         if live is None:
             return
         for index, parameter in enumerate(self._parameters):
-            if parameter.lost or not live.has(parameter.name):
+            if parameter.lost or not live.has(parameter.parameter):
                 continue
-            now = live.named(parameter.name)
+            now = live.named(parameter.parameter)
             if now is parameter.tensor and now.shape == parameter.shape:
                 continue
             if now is None or now.shape != parameter.shape:

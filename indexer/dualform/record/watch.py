@@ -64,7 +64,7 @@ class Watch:
         """`initial`: the parameters before the first step, by name; `buffers`: the optimizer's by then."""
         self._parameters, self._rule = parameters, rule
         self._start = parameters.project_arrays(initial)
-        buffered = np.array([parameter.name in buffers for parameter in parameters])
+        buffered = np.array([parameter.parameter in buffers for parameter in parameters])
         buffer = parameters.project_arrays(buffers)
         self._states = _States(np.stack([self._start] * 2), np.stack([buffer] * 2), buffered)
         self._parts = Parts([parameter.stop - parameter.start for parameter in parameters], [False] * len(parameters))

@@ -7,27 +7,10 @@ from typing import Any
 from urllib.parse import quote
 
 from dualform.errors import NotAMemory
+from dualform.store.parameter import Parameter
 
 SOURCES = ("rows", "none")
 """The key sources that this version reads."""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter block: the columns of a layer's [W | b], [d_out, d_in + 1], that a parameter of the model brings.
-
-    Parameters that bring the same columns are added up, as the two biases of an LSTM are.
-    """
-
-    name: str
-    """In the model's state dict."""
-    start: int
-    stop: int
-    """One past the last column; the bias is column d_in."""
-    rows: tuple[int, int] | None = None
-    """Rows of the named parameter that the block stands for, the last one excluded; None for all."""
-    transposed: bool = False
-    """Whether the parameter is stored as [d_in, d_out]."""
 
 
 def affine(d_in: int, weight: str, bias: str | None) -> tuple[Parameter, ...]:
@@ -86,14 +69,11 @@ class Layer:
         unread = sorted(fields.keys() - cls.__dataclass_fields__.keys())
         if fields["source"] not in SOURCES:
             unread.append(f"source {fields['source']!r}")
+        said = {name for block in fields["parameters"] for name in block}
+        unread += sorted(said - Parameter.__dataclass_fields__.keys())
         if unread:
             raise NotAMemory(
                 f"layer {fields['name']!r} has {', '.join(unread)}, which this version of dualform does not read.",
                 hint="Upgrade dualform: pip install --upgrade dualform.",
             )
-        return cls(**{**fields, "parameters": tuple(_parameter(block) for block in fields["parameters"])})
-
-
-def _parameter(fields: dict[str, Any]) -> Parameter:
-    rows = fields["rows"]
-    return Parameter(**{**fields, "rows": None if rows is None else (rows[0], rows[1])})
+        return cls(**{**fields, "parameters": tuple(map(Parameter.from_json, fields["parameters"]))})

@@ -11,30 +11,32 @@ import pyarrow.compute as pc
 from dualform.errors import Inexact, NotFound
 from dualform.questions.arguments import check_step
 from dualform.rules import Coefficients, Settings, Update, named
+from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
 __all__ = ["Coefficients", "coefficients", "updates"]
 
 
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -> Coefficients:
-    """Coefficients of a recorded weight or bias once `at_step` recorded steps were taken; None for all.
+    """Coefficients of a recorded block, by its name, once `at_step` recorded steps were taken; None for all.
 
-    Raises NotFound for a parameter that is not recorded, BadInput for a step that was not reached, Inexact where the
+    Raises NotFound for a block that is not recorded, BadInput for a step that was not reached, Inexact where the
     optimizer has no update rule. Whether the layer is exact is for the caller to ask.
     """
-    _check_parameter(memory, parameter)
+    block = _block_named(memory, parameter)
     check_step(at_step, memory.steps)
     stop = memory.steps if at_step is None else at_step
     rule = named(memory.rule)
     if rule is None:
         raise Inexact(f"there is no update rule for {memory.optimizer}.", field="layer")
-    return rule.coefficients(updates(memory, parameter, stop), stop, parameter in memory.momentum())
+    return rule.coefficients(updates(memory, parameter, stop), stop, block.name in memory.momentum())
 
 
-def _check_parameter(memory: Snapshot, parameter: str) -> None:
-    known = [known.name for layer in memory.layers.values() for known in layer.parameters]
-    if parameter not in known:
-        raise NotFound(f"{parameter!r} is no recorded parameter.", hint=f"Recorded are {', '.join(known)}.")
+def _block_named(memory: Snapshot, name: str) -> Parameter:
+    known = {block.block_name: block for layer in memory.layers.values() for block in layer.parameters}
+    if name not in known:
+        raise NotFound(f"{name!r} is no recorded parameter.", hint=f"Recorded are {', '.join(known)}.")
+    return known[name]
 
 
 def updates(memory: Snapshot, parameter: str, stop: int) -> list[Update]:

@@ -15,6 +15,7 @@ from dualform.query.weights.run_distances import of_run, of_runs
 from dualform.query.weights.seams import Seam
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter
 
 STANDS_OUT = 8.0
 """A one-step distance this many times what rounding may account for is a jump."""
@@ -22,7 +23,7 @@ STANDS_OUT = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Distances:
-    """One parameter's rows, in the order they were logged; arrays of one length."""
+    """One block's rows, in the order they were logged; arrays of one length."""
 
     parameter: str
     step: NDArray[np.int64]
@@ -55,18 +56,18 @@ class Distances:
 
 
 def distances(view: View, layer: Layer) -> list[Distances]:
-    """Of each parameter of a layer."""
-    return [_of_parameter(view, parameter.name) for parameter in layer.parameters]
+    """Of each block of a layer."""
+    return [_of_block(view, block) for block in layer.parameters]
 
 
-def _of_parameter(view: View, parameter: str) -> Distances:
-    return view.cache.get(("distances", parameter), lambda: _read(view, parameter))
+def _of_block(view: View, block: Parameter) -> Distances:
+    return view.cache.get(("distances", block.block_name), lambda: _read(view, block))
 
 
-def _read(view: View, parameter: str) -> Distances:
+def _read(view: View, block: Parameter) -> Distances:
     runs = view.snapshot.runs
     if len(runs) > 1:
-        steps, numbers, seams = of_runs(view, parameter)
-        return replace(Distances(parameter, steps, *numbers.T), seams=seams)
-    steps, numbers = of_run(runs[0], parameter)
-    return Distances(parameter, steps, *numbers.T)
+        steps, numbers, seams = of_runs(view, block)
+        return replace(Distances(block.block_name, steps, *numbers.T), seams=seams)
+    steps, numbers = of_run(runs[0], block.block_name)
+    return Distances(block.block_name, steps, *numbers.T)

@@ -194,6 +194,6 @@ def _unexplained(view: View, layer: Layer, step: int) -> float:
     """The largest share of a parameter's gradient that the slots of a step do not explain."""
     table = view.snapshot.table("factors")
     own = table.filter(pc.equal(table["step"], step))
-    names = {parameter.name for parameter in layer.parameters}
+    names = {block.block_name for block in layer.parameters}
     rows = zip(own["parameter"].to_pylist(), own["residual"].to_pylist(), strict=True)
     return max((math.inf if np.isnan(r) else r for name, r in rows if name in names), default=0.0)

@@ -17,6 +17,7 @@ from dualform.query.weights.exactness import require
 from dualform.query.weights.rebuilt import rebuild
 from dualform.query.where import mask
 from dualform.questions.arguments import check_step
+from dualform.store.parameter import Parameter, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,9 @@ class Network:
     arrays: Mapping[str, NDArray[Any]]
     """Every parameter and buffer under the model's own name: those of recorded layers rebuilt, in float32."""
     not_recorded: tuple[str, ...]
-    """Those of no recorded layer, which stand as at the end of the training."""
+    """Those of no recorded layer, and "the rest of" those of which only some blocks are recorded; they stand as at the
+    end of the training.
+    """
     grades: Mapping[str, Grade]
     """By layer."""
     standing: Mapping[str, float]
@@ -47,11 +50,10 @@ def state_dict(
     arrays = dict(rebuilt.arrays)
     arrays |= {name: arrays[known] for name, known in view.snapshot.aliases.items() if known in arrays}
     others = {name: np.array(array) for name, array in view.stored_weights("final").items() if name not in arrays}
-    if others and (where is not None or at_step is not None):
-        warnings.warn(
-            f"not recorded, so they stand as at the end of the training: {', '.join(sorted(others))}.", stacklevel=6
-        )
-    return Network({**arrays, **others}, tuple(sorted(others)), rebuilt.grades, rebuilt.standing, rebuilt.kept)
+    left = (*sorted(others), *rebuilt.not_recorded)
+    if left and (where is not None or at_step is not None):
+        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(left)}.", stacklevel=6)
+    return Network({**arrays, **others}, left, rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
 def _require_all(view: View, at_step: int | None, allow_inexact: bool) -> None:
@@ -80,10 +82,32 @@ def _recorded(
         kept[layers[name].space] = max(kept.get(layers[name].space, 0), selection.count)
     if where and not any(kept.values()):
         raise EmptyMask(f"where leaves no slot: {where}", field="where")
-    arrays = dict[str, NDArray[Any]]()
+    blocks = dict[Parameter, NDArray[np.float64]]()
     grades, standing = dict[str, Grade](), dict[str, float]()
     for name, layer in layers.items():
         rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check, selections)
-        arrays |= {part: parameter.astype(np.float32) for part, parameter in rebuilt.parameters.items()}
+        blocks |= {block: rebuilt.parameters[block.block_name] for block in layer.parameters}
         grades[name], standing[name] = rebuilt.grade, rebuilt.standing
-    return Network(arrays, (), grades, standing, kept)
+    arrays, rest = _placed(view, blocks)
+    return Network(arrays, tuple(f"the rest of {name}" for name in rest), grades, standing, kept)
+
+
+def _placed(view: View, blocks: Mapping[Parameter, NDArray[np.float64]]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """The blocks in float32 in their parameters, by name; and the names of parameters that have others besides.
+
+    Those others stand as at the end of the training.
+    """
+    initial, final = view.stored_weights("initial"), view.stored_weights("final")
+    arrays, rest = dict[str, NDArray[Any]](), list[str]()
+    held = dict[str, list[Parameter]]()
+    for block in blocks:
+        held.setdefault(block.name, []).append(block)
+    for name, own in held.items():
+        shape = initial[name].shape
+        last = final[name] if name in final and final[name].shape == shape else initial[name]
+        arrays[name] = last.astype(np.float32, order="C")
+        for block in own:
+            block.put(arrays[name], blocks[block])
+        if not whole(own, shape):
+            rest.append(name)
+    return arrays, rest

@@ -4,11 +4,11 @@ Shapes: T slots, d_in, d_out.
 
     W_T = a_0 W_0 + a_B B_0 + sum_t a_t delta_t x_t^T        b_T likewise, with x_t = 1
 
-for every parameter of the layer, which may be some of W's columns and has coefficients of its own,
+for every parameter block of the layer, which may be some of W's columns and has coefficients of its own,
 over the slots that the mask leaves. They keep the coefficient that they have in the whole training: a mask is
 arithmetic removal from this sum, not a training without the others. W_0 and the momentum buffer B_0 that the optimizer
-had when recording began are no slots, so no mask removes them. A parameter that several layers hold is the sum of what
-the slots of each of them brought.
+had when recording began are no slots, so no mask removes them. A block that several layers hold is the sum of what the
+slots of each of them brought.
 
 Where the record is not exact, the end of the training has one more term, W_T minus the sum over all slots: what moved
 outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the grade.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,8 @@ from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
-from dualform.store.layer import Layer, Parameter
+from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter
 
 Doubles = NDArray[np.float64]
 
@@ -45,7 +47,7 @@ class RebuiltWeights:
     bias: Doubles | None
     """float64[d_out]: the sum of all biases; None where there is none."""
     parameters: Mapping[str, Doubles] = field(default_factory=dict)
-    """By the name that the model gives them; float64[d_out, columns] and float64[d_out]."""
+    """By block, as the layer uses it; float64[d_out, columns] and float64[d_out]."""
     grade: Grade = field(default_factory=lambda: Grade("exact"))
     standing: float = 0.0
     """Norm of the standing term relative to the way that the weights went; 0.0 where it is not used."""
@@ -106,50 +108,55 @@ def build(
     check: Check,
     partners: Mapping[str, Selection] | None = None,
 ) -> dict[str, Doubles]:
-    """The layer's parameters by name, of the record alone, whatever its grade."""
+    """The layer's blocks by name, of the record alone, whatever its grade."""
     found: dict[str, Doubles] = {}
-    for parameter in layer.parameters:
-        terms = [
-            _term(view, holder, place, chosen, at_step, check)
-            for holder, place, chosen in _holders(view, layer, parameter, selection, partners)
-        ]
-        found[parameter.name] = np.add.reduce(terms) + _initial(view, layer, parameter.name, at_step)
+    for block in layer.parameters:
+        terms = []
+        for holder, place, chosen in _holders(view, layer, block, selection, partners):
+            term = _term(view, holder, place, chosen, at_step, check)
+            terms.append(term if place.transposed == block.transposed else term.T)
+        found[block.block_name] = np.add.reduce(terms) + _initial(view, layer, block, at_step)
     return found
 
 
 def standing_terms(view: View, layer: Layer, check: Check) -> dict[str, Doubles]:
-    """By parameter, the final weights minus those rebuilt from all slots; empty where there are none of their shape."""
+    """By block, the final weights minus those rebuilt from all slots; empty where there are none of their shape."""
     final, initial = view.snapshot.final() or {}, view.stored_weights("initial")
-    names = [parameter.name for parameter in layer.parameters]
+    names = [block.name for block in layer.parameters]
     if any(name not in final or final[name].shape != initial[name].shape for name in names):
         return {}
     whole = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
     rebuilt = build(view, layer, whole[layer.name], None, check, whole)
-    return {name: final[name].astype(np.float64) - own for name, own in rebuilt.items()}
+    return {name: own - rebuilt[name] for name, own in blocks_of(layer, final).items()}
+
+
+def blocks_of(layer: Layer, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Doubles]:
+    """A layer's blocks by name, of parameters by name."""
+    return {block.block_name: block.block_of(arrays[block.name]).astype(np.float64) for block in layer.parameters}
 
 
 def _holders(
-    view: View, layer: Layer, parameter: Parameter, selection: Selection, partners: Mapping[str, Selection] | None
+    view: View, layer: Layer, block: Parameter, selection: Selection, partners: Mapping[str, Selection] | None
 ) -> list[tuple[Layer, Parameter, Selection]]:
-    """Every layer that holds a parameter, its place there, and the slots of that layer that stay."""
-    found = [(layer, parameter, selection)]
+    """Every layer that holds a block, its place there, and the slots of that layer that stay."""
+    found = []
     for other in view.snapshot.layers.values():
         for place in other.parameters:
-            if other.name != layer.name and place.name == parameter.name:
-                found.append((other, place, (partners or {})[other.name]))
-    order = list(view.snapshot.layers)
-    return sorted(found, key=lambda holder: order.index(holder[0].name))
+            if place.block_name == block.block_name:
+                own = other.name == layer.name
+                found.append((other, place, selection if own else (partners or {})[other.name]))
+    return found
 
 
 def tied(view: View, layer: Layer, where: str | None) -> dict[str, Selection]:
-    """The entries that a mask leaves of the other layers that hold a parameter of this one.
+    """The entries that a mask leaves of the other layers that hold a block of this one.
 
     Raises BadInput for a mask where one of them has slots of another space, of which the mask says nothing.
     """
-    own = {parameter.name for parameter in layer.parameters}
+    own = {block.block_name for block in layer.parameters}
     found = {}
     for other in view.snapshot.layers.values():
-        if other.name == layer.name or own.isdisjoint(parameter.name for parameter in other.parameters):
+        if other.name == layer.name or own.isdisjoint(block.block_name for block in other.parameters):
             continue
         if where is not None and other.space != layer.space:
             raise BadInput(
@@ -173,32 +180,32 @@ def _term(
     return own
 
 
-def _initial(view: View, layer: Layer, parameter: str, at_step: int | None) -> Doubles:
-    """What of a parameter no slot brought: a_0 W_0 + a_B B_0."""
-    factors = view.coefficients(layer, parameter, at_step)
-    standing: Doubles = factors.initial * view.stored_weights("initial")[parameter].astype(np.float64)
-    momentum = view.snapshot.momentum().get(parameter)
+def _initial(view: View, layer: Layer, block: Parameter, at_step: int | None) -> Doubles:
+    """What of a block no slot brought: a_0 W_0 + a_B B_0."""
+    factors = view.coefficients(layer, block.block_name, at_step)
+    initial = block.block_of(view.stored_weights("initial")[block.name])
+    standing: Doubles = factors.initial * initial.astype(np.float64)
+    momentum = view.snapshot.momentum().get(block.name)
     if momentum is not None:
-        standing += factors.momentum * momentum.astype(np.float64)
+        standing += factors.momentum * block.block_of(momentum).astype(np.float64)
     return standing
 
 
-def _joined(layer: Layer, parameters: Mapping[str, Doubles], grade: Grade, standing: float) -> RebuiltWeights:
-    """The parameters in their places of [W | b]; those that are weights as parts of it."""
+def _joined(layer: Layer, blocks: Mapping[str, Doubles], grade: Grade, standing: float) -> RebuiltWeights:
+    """The blocks in their places of [W | b]; those that are weights as parts of it."""
     weight = np.empty((layer.d_out, layer.d_in))
-    placed = dict(parameters)
+    placed = dict(blocks)
     for place in layer.weights:
-        weight[:, place.start : place.stop] = parameters[place.name]
-        placed[place.name] = weight[:, place.start : place.stop]
-    biases = [parameters[place.name] for place in layer.biases]
+        weight[:, place.start : place.stop] = blocks[place.block_name]
+        placed[place.block_name] = weight[:, place.start : place.stop]
+    biases = [blocks[place.block_name] for place in layer.biases]
     return RebuiltWeights(weight, np.sum(biases, axis=0) if biases else None, placed, grade, standing)
 
 
 def way(view: View, layer: Layer) -> dict[str, Doubles]:
-    """By parameter, how far its final value is from its initial one."""
-    final, initial = view.stored_weights("final"), view.stored_weights("initial")
-    names = [parameter.name for parameter in layer.parameters]
-    return {name: final[name].astype(np.float64) - initial[name].astype(np.float64) for name in names}
+    """By block, how far its final value is from its initial one."""
+    final, initial = (blocks_of(layer, view.stored_weights(which)) for which in ("final", "initial"))
+    return {name: own - initial[name] for name, own in final.items()}
 
 
 def length(parameters: Mapping[str, Doubles]) -> float:

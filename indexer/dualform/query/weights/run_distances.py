@@ -17,6 +17,7 @@ from dualform.query.view import View
 from dualform.query.weights.coefficients import coefficients
 from dualform.query.weights.seams import Seam, seam, weights
 from dualform.rules.update_rule import Doubles
+from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
 Steps = NDArray[np.int64]
@@ -25,26 +26,26 @@ _ACCUMULATED, _WAY, _ROUNDING = 1, 2, 3
 _UNMEASURED = (0.0, math.inf, 1.0, 0.0, 0.0)
 
 
-def of_run(run: Snapshot, parameter: str) -> tuple[Steps, Doubles]:
+def of_run(run: Snapshot, block: str) -> tuple[Steps, Doubles]:
     """int64[n] steps and float64[n, 5] NUMBERS that the watch of one run logged."""
     table = run.table("watch")
-    own = table.filter(pc.equal(table["parameter"], parameter))
+    own = table.filter(pc.equal(table["parameter"], block))
     return own["step"].to_numpy(), np.column_stack([own[name].to_numpy() for name in NUMBERS])
 
 
-def of_runs(view: View, parameter: str) -> tuple[Steps, Doubles, tuple[Seam, ...]]:
+def of_runs(view: View, block: Parameter) -> tuple[Steps, Doubles, tuple[Seam, ...]]:
     """As `of_run`, of all runs of a memory, and where they part."""
     found, seams, before = list[tuple[Steps, Doubles]](), list[Seam](), np.zeros(5)
     for number, run in enumerate(view.snapshot.runs):
-        steps, rows = _with_end(*of_run(run, parameter), run.steps)
+        steps, rows = _with_end(*of_run(run, block.block_name), run.steps)
         if number:
-            between = seam(view, parameter, number)
-            before = _before(run, parameter, before, between)
+            between = seam(view, block, number)
+            before = _before(run, block.block_name, before, between)
             rows = _after(before, rows)
             if between is not None:
                 seams.append(between)
                 steps, rows = np.append(0, steps), np.vstack([before, rows])
-        if (way := _way(view, parameter, number)) is not None:
+        if (way := _way(view, block, number)) is not None:
             rows[steps >= run.steps - 1, _WAY] = way
         found.append((steps + view.snapshot.first_steps[number], rows))
         before = rows[-1] if len(rows) else before
@@ -59,12 +60,12 @@ def _with_end(steps: Steps, rows: Doubles, recorded: int) -> tuple[Steps, Double
     return np.append(steps, recorded - 1), np.vstack([rows, end])
 
 
-def _before(run: Snapshot, parameter: str, end: Doubles, between: Seam | None) -> Doubles:
+def _before(run: Snapshot, block: str, end: Doubles, between: Seam | None) -> Doubles:
     """float64[5]: what is wrong from the beginning of a run, at most, while the run goes on.
 
     Weight decay shrinks what is wrong with the weights; that is not counted on.
     """
-    gain = max(1.0, abs(coefficients(run, parameter).initial))
+    gain = max(1.0, abs(coefficients(run, block).initial))
     apart = between.distance if between else 0.0
     return np.array([apart, gain * (end[_ACCUMULATED] + apart), end[_WAY], gain * end[_ROUNDING], 0.0])
 
@@ -78,9 +79,9 @@ def _after(before: Doubles, rows: Doubles) -> Doubles:
     return found
 
 
-def _way(view: View, parameter: str, run: int) -> float | None:
+def _way(view: View, block: Parameter, run: int) -> float | None:
     """How far the weights went up to the end of a run; None where it was cut off."""
-    final = weights(view, run, "final").get(parameter)
+    final, initial = weights(view, run, "final").get(block.name), weights(view, 0, "initial")[block.name]
     if final is None:
         return None
-    return float(np.linalg.norm(final.astype(np.float64) - weights(view, 0, "initial")[parameter].astype(np.float64)))
+    return float(np.linalg.norm(block.block_of(final).astype(np.float64) - block.block_of(initial).astype(np.float64)))

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from dualform.query.view import View
 from dualform.query.weights.coefficients import updates
 from dualform.store.durable import checksum
+from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
 class Seam:
-    """A parameter that a run did not begin as the run before ended it."""
+    """A block that a run did not begin as the run before ended it."""
 
     step: int
     """The later run's first step."""
@@ -27,21 +28,24 @@ class Seam:
     reason: str
 
 
-def seam(view: View, parameter: str, run: int) -> Seam | None:
-    """Between a run, from 1 on, and the one before; None where all is as it was left."""
+def seam(view: View, block: Parameter, run: int) -> Seam | None:
+    """Between a run, from 1 on, and the one before; None where all is as it was left.
+
+    Momentum is compared of the whole parameter, of which runs keep one checksum.
+    """
     before, after = view.snapshot.runs[run - 1], view.snapshot.runs[run]
     earlier, later = f"run {run - 1} ({before.path})", f"run {run} ({after.path})"
     step = view.snapshot.first_steps[run]
-    ended = weights(view, run - 1, "final").get(parameter)
+    ended = weights(view, run - 1, "final").get(block.name)
     if ended is None:
         return Seam(step, math.inf, f"{earlier} was cut off, so the weights that it ended with are not known")
-    began = weights(view, run, "initial")[parameter]
+    began, ended = block.block_of(weights(view, run, "initial")[block.name]), block.block_of(ended)
     if began.tobytes() != ended.tobytes():
         distance = float(np.linalg.norm(began.astype(np.float64) - ended.astype(np.float64)))
         return Seam(step, distance or math.inf, f"{later} did not begin with the weights that {earlier} ended with")
-    buffer = after.momentum().get(parameter)
+    buffer = after.momentum().get(block.name)
     found = None if buffer is None else checksum(buffer.tobytes())
-    if found != before.manifest.buffers.get(parameter) and _uses_momentum(after, parameter):
+    if found != before.manifest.buffers.get(block.name) and _uses_momentum(after, block.block_name):
         return Seam(step, math.inf, f"{later} did not begin with the momentum that {earlier} left")
     return None
 
@@ -52,8 +56,8 @@ def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping
     return held.arrays
 
 
-def _uses_momentum(run: Snapshot, parameter: str) -> bool:
-    return any(update.settings.get("momentum") for update in updates(run, parameter, run.steps))
+def _uses_momentum(run: Snapshot, block: str) -> bool:
+    return any(update.settings.get("momentum") for update in updates(run, block, run.steps))
 
 
 class _Arrays:

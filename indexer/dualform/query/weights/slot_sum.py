@@ -58,7 +58,7 @@ class SlotSum:
 
 def slot_coefficients(view: View, layer: Layer, selection: Selection, at_step: int | None) -> SlotCoefficients:
     steps = view.slot_steps(layer)[selection.entries]
-    per_step = np.array([view.coefficients(layer, p.name, at_step).per_step for p in layer.parameters])
+    per_step = np.array([view.coefficients(layer, p.block_name, at_step).per_step for p in layer.parameters])
     used = (per_step != 0).any(axis=0)[steps]
     own = per_step[:, steps[used]]
     return SlotCoefficients(selection.entries[used], own[: len(layer.weights)], own[len(layer.weights) :])

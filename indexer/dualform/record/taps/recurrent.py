@@ -20,9 +20,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from dualform.errors import RecordingError
-from dualform.record.module_tap import ModuleTap
-from dualform.record.taps import Call
-from dualform.store.layer import Parameter
+from dualform.record.taps.tap import Call, ModuleTap
+from dualform.store.parameter import Parameter
 
 
 class TappedRecurrent(ModuleTap):

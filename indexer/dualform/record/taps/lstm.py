@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualform.record.tap_recurrent import TappedRecurrent
+from dualform.record.taps.recurrent import TappedRecurrent
 
 
 class TappedLSTM(TappedRecurrent, module_type=nn.LSTM):

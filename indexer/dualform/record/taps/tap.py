@@ -7,22 +7,25 @@ key and error signal on. This holds under activation checkpointing, which runs f
 once, and whose memory saving a key held in a closure would undo; under in-place operations on the output; and under
 autocast, where the key is the cast input, the one that the product used.
 
-A tap needs no module: it is attached to something that computes calls and hands each one to `passed`. Layers that are
-modules are tapped by the kinds of module_tap.py.
+A tap needs no module: it is attached to something that computes calls and hands each one to `passed`. A layer that is a
+module is tapped by a kind of ModuleTap, found by the type of module that it names.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
-from dualform.store.layer import Parameter
+from dualform.store.parameter import Parameter
 
 
 class Listener(Protocol):
@@ -79,7 +82,7 @@ class Tap(ABC):
     d_in: int
     d_out: int
     parameters: dict[Parameter, Tensor]
-    """Weights [d_out, columns] in the order of their columns, then biases [d_out]."""
+    """Blocks, each with the tensor that it is a block of: weights in the order of their columns, then biases."""
     why_no_values: ClassVar[str] = ""
     """Why a slot of this kind of layer has a key but no value; empty where it has one."""
 
@@ -107,6 +110,107 @@ class Tap(ABC):
         elif mode == "step":
             listener.called_without_gradient(self)
         return call.outputs
+
+
+class ModuleTap(Tap):
+    """A layer that is a module, watched by a forward hook. A subclass names the module type that it taps.
+
+    As it stands it reads calls that take the key as their first argument and return the product alone.
+    """
+
+    module_type: ClassVar[type[nn.Module]]
+    _kinds: ClassVar[dict[type[nn.Module], type[ModuleTap]]] = {}
+
+    def __init_subclass__(cls, *, module_type: type[nn.Module] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if module_type is not None:
+            cls.module_type = module_type
+            ModuleTap._kinds[module_type] = cls
+
+    @staticmethod
+    def kind_of(module: nn.Module) -> type[ModuleTap] | None:
+        """The kind that taps a module, by the closest of its types; None where there is none."""
+        return next((ModuleTap._kinds[base] for base in type(module).__mro__ if base in ModuleTap._kinds), None)
+
+    def __init__(self, name: str, module: nn.Module, values: bool = True) -> None:
+        """`values`: error signals are wanted, too."""
+        super().__init__(name, values)
+        self.module = module
+        self._handle: RemovableHandle | None = None
+
+    @classmethod
+    def refusal(cls, module: nn.Module) -> str:
+        """Why this kind cannot tap a module of its type; empty where it can."""
+        if parametrize.is_parametrized(module):
+            return "its weight is parametrized: the optimizer does not update the weight itself"
+        if not isinstance(getattr(module, "weight", None), nn.Parameter):
+            return "its weight is not a parameter yet, or is computed from others"
+        if type(module).forward is not cls.module_type.forward or "forward" in vars(module):
+            return f"{type(module).__name__} has a forward of its own"
+        return ""
+
+    def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Call:
+        """What a forward call was, from its arguments and its output. Raises RecordingError for one without keys."""
+        argument: Tensor = args[0] if args else next(iter(kwargs.values()))
+        # Under autocast the product used the cast, and the key's own type says what it was computed in.
+        return Call(argument.detach().to(output.dtype), (output,), raw=not argument.requires_grad)
+
+    def output_of(self, outputs: tuple[Tensor, ...]) -> Any:
+        """`Call.outputs` put together as the module returns them."""
+        return outputs[0]
+
+    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
+        (error,) = gradients
+        assert error is not None
+        return error
+
+    def stand_for(self, weight: str, bias: str | None, *, transposed: bool = False) -> None:
+        """Say d_in, d_out and the parameters, by the module's own names for its weight and its bias.
+
+        A module may have None in place of its bias.
+        """
+        own = getattr(self.module, weight)
+        self.d_out, self.d_in = Parameter(weight, 0, 0, transposed=transposed).block_of(own).shape
+        self.parameters = {Parameter(self.parameter_name(weight), 0, self.d_in, transposed=transposed): own}
+        if bias is not None and getattr(self.module, bias) is not None:
+            place = Parameter(self.parameter_name(bias), self.d_in, self.d_in + 1)
+            self.parameters[place] = getattr(self.module, bias)
+
+    def parameter_name(self, name: str) -> str:
+        """A parameter's name in the model's state dict."""
+        return f"{self.name}.{name}" if self.name else name
+
+    def attach(self, listener: Listener) -> None:
+        self._handle = self.module.register_forward_hook(_Hook(self, listener), with_kwargs=True)
+
+    def detach(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+class _Hook:
+    """The forward hook of a tap. A copy of it, in a model that is copied or saved, does nothing."""
+
+    def __init__(self, tap: ModuleTap, listener: Listener) -> None:
+        self._tap, self._listener = tap, listener
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        mode = self._listener.forward_mode()
+        if mode is None or (mode == "step" and not module.training):
+            return None
+        try:
+            call = self._tap.call_of(args, kwargs, output)
+        except RecordingError as error:
+            self._listener.refused(self._tap, error)
+            return None
+        outputs = self._tap.passed(self._listener, call)
+        return None if outputs is call.outputs else self._tap.output_of(outputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function of the standard library that takes any arguments and returns None, so that a saved model loads
+        # where dualform is not installed.
+        return getattr, (nullcontext(), "__exit__")
 
 
 @dataclass(frozen=True)

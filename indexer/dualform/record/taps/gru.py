@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dualform.record.tap_recurrent import TappedRecurrent
+from dualform.record.taps.recurrent import TappedRecurrent
 
 
 class TappedGRU(TappedRecurrent, module_type=nn.GRU):

@@ -1,0 +1,15 @@
+"""The tap for nn.Linear: y = x W^T + b."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dualform.record.taps.tap import ModuleTap
+
+
+class TappedLinear(ModuleTap, module_type=nn.Linear):
+    module: nn.Linear
+
+    def __init__(self, name: str, module: nn.Linear, values: bool = True) -> None:
+        super().__init__(name, module, values)
+        self.stand_for("weight", "bias")
