@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.keys import LAYER, GeneratedKeys, Source, StudyKeys, read_study
 from benchmarks.plan import Plan
 from benchmarks.written import write_memory
-from dualform.store.rows import SegmentCache
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
 COLUMNS = ("dataset", "label", "sample", "position", "coin")

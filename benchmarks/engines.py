@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from dualform.query.engine import CACHE_BYTES, Engine
 from dualform.query.score import backends
-from dualform.store.rows import SegmentCache
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")

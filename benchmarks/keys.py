@@ -13,7 +13,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.rows import SegmentCache
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
 BLOCK = 12_800

@@ -10,12 +10,12 @@ import numpy as np
 
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.store.held_rows import HeldRows
 from dualform.store.layer import Layer, affine
 from dualform.store.manifest import Manifest, Shard
 from dualform.store.rows import Keys
 from dualform.store.shard_tables import HeldTables
 from dualform.store.snapshot import Snapshot
+from dualform.store.sources.held_rows import HeldRows
 from dualform.store.tables import SAMPLES, arrow_table, rows_table
 
 SETTINGS = {

@@ -17,10 +17,18 @@ from dualform.query.score import rescoring
 from dualform.query.score.canonical import canonical_scores
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.search import codes
-from dualform.query.search.codes import WIDEST, Codes, CodesCache, can_quantise, quantise, quantise_queries
+from dualform.query.search.codes import (
+    WIDEST,
+    Codes,
+    CodesCache,
+    can_quantise,
+    quantise,
+    quantise_queries,
+    quantise_source,
+)
 from dualform.query.search.screen import Request, screen
-from dualform.store.held_rows import HeldRows
 from dualform.store.rows import Keys
+from dualform.store.sources.held_rows import HeldRows
 from tests.query import arrays
 
 SLOW = settings(max_examples=60, deadline=None)
@@ -203,12 +211,12 @@ def test_rescoring_holds_no_more_segments_than_it_may(monkeypatch, rng):
     class Uncached(HeldRows):
         """Rows of which nothing else holds a copy, as of a segment that the cache has no room for."""
 
-        def holding(self, rows: np.ndarray) -> np.ndarray:
+        def holding(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             nonlocal most
             matrix = self.content.copy()
             made.append(weakref.ref(matrix))
             most = max(most, sum(one().nbytes for one in made if one() is not None))
-            return matrix
+            return matrix, rows
 
     sources = [Uncached(start, start, keys[start : start + 10]) for start in range(0, 60, 10)]
     monkeypatch.setattr(rescoring, "HELD_BYTES", 2 * 10 * 30 * 4)
@@ -227,7 +235,7 @@ def test_the_size_of_codes_is_known_before_they_are_made(rows, width):
 def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
     keys, queries = rng.normal(size=(96, 1)).astype(np.float32), np.ones((1, 1), np.float32)
     made = []
-    monkeypatch.setattr(codes, "quantise", lambda matrix: made.append(matrix) or quantise(matrix))
+    monkeypatch.setattr(codes, "quantise_source", lambda source: made.append(source) or quantise_source(source))
     # Codes of keys of one number take more room than the keys: padding to four numbers, and four numbers a row.
     cache = CodesCache(Codes.bytes_of(16, 1))
     screen(arrays.keys_of(keys, 16), cache, queries, Request(2, 1, None, False), lambda: None)

@@ -16,7 +16,7 @@ from dualform.store.batch import LayerRows
 from dualform.store.direct_file import BLOCK_BYTES, Blocks
 from dualform.store.layer import Layer, affine
 from dualform.store.layer_writer import LayerWriter
-from dualform.store.matrix_file import MatrixWriter, flat_index_header, npy_header
+from dualform.store.matrix_file import MatrixWriter, flat_index, npy
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def test_what_was_appended_is_read_back(folder, batches, width, seed):
     for _ in range(2):  # the second file is gathered in blocks that held the first
         rows = [rng.normal(size=(n, width)).astype(np.float32) for n in batches]
         whole = np.concatenate([np.empty((0, width), np.float32), *rows])
-        for path, header in ((folder / "keys.faiss", flat_index_header), (folder / "values.npy", npy_header)):
-            writer, unseen = MatrixWriter(path, width, header, blocks), b""
+        for path, form in ((folder / "keys.faiss", flat_index(width)), (folder / "values.npy", npy("<f4", width))):
+            writer, unseen = MatrixWriter(path, form, blocks), b""
             for part in rows:
                 writer.append(part)
                 unseen += b"".join(writer.unseen())
@@ -49,7 +49,7 @@ def test_what_was_appended_is_read_back(folder, batches, width, seed):
             size, checksums = writer.finish()
             content = path.read_bytes()
             assert (len(content), checksums) == (size, of_blocks(content))
-            assert content == header(len(whole), width) + whole.tobytes()
+            assert content == form.header(len(whole)) + whole.tobytes()
         assert np.load(folder / "values.npy").tobytes() == whole.tobytes()
         index = faiss.read_index(str(folder / "keys.faiss"))
         assert index.reconstruct_n(0, index.ntotal).tobytes() == whole.tobytes()

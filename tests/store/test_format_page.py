@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
 
 from dualform.store.manifest import FORMAT, Manifest
+from dualform.store.sources import FORMATS
 from tests.store.small_memory import SETTINGS, TOKENS, batches_of, expected, open_writer, token_batch, write
+from tests.store.sources import twins
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
+
+
+def blocks() -> list[str]:
+    """The page's Python."""
+    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert not any("dualform" in code for code in found)
+    return found
 
 
 def test_the_page_is_of_this_format():
@@ -24,8 +34,7 @@ def test_the_page_reads_a_memory_without_dualform(tmp_path, monkeypatch, repeats
     write(tmp_path / "RUN", [9, 8, 7])
     whole = expected(batches_of([9, 8, 7]), (Manifest.read(tmp_path / "RUN").layers[0 if repeats else 1],))
     (layer,) = whole.keys
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert "dualform" not in code
+    code, _ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, np.ndarray] = {}
     exec(code.replace("layer-0", layer), names)
@@ -35,11 +44,33 @@ def test_the_page_reads_a_memory_without_dualform(tmp_path, monkeypatch, repeats
     assert names["mine"].tobytes() == whole.keys[layer][threes].tobytes()
 
 
+def test_the_page_reads_every_key_source(tmp_path):
+    made, given = twins.writer(tmp_path / "memory"), [twins.batch(step) for step in (0, 3)]
+    for one in given:
+        made.append(one)
+    made.close()
+    _, code = blocks()
+    names: dict[str, Any] = {"np": np}
+    exec(code, names)
+    geometry = {layer.name: layer.geometry for layer in Manifest.read(tmp_path / "memory").layers}
+    arguments = {"half": ("bfloat16",), "numbers": ("row_numbers", twins.TOKENS), "conv": ("patches", geometry["conv"])}
+    for layer, (source, *more) in arguments.items():
+        file = tmp_path / "memory" / "shard-00000" / "layers" / layer / "keys-000000.npy"
+        wanted = np.concatenate([one.layers[f"{layer}-rows"][0].keys for one in given])
+        assert names[f"from_{source}"](file, *more).tobytes() == wanted.tobytes()
+
+
+def test_the_page_names_every_key_source():
+    rows = re.findall(r"^\| `([a-z0-9 ]+)` \| (?:`\.\w+`|none) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows == list(FORMATS)
+
+
 def test_the_page_names_every_table_and_column(tmp_path):
     writer = open_writer(tmp_path / "memory", layers=TOKENS)
     writer.append(token_batch(np.random.default_rng(0), 0, 2))
     writer.close()
-    described = dict(re.findall(r"^\| `([\w<>]+)`(?: \(view\))? \| (.*) \|$", PAGE.read_text(), re.MULTILINE))
+    found = re.findall(r"^\| `([\w<>]+)`(?: \(view\))? \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    described = {name: text for name, text in found if name not in FORMATS}
     types = Manifest.read(tmp_path / "memory").tables()
     assert {name.replace("<space>", "token") for name in described} - {"slots", "token", "commits"} == set(types)
     user = {"weight", "seen", "token"} | SETTINGS.keys() - {"lr"}

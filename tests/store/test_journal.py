@@ -66,9 +66,9 @@ def test_frames_hold_what_the_commit_would_add(path, commits):
         if layer.source == "none":
             assert (layer.name, "keys") not in frames.matrices
             continue
-        first, values = frames.matrices[layer.name, "values"]
+        ((first, values),) = frames.matrices[layer.name, "values"]
         assert values.tobytes() == whole.values[layer.name][first:].tobytes()
-    first, keys = frames.matrices["every", "keys"]
+    ((first, keys),) = frames.matrices["every", "keys"]
     assert (first, keys.tobytes()) == (16 * commits, whole.keys["every"][first:].tobytes())
     held = frames.tables["entries"].filter(np.array(frames.tables["entries"]["layer"].to_pylist()) == "some")
     slots = [slot for row in held.to_pylist() for slot in range(row["first_slot"], row["first_slot"] + row["slots"])]

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.errors import AlreadyExists, BadInput, NotAMemory, NotFound
 from dualform.store.check import check_memory
-from dualform.store.rows import SegmentCache
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 from tests.store.small_memory import batch, open_writer, write
 

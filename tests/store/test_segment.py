@@ -10,11 +10,12 @@ import pytest
 from dualform.errors import Damaged
 from dualform.query.score.rescoring import score_pairs
 from dualform.store import segment
-from dualform.store.dense_rows import DenseRows
 from dualform.store.direct_file import Blocks
-from dualform.store.matrix_file import MatrixWriter, flat_index_header
-from dualform.store.rows import Keys, SegmentCache
+from dualform.store.matrix_file import MatrixWriter, flat_index
+from dualform.store.rows import Keys
 from dualform.store.segment import BLOCK_BYTES, Segment
+from dualform.store.segment_cache import SegmentCache
+from dualform.store.sources.segment_rows import SegmentRows
 
 WIDTH = 300
 ROWS = 4 * BLOCK_BYTES // (4 * WIDTH) + 17
@@ -29,7 +30,7 @@ def rng():
 def stored(tmp_path, rng):
     """Rows of four blocks and a bit, some across two of them."""
     matrix = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
-    writer = MatrixWriter(tmp_path / "keys.faiss", WIDTH, flat_index_header, Blocks())
+    writer = MatrixWriter(tmp_path / "keys.faiss", flat_index(WIDTH), Blocks())
     writer.append(matrix)
     size, checksums = writer.finish()
     assert size > 4 * BLOCK_BYTES
@@ -48,7 +49,7 @@ def read(monkeypatch):
 
 
 def rows_of(stored, cache=None):
-    return DenseRows(stored[1], WIDTH, flat_index_header, cache or SegmentCache())
+    return SegmentRows(stored[1], flat_index(WIDTH), cache or SegmentCache())
 
 
 def across(block):
@@ -60,15 +61,15 @@ def test_rows_are_those_that_were_written_and_only_their_blocks_are_read(stored,
     matrix, _ = stored
     source = rows_of(stored)
     few = np.array([across(1) + 5, 2, across(1) + 5])
-    assert source.holding(few)[few].tobytes() == matrix[few].tobytes()
+    assert source.holding(few)[0][few].tobytes() == matrix[few].tobytes()
     assert sorted(read) == [0, 2]
-    assert source.holding(np.array([across(0)]))[across(0)].tobytes() == matrix[across(0)].tobytes()
+    assert source.holding(np.array([across(0)]))[0][across(0)].tobytes() == matrix[across(0)].tobytes()
     assert sorted(read) == [0, 1, 2]
     assert source.read(ROWS - 3, ROWS).tobytes() == matrix[-3:].tobytes()
     assert sorted(read) == [0, 1, 2, 4]
-    assert source.matrix().tobytes() == matrix.tobytes()
+    assert source.read(0, ROWS).tobytes() == matrix.tobytes()
     assert sorted(read) == [0, 1, 2, 3, 4], "each block is read once"
-    assert source.matrix().ctypes.data % 64 == 0
+    assert source.read(0, ROWS).ctypes.data % 64 == 0
 
 
 def test_rescoring_a_few_rows_reads_a_few_blocks(stored, read, rng):
@@ -90,7 +91,7 @@ def test_a_damaged_block_is_an_error_once_its_rows_are_asked_for(stored):
     assert source.read(0, 5).tobytes() == matrix[:5].tobytes()
     for _ in range(2):
         with pytest.raises(Damaged) as caught:
-            source.matrix()
+            source.read(0, ROWS)
         assert caught.value.message == (f"{made.path} was altered: its checksum is not the one that was committed.")
     assert source.read(0, 5).tobytes() == matrix[:5].tobytes()
     with pytest.raises(Damaged, match="was altered"):
@@ -118,7 +119,7 @@ def test_the_cache_holds_what_was_read_and_drops_the_least_used(stored, read):
     assert read == [0]
     other = Segment(made.path.with_name("copy"), 0, ROWS, made.size, made.checksums)
     other.path.write_bytes(made.path.read_bytes())
-    assert DenseRows(other, WIDTH, flat_index_header, cache).matrix().tobytes() == matrix.tobytes()
+    assert SegmentRows(other, flat_index(WIDTH), cache).read(0, ROWS).tobytes() == matrix.tobytes()
     source.read(0, 2)
     assert read.count(0) == 3, "what was read first had to go"
     none = rows_of(stored, SegmentCache(most_bytes=0))
@@ -130,7 +131,7 @@ def test_the_cache_holds_what_was_read_and_drops_the_least_used(stored, read):
 def test_threads_that_ask_at_once_read_a_block_once(stored, read):
     matrix, _ = stored
     source, found = rows_of(stored), []
-    threads = [threading.Thread(target=lambda: found.append(source.matrix().tobytes())) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: found.append(source.read(0, ROWS).tobytes())) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -40,8 +40,8 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform.store.rows import SegmentCache
 from dualform.store.runs import Runs
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")

@@ -77,7 +77,7 @@ def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype
         d_in=tap.d_in,
         d_out=tap.d_out,
         parameters=tuple(tap.parameters),
-        source="rows" if keys else "none",
+        source=("bfloat16" if dtype == torch.bfloat16 else "rows") if keys else "none",
         repeats=repeats and keys,
         values=tap.values,
         dtype="bfloat16" if dtype == torch.bfloat16 else "float32",

@@ -18,11 +18,11 @@ from dualform.query.score.backends import Backend
 from dualform.query.sums.key_sums import BLOCK
 from dualform.query.view import View
 from dualform.query.where.mask import Selection
-from dualform.store.held_rows import HeldRows
 from dualform.store.layer import Layer
 from dualform.store.rows import Keys
 from dualform.store.shard_tables import HeldTables
 from dualform.store.snapshot import Snapshot
+from dualform.store.sources.held_rows import HeldRows
 from dualform.store.tables import SAMPLES, SETTINGS, extents_table, rows_table
 
 _CACHE_BYTES = 256 << 20

@@ -49,8 +49,8 @@ class LayerRows:
     """One layer's rows of one extent: all n slots of it. C-contiguous, and nobody writes to them any more."""
 
     call: int
-    keys: NDArray[np.float32]
-    """float32[n, d_in], finite."""
+    keys: Array
+    """As the layer's key source takes them (sources/): float32[n, d_in], finite, unless it says otherwise."""
     values: NDArray[np.float32] | None
     """float32[n, d_out]: raw output gradients; None where the recorder keeps no values."""
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from dualform.errors import Damaged
-from dualform.store.dense_rows import DenseRows
 from dualform.store.durable import checksum_file
 from dualform.store.extents import Extents
-from dualform.store.rows import SegmentCache
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
+from dualform.store.sources.key_source import KeySource
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total), in files."""
@@ -54,11 +54,11 @@ def how_it_ended(path: str | Path) -> str:
 def _segments(memory: Snapshot) -> Iterator[tuple[Path, Callable[[], list[str]]]]:
     for sources in memory.sources.values():
         for source in sources:
-            if isinstance(source, DenseRows):
+            if source.segment is not None:
                 yield source.segment.path, lambda source=source: _read(source)  # type: ignore[misc]
 
 
-def _read(source: DenseRows) -> list[str]:
+def _read(source: KeySource) -> list[str]:
     try:
         source.verify()
     except Damaged as error:

@@ -13,7 +13,7 @@ from dualform.store.tables import TABLES, ColumnTypes, arrow_table, arrow_type
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Rows of one layer's keys or values, as float32 bytes in pieces."""
+    """Rows of one layer's keys or values, as stored, in pieces."""
 
     layer: str
     kind: str
@@ -22,7 +22,10 @@ class RowBytes:
     """The number of the first among all rows of the layer and kind."""
     rows: int
     width: int
+    """Numbers of a row."""
     pieces: Sequence[memoryview]
+    dtype: str
+    """Of those numbers, as NumPy writes it: "<f4"."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The journal of a shard: what came since its last commit, frame after frame, each made durable with one fsync.
 
     journal-NNNNNN    the rows since commit N; made with the first frame, never cut short, removed after the next commit
-    frame             header, 96 bytes; contents as JSON; the rows of tables as Arrow streams; float32 rows of matrices
+    frame             header, 96 bytes; contents as JSON; the rows of tables as Arrow streams; the rows of matrices
 
 Each frame's checksum covers that of the frame before, so that a frame vouches for all before it. A cut in the middle
 of a write leaves the last frame torn, which is then no part of the memory. Anything wrong before the last frame was
@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,8 @@ _MAGIC = b"dualform"
 _FIELDS = struct.Struct("<8s16sQQQ16s16s")
 _HEADER_BYTES = _FIELDS.size + 16
 _LENGTH = struct.Struct("<Q")
+_FLOAT32 = "<f4"
+"""The type of rows of which a frame does not say one."""
 _AT_ONCE = 512
 """Pieces a system call; Linux takes at most 1024."""
 
@@ -114,7 +117,10 @@ def _payload(increment: Increment) -> list[memoryview]:
     streams = [_arrow_stream(rows) for rows in increment.tables.values()]
     contents = {
         "tables": [[name, len(stream)] for name, stream in zip(increment.tables, streams, strict=True)],
-        "matrices": [[m.layer, m.kind, m.first_row, m.rows, m.width] for m in increment.matrices],
+        "matrices": [
+            [m.layer, m.kind, m.first_row, m.rows, m.width, *([] if m.dtype == _FLOAT32 else [m.dtype])]
+            for m in increment.matrices
+        ],
     }
     text = json.dumps(contents, ensure_ascii=False).encode()
     rows = [piece for matrix in increment.matrices for piece in matrix.pieces]
@@ -138,14 +144,18 @@ def _write(handle: int, pieces: Sequence[memoryview]) -> None:
             left[0] = left[0][written:]
 
 
+Matrix = tuple[int, NDArray[Any]]
+"""The number of the first row, and the rows as they are stored: [rows, width] of any type."""
+
+
 @dataclass
 class Frames:
     """What a journal holds beyond its commit."""
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     """New rows by table, each with all of the table's columns; a table without new rows is absent."""
-    matrices: dict[tuple[str, str], tuple[int, NDArray[np.float32]]] = field(default_factory=dict)
-    """By (layer, "keys" or "values"): the number of the first new row, and the rows, float32[rows, width]."""
+    matrices: dict[tuple[str, str], list[Matrix]] = field(default_factory=dict)
+    """By (layer, "keys" or "values"): the new rows in order, neighbours of one type together."""
     count: int = 0
     """Frames."""
     torn: bool = False
@@ -169,7 +179,7 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
         raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
     payloads, torn = _sound(path, content, commit)
     parts: dict[str, list[pa.Table]] = {}
-    rows: dict[tuple[str, str], list[tuple[int, NDArray[np.float32]]]] = {}
+    rows: dict[tuple[str, str], list[Matrix]] = {}
     try:
         for payload in payloads:
             _read_payload(payload, parts, rows)
@@ -178,7 +188,7 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
             for name, types in tables.items()
             if name in parts
         }
-        return Frames(joined, {key: _stacked(each) for key, each in rows.items()}, len(payloads), torn)
+        return Frames(joined, {key: list(_stacked(each)) for key, each in rows.items()}, len(payloads), torn)
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise Damaged(f"{path} was altered: {str(error).splitlines()[0]}") from None
 
@@ -229,9 +239,7 @@ def _later_header(content: bytes, start: int) -> bool:
 
 
 def _read_payload(
-    payload: memoryview,
-    tables: dict[str, list[pa.Table]],
-    matrices: dict[tuple[str, str], list[tuple[int, NDArray[np.float32]]]],
+    payload: memoryview, tables: dict[str, list[pa.Table]], matrices: dict[tuple[str, str], list[Matrix]]
 ) -> None:
     (length,) = _LENGTH.unpack(payload[: _LENGTH.size])
     place = _LENGTH.size + length
@@ -239,19 +247,23 @@ def _read_payload(
     for name, size in contents["tables"]:
         tables.setdefault(name, []).append(pa.ipc.open_stream(payload[place : place + size]).read_all())
         place += size
-    for layer, kind, first_row, rows, width in contents["matrices"]:
-        size = rows * width * 4
-        matrix = np.frombuffer(payload[place : place + size], dtype="<f4").reshape(rows, width)
+    for layer, kind, first_row, rows, width, *said in contents["matrices"]:
+        dtype = np.dtype(said[0] if said else _FLOAT32)
+        size = rows * width * dtype.itemsize
+        matrix = np.frombuffer(payload[place : place + size], dtype=dtype).reshape(rows, width)
         matrices.setdefault((layer, kind), []).append((first_row, matrix))
         place += size
     if place != len(payload):
         raise ValueError(f"a frame has {len(payload)} bytes where its contents are {place}.")
 
 
-def _stacked(parts: Sequence[tuple[int, NDArray[np.float32]]]) -> tuple[int, NDArray[np.float32]]:
-    row = first = parts[0][0]
+def _stacked(parts: Sequence[Matrix]) -> Iterator[Matrix]:
+    """Raises ValueError where rows do not follow each other."""
+    row = parts[0][0]
     for start, matrix in parts:
         if start != row:
             raise ValueError(f"rows jump from {row} to {start}.")
         row += len(matrix)
-    return first, np.concatenate([matrix for _, matrix in parts])
+    for _, own in groupby(parts, lambda part: (part[1].dtype, part[1].shape[1])):
+        alike = list(own)
+        yield alike[0][0], np.concatenate([matrix for _, matrix in alike])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
-from dualform.errors import NotAMemory
+from dualform.errors import BadInput, NotAMemory
+from dualform.store.matrix_file import MatrixForm, npy
 from dualform.store.parameter import Parameter
-
-SOURCES = ("rows", "none")
-"""The key sources that this version reads."""
+from dualform.store.sources import FORMATS, Geometry, KeyFormat
 
 
 def affine(d_in: int, weight: str, bias: str | None) -> tuple[Parameter, ...]:
@@ -32,7 +32,7 @@ class Layer:
     parameters: tuple[Parameter, ...]
     """Weights in the order of their columns, then biases."""
     source: str = "rows"
-    """Where its keys come from: "rows" that are stored, or "none": recorded with keys=False, a digest a step."""
+    """How its keys are stored, by a name of the table in sources/: "rows", as float32, or "none": keys=False."""
     repeats: bool = False
     """Whether the layer's inputs repeat (raw data), so that each distinct key is stored once."""
     values: bool = True
@@ -41,11 +41,30 @@ class Layer:
     """What the training computed in: "float32" or "bfloat16"."""
     reason: str = ""
     """Why values are not stored, where it is the kind of layer that has none."""
+    geometry: Geometry = field(default_factory=dict, hash=False)
+    """What the key source has to know beyond d_in, by name; integers."""
+
+    @cached_property
+    def key_format(self) -> KeyFormat:
+        """How its keys are stored. Raises BadInput for a layer whose keys have no such form."""
+        if self.source not in FORMATS:
+            raise BadInput(
+                f"layer {self.name!r} has no key source {self.source!r}.", hint=f"Key sources: {', '.join(FORMATS)}."
+            )
+        try:
+            return FORMATS[self.source](self.d_in, self.geometry)
+        except ValueError as error:
+            raise BadInput(f"layer {self.name!r}: {error}", field="layers") from None
+
+    @property
+    def value_form(self) -> MatrixForm:
+        """How its values are stored."""
+        return npy("<f4", self.d_out)
 
     @property
     def keys(self) -> bool:
         """Whether keys can be read."""
-        return self.source != "none"
+        return bool(self.key_format.forms)
 
     @property
     def weights(self) -> tuple[Parameter, ...]:
@@ -61,14 +80,19 @@ class Layer:
         return quote(self.name, safe="") or "%"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """What the manifest says; of an empty geometry it says nothing, as versions before there was one do."""
+        fields = asdict(self)
+        return fields if self.geometry else {name: fields[name] for name in fields if name != "geometry"}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Layer:
         """The layer that `to_json` described. Raises NotAMemory for what only a later version can have written."""
         unread = sorted(fields.keys() - cls.__dataclass_fields__.keys())
-        if fields["source"] not in SOURCES:
+        geometry = fields.get("geometry", {})
+        if fields["source"] not in FORMATS:
             unread.append(f"source {fields['source']!r}")
+        elif geometry.keys() - FORMATS[fields["source"]].geometry_names:
+            unread.append(f"geometry {', '.join(sorted(geometry))}")
         said = {name for block in fields["parameters"] for name in block}
         unread += sorted(said - Parameter.__dataclass_fields__.keys())
         if unread:
@@ -76,4 +100,11 @@ class Layer:
                 f"layer {fields['name']!r} has {', '.join(unread)}, which this version of dualform does not read.",
                 hint="Upgrade dualform: pip install --upgrade dualform.",
             )
-        return cls(**{**fields, "parameters": tuple(map(Parameter.from_json, fields["parameters"]))})
+        given = {name: tuple(numbers) for name, numbers in geometry.items()}
+        parameters = tuple(map(Parameter.from_json, fields["parameters"]))
+        layer = cls(**{**fields, "parameters": parameters, "geometry": given})
+        try:
+            layer.key_format  # noqa: B018  asked for what it raises
+        except BadInput as error:
+            raise NotAMemory(error.message) from None
+        return layer

@@ -6,27 +6,28 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.errors import Damaged, NotAMemory
 from dualform.store import shard
-from dualform.store.dense_rows import DenseRows
 from dualform.store.extents import PLAIN
-from dualform.store.held_rows import HeldRows
 from dualform.store.journal import Frames, journal_path, read_frames
-from dualform.store.key_source import KeySource
 from dualform.store.layer import Layer
 from dualform.store.manifest import SHARD_FILE, Manifest
-from dualform.store.matrix_file import Header, flat_index_header, npy_header
+from dualform.store.matrix_file import MatrixForm
 from dualform.store.merged_tables import MergedTables
-from dualform.store.rows import SegmentCache
 from dualform.store.segment import Segment
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import ShardTables, Tables, whole
+from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_source import KeySource, StoredRows
+from dualform.store.sources.segment_rows import SegmentRows
 from dualform.store.tables import TABLES, extents_table
 
 _TRIES = 100
-_HEADERS: Mapping[str, Header] = {"keys": flat_index_header, "values": npy_header}
 
 Sources = dict[tuple[str, str], list[KeySource]]
 """Where rows come from, in order, by (layer, "keys" or "values")."""
@@ -153,16 +154,9 @@ def stacked(parts: Sequence[Mapping[tuple[str, str], Sequence[KeySource]]]) -> S
     for key in dict.fromkeys(key for own in parts for key in own):
         before = 0
         for own in parts:
-            found.setdefault(key, []).extend(_behind(source, before) for source in own.get(key, []))
+            found.setdefault(key, []).extend(source.shifted(before) for source in own.get(key, []))
             before += _count(own.get(key, []))
     return found
-
-
-def _behind(source: KeySource, rows: int) -> KeySource:
-    if isinstance(source, DenseRows):
-        return replace(source, segment=replace(source.segment, first_row=source.first_row + rows))
-    assert isinstance(source, HeldRows)
-    return replace(source, first_row=source.first_row + rows)
 
 
 def _count(sources: Sequence[KeySource]) -> int:
@@ -174,27 +168,51 @@ def _sources(place: Path, manifest: Manifest, tables: ShardTables, frames: Frame
     layers = {layer.name: layer for layer in manifest.layers}
     found: Sources = {}
     for row in whole(tables, "segments").to_pylist():
-        layer, kind = row["layer"], row["kind"]
+        layer, kind = layers[row["layer"]], row["kind"]
         segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
-        held = DenseRows(segment, _width(layers[layer], kind), _HEADERS[kind], cache)
-        found.setdefault((layer, kind), []).append(held)
+        stored = SegmentRows(segment, _form_of_file(layer, kind, segment), cache)
+        found.setdefault((layer.name, kind), []).append(_source(layer, kind, stored))
     journal = journal_path(place, manifest.shards[0].commits)
-    for (layer, kind), (first, content) in frames.matrices.items():
-        before = found.setdefault((layer, kind), [])
-        if first != _count(before) or content.shape[1] != _width(layers[layer], kind):
-            raise Damaged(f"{journal} was altered: its {kind} of layer {layer!r} do not follow the committed ones.")
-        if len(content):
-            before.append(HeldRows((journal, layer, kind, len(content)), first, content))
+    for (name, kind), parts in frames.matrices.items():
+        before = found.setdefault((name, kind), [])
+        for first, content in parts:
+            held = _held(journal, layers[name], kind, first, content)
+            source = None if held is None else _source(layers[name], kind, held)
+            if source is None or source.first_row != _count(before):
+                raise Damaged(f"{journal} was altered: its {kind} of layer {name!r} do not follow the committed ones.")
+            if source.rows:
+                before.append(source)
     return found
 
 
-def _width(layer: Layer, kind: str) -> int:
-    return layer.d_in if kind == "keys" else layer.d_out
+def _forms(layer: Layer, kind: str) -> Sequence[MatrixForm]:
+    return layer.key_format.forms if kind == "keys" else (layer.value_form,)
+
+
+def _form_of_file(layer: Layer, kind: str, segment: Segment) -> MatrixForm:
+    """The name of a file tells its form. Raises Damaged for one that this kind of file has not."""
+    for form in _forms(layer, kind):
+        if segment.path.suffix == f".{form.suffix}":
+            return form
+    raise Damaged(f"{segment.path} is no file of {kind} of layer {layer.name!r}, whose key source is {layer.source!r}.")
+
+
+def _held(journal: Path, layer: Layer, kind: str, first: int, content: NDArray[Any]) -> HeldRows | None:
+    """Rows [rows, width] of a journal in the form that has their type; None where no form has."""
+    for form in _forms(layer, kind):
+        if (form.dtype, form.width) == (content.dtype, content.shape[1]):
+            rows = content.reshape(len(content), *form.shape)
+            return HeldRows((journal, layer.name, kind, first, len(rows)), first, rows)
+    return None
+
+
+def _source(layer: Layer, kind: str, stored: StoredRows) -> KeySource:
+    return layer.key_format.source(stored) if kind == "keys" else stored
 
 
 def _check_sizes(folder: Path, manifest: Manifest, sources: Sources) -> None:
-    dense = [source for each in sources.values() for source in each if isinstance(source, DenseRows)]
-    expected = {source.segment.path: source.segment.size for source in dense}
+    files = [source.segment for each in sources.values() for source in each if source.segment is not None]
+    expected = {file.path: file.size for file in files}
     expected |= {folder / name: mark.bytes for name, mark in manifest.files.items()}
     for path, size in expected.items():
         if not path.is_file():

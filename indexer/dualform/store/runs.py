@@ -19,8 +19,9 @@ from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.opening import stacked
 from dualform.store.probes import StoredProbe
-from dualform.store.rows import Rows, SegmentCache
+from dualform.store.rows import Rows
 from dualform.store.run_tables import RUN, RunTables
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
 
@@ -159,7 +160,8 @@ def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path)
 
 def _kind(layer: Layer) -> tuple[Any, ...]:
     shape = (layer.space, layer.d_in, layer.d_out, layer.parameters)
-    return (*shape, layer.source, layer.values)
+    # How keys are stored is each run's own affair: what is read are the same rows.
+    return (*shape, layer.keys, layer.values)
 
 
 def _columns(manifests: Sequence[Manifest], paths: Sequence[Path]) -> dict[str, dict[str, str]]:

@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.matrix_file import Header
+from dualform.store.matrix_file import MatrixForm
 
 BLOCK_BYTES = 1 << 20
 """Of a file that share a checksum."""
@@ -39,18 +39,19 @@ class Segment:
 class SegmentBuffer:
     """Room for a file's content, of which blocks are read when they are asked for. Safe to use from several threads."""
 
-    def __init__(self, segment: Segment, width: int, header: Header) -> None:
-        self._segment, self._width = segment, width
-        start = header(segment.rows, width)
-        self._header, size = len(start), len(start) + segment.rows * width * 4
+    def __init__(self, segment: Segment, form: MatrixForm) -> None:
+        self._segment, self._row_bytes = segment, form.row_bytes
+        start = form.header(segment.rows)
+        self._header, size = len(start), len(start) + segment.rows * form.row_bytes
         if size != segment.size:
             raise Damaged(f"{segment.path} has {segment.size} bytes where {size} were expected.")
         buffer = np.empty(size + 64, dtype=np.uint8)
         # The header's length is no multiple of four: place it so that the numbers behind it fall on a cache line.
         offset = -(buffer.ctypes.data + len(start)) % 64
         self._content = buffer[offset : offset + size]
-        self.matrix: NDArray[np.float32] = self._content[len(start) :].view("<f4").reshape(segment.rows, width)
-        """float32[rows, width]; only rows that were read hold anything."""
+        rows = self._content[len(start) :].view(form.dtype)
+        self.matrix: NDArray[Any] = rows.reshape(segment.rows, *form.shape)
+        """[rows, *shape]; only rows that were read hold anything."""
         self._read = np.zeros(-(-size // BLOCK_BYTES), dtype=bool)
         self._reading = Lock()
         self.filled = 0
@@ -63,14 +64,14 @@ class SegmentBuffer:
         """
         if start >= stop:
             return False
-        first, last = (self._header + 4 * self._width * row for row in (start, stop))
+        first, last = (self._header + self._row_bytes * row for row in (start, stop))
         # The header is read along with the first row, so that it is verified, too.
         return self._need(np.arange(first // BLOCK_BYTES if start else 0, max(-(-last // BLOCK_BYTES), 1)))
 
     def read_rows(self, rows: NDArray[np.int64]) -> bool:
         """As `read`, for any rows in any order."""
-        first = self._header + 4 * self._width * rows
-        last = first + max(4 * self._width, 1) - 1
+        first = self._header + self._row_bytes * rows
+        last = first + max(self._row_bytes, 1) - 1
         wanted = np.zeros(len(self._read), dtype=bool)
         for block in range(int((last // BLOCK_BYTES - first // BLOCK_BYTES).max(initial=0)) + 1):
             wanted[np.minimum(first // BLOCK_BYTES + block, last // BLOCK_BYTES)] = True

@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from dualform.answers import ProbeInfo
 from dualform.errors import Damaged, NotFound
 from dualform.store.entries import Entries
-from dualform.store.key_source import KeySource
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.merged_tables import MergedTables
 from dualform.store.opening import Opened, open_folder, read_state
 from dualform.store.probes import StoredProbe
-from dualform.store.rows import Keys, OrderedRows, Rows, SegmentCache
+from dualform.store.rows import Keys, OrderedRows, Rows
 from dualform.store.samples import Samples, as_numpy
+from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import Tables, whole
+from dualform.store.sources.key_source import KeySource
 from dualform.store.space import Space
 from dualform.store.weights import read_weights
 

@@ -17,7 +17,8 @@ from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
 from dualform.store.rows import Keys
 
-_NORM_ROWS = 1 << 14
+_NORM_ROWS, _NORM_BYTES = 1 << 14, 256 << 20
+"""Keys that are measured at once, at most."""
 """Rows that are measured at once."""
 
 
@@ -94,7 +95,7 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
     def measure() -> NDArray[np.float64]:
         keys = view.snapshot.keys(layer)
         found = np.empty(keys.rows)
-        for first, block in keys.blocks(_NORM_ROWS):
+        for first, block in keys.blocks(min(_NORM_ROWS, max(1, _NORM_BYTES // (4 * max(1, keys.width))))):
             check()
             found[first : first + len(block)] = norms(block[:, start:last])
         return found

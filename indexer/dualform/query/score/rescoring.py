@@ -38,8 +38,9 @@ def score_pairs(
     queries = np.ascontiguousarray(queries)
     number = np.searchsorted([source.first_row for source in keys.sources], rows, side="right") - 1
     for run in _runs(keys, np.flatnonzero(np.bincount(number)).tolist()):
-        own = np.flatnonzero((number >= run[0]) & (number <= run[-1]))
-        scores[own] = _score_run(keys, run, rows[own], number[own], query[own], queries)
+        every = np.flatnonzero((number >= run[0]) & (number <= run[-1]))
+        for own in _parts(keys, run, every):
+            scores[own] = _score_run(keys, run, rows[own], number[own], query[own], queries)
     return scores
 
 
@@ -57,6 +58,14 @@ def _runs(keys: Keys, indexes: list[int]) -> Iterator[list[int]]:
         yield run
 
 
+def _parts(keys: Keys, run: list[int], pairs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The pairs of a run; those of keys that are made for each of them, so many at once as take HELD_BYTES."""
+    made = any(keys.sources[index].made for index in run)
+    size = max(1, HELD_BYTES // (4 * max(1, keys.width))) if made else max(1, len(pairs))
+    for start in range(0, len(pairs), size):
+        yield pairs[start : start + size]
+
+
 def _score_run(
     keys: Keys,
     run: list[int],
@@ -66,13 +75,12 @@ def _score_run(
     queries: NDArray[np.float32],
 ) -> NDArray[np.float64]:
     """As score_pairs, of rows in the key sources of a run; `number` is int64[m]: the source of each."""
-    held = {}
-    firsts, bases = np.zeros(run[-1] + 1, dtype=np.int64), np.zeros(run[-1] + 1, dtype=np.uint64)
+    held, addresses = [], np.empty(len(rows), dtype=np.uint64)
     for index in run:
-        source = keys.sources[index]
-        held[index] = source.holding(rows[number == index] - source.first_row)
-        firsts[index], bases[index] = source.first_row, held[index].ctypes.data
-    addresses = bases[number] + (4 * keys.width * (rows - firsts[number])).astype(np.uint64)
+        source, own = keys.sources[index], number == index
+        matrix, places = source.holding(rows[own] - source.first_row)
+        addresses[own] = matrix.ctypes.data + (4 * keys.width * places).astype(np.uint64)
+        held.append(matrix)
     scores = np.empty(len(rows))
 
     def work(_: int, start: int) -> None:

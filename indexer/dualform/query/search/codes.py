@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +23,14 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.kernels import arguments
 from dualform.kernels.workers import share
+from dualform.store.sources.key_source import KeySource
 
 _SLACK = 2.0**-20
 """Relative: far above the rounding of the few float32 operations that it stands for."""
 WIDEST = (2**31 - 1) // (255 * 127)
 """Dimensions whose products of codes, all of them the greatest, still add up within 32 bits."""
+_MADE_BYTES = 64 << 20
+"""Of keys that are made so that their codes can be."""
 _SMALLEST, _LARGEST = 1e-12, 1e12
 """Queries whose greatest number lies outside are not coded: a product of two scales could leave float32."""
 
@@ -68,22 +71,41 @@ def quantise(keys: NDArray[np.float32], *, plain: bool = False) -> Codes:
 
     `plain` leaves the fast instructions aside.
     """
-    rows, width = keys.shape
+    made = _room(*keys.shape)
+    _fill(made, keys, plain)
+    return made
+
+
+def quantise_source(source: KeySource) -> Codes:
+    """The codes of a key source; of keys that are made, block by block."""
+    if not source.made:
+        return quantise(source.read(0, source.rows))
+    made, size = _room(source.rows, source.width), max(1, _MADE_BYTES // (4 * kernels.ROWS * max(1, source.width)))
+    for first in range(0, len(made.codes), size):
+        start, stop = first * kernels.ROWS, min((first + size) * kernels.ROWS, source.rows)
+        numbers = made.numbers[:, start : start + size * kernels.ROWS]
+        _fill(Codes(made.codes[first : first + size], numbers, stop - start), source.read(start, stop), plain=False)
+    return made
+
+
+def _room(rows: int, width: int) -> Codes:
     groups, words = -(-rows // kernels.ROWS), -(-width // 4)
-    made = Codes(
+    return Codes(
         np.zeros((groups, words, kernels.ROWS, 4), np.uint8),
         np.zeros((4, groups * kernels.ROWS), np.float32),
         rows,
     )
-    if width == 0:
-        return made
+
+
+def _fill(made: Codes, keys: NDArray[np.float32], plain: bool) -> None:
+    if keys.shape[1] == 0:
+        return
     argument, step = made.as_argument(0, None), 4096
 
     def work(_: int, start: int) -> None:
-        kernels.quantise(argument, keys, start, min(start + step, rows), plain)
+        kernels.quantise(argument, keys, start, min(start + step, len(keys)), plain)
 
-    share(range(0, rows, step), work)
-    return made
+    share(range(0, len(keys), step), work)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +168,15 @@ class CodesCache:
         self._lock = threading.Lock()
         self._making = threading.Lock()
 
-    def get(self, identity: Hashable, read: Callable[[], NDArray[np.float32]]) -> Codes:
-        """The codes of a key source, made from its matrix where they are not held."""
+    def get(self, source: KeySource) -> Codes:
+        """The codes of a key source, made where they are not held."""
+        identity = source.identity
         if (held := self._look(identity)) is not None:
             return held
         with self._making:  # makers share all cores: one at a time is as fast, and never makes the same twice
             if (held := self._look(identity)) is not None:
                 return held
-            made = quantise(read())
+            made = quantise_source(source)
         with self._lock:
             if made.nbytes <= self.most_bytes:
                 self._held[identity] = made

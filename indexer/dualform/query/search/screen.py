@@ -19,8 +19,8 @@ from dualform.kernels import arguments
 from dualform.kernels.workers import cores, share
 from dualform.query.search.codes import Codes, CodesCache, quantise_queries
 from dualform.query.view import Check
-from dualform.store.key_source import KeySource
 from dualform.store.rows import Keys
+from dualform.store.sources.key_source import KeySource
 
 _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
@@ -100,7 +100,7 @@ def screen(
         # All codes fit the cache. Made here, each takes all cores; below, one worker makes it and the others wait.
         for source in sources:
             check()
-            codes.get(source.identity, source.matrix)
+            codes.get(source)
     share(_tasks(codes, sources, request.group), work, len(workers))
     return _together(workers, request)
 
@@ -116,7 +116,7 @@ class _Task:
 
 def _tasks(cache: CodesCache, sources: Sequence[KeySource], group: NDArray[np.int32] | None) -> Iterator[_Task]:
     for source in sources:
-        codes = cache.get(source.identity, source.matrix)
+        codes = cache.get(source)
         argument = codes.as_argument(source.first_row, group)
         groups = len(codes.codes)
         size = max(2, _TASK_BYTES // max(1, codes.codes[0].nbytes) // 2 * 2)

@@ -18,10 +18,10 @@ from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.search.cells import best_of_cells
-from dualform.query.search.codes import WIDEST, CodesCache, can_quantise
+from dualform.query.search.codes import WIDEST, Codes, CodesCache, can_quantise
 from dualform.query.search.screen import Request, screen
 from dualform.query.search.searcher import Ranked, Search
-from dualform.store.key_source import KeySource
+from dualform.store.sources.key_source import KeySource
 
 _ONE_IN = 4
 """If more than one row in so many were to be found, the screen would keep nearly all of them."""
@@ -33,7 +33,7 @@ class ScreenSearcher:
 
     def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked | None]:
         found: list[Ranked | None] = [None] * len(queries)
-        request = _request(search)
+        request = _request(search, self.codes)
         if request is None:
             return found
         able = np.flatnonzero(can_quantise(queries))
@@ -67,7 +67,7 @@ class ScreenSearcher:
         ]
 
 
-def _request(search: Search) -> Request | None:
+def _request(search: Search, codes: CodesCache) -> Request | None:
     """What the screen should look for; None if it could not help."""
     rows, groups = search.rows, search.groups
     count = 1 if groups is None else len(groups.counts)
@@ -75,7 +75,11 @@ def _request(search: Search) -> Request | None:
         return None
     key = ("row groups", search.layer, rows.identity, () if groups is None else groups.by)
     made = search.view.cache.get(key, lambda: _row_groups(rows, groups))
-    return Request(search.k, count, made.of_row, search.score.screens_absolute, made.sources) if made.alone else None
+    # Keys that are made anew for every question should at least not be coded anew as well.
+    coded = sum(Codes.bytes_of(source.rows, source.width) for source in made.sources if source.made)
+    if not made.alone or coded > codes.most_bytes:
+        return None
+    return Request(search.k, count, made.of_row, search.score.screens_absolute, made.sources)
 
 
 @dataclass(frozen=True, eq=False)

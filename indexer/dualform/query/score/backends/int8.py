@@ -5,7 +5,7 @@ from __future__ import annotations
 from dualform import kernels
 from dualform.query.score.backends.numpy import NumpyBackend
 from dualform.query.search.codes import CodesCache
-from dualform.store.rows import memory_bytes
+from dualform.store.segment_cache import memory_bytes
 
 
 class Int8Backend(NumpyBackend):

@@ -1,0 +1,55 @@
+"""Key source "bfloat16": keys of a training that computed the layer in bfloat16, in half the bytes of float32.
+
+A bfloat16 number is the upper half of a float32 number whose lower half is zero, so that reading gives back the very
+float32 rows that were handed over. Rows with any other lower half, as of a step outside autocast, are stored as "rows".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.store.matrix_file import MatrixForm, flat_index, npy
+from dualform.store.sources.key_format import KeyFormat, float32_rows
+from dualform.store.sources.key_source import KeySource, StoredRows
+from dualform.store.sources.made_rows import MadeRows
+
+_BITS = 16
+
+
+class Bfloat16(KeyFormat):
+    """Handed over as float32[n, d_in], stored as uint16[n, d_in]; as float32 from where it would lose a bit."""
+
+    @property
+    def forms(self) -> Sequence[MatrixForm]:
+        return npy("<u2", self.d_in), flat_index(self.d_in)
+
+    def accepted(self, keys: NDArray[Any]) -> NDArray[np.float32]:
+        return float32_rows(keys, self.d_in)
+
+    def encoded(self, keys: NDArray[Any], form: MatrixForm) -> NDArray[Any] | None:
+        if form.dtype != np.uint16:
+            return keys
+        halves = keys.view("<u2")
+        return None if halves[:, ::2].any() else halves[:, 1::2]
+
+    def source(self, stored: StoredRows) -> KeySource:
+        return Bfloat16Rows(stored, stored.first_row, self.d_in) if stored.dtype == np.uint16 else stored
+
+
+class Bfloat16Rows(MadeRows):
+    """Float32 rows of uint16[rows, width]."""
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        return _widened(self.stored.read(start, stop))
+
+    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        matrix, places = self.stored.holding(rows)
+        return _widened(matrix[places])
+
+
+def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return np.left_shift(halves, _BITS, dtype="<u4").view("<f4")

@@ -1,0 +1,137 @@
+"""Key source "patches": feature maps, for the keys of a convolution: their patches, one a place of its output.
+
+Shapes: feature maps [C, *size] of one, two or three dimensions; P = prod(places) patches of each, in row-major order of
+the output's places; d_in = C * prod(kernel) numbers of a patch, channels first (as torch.nn.functional.unfold has them,
+and a convolution's weight). n rows asked for, u feature maps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from dualform.store.matrix_file import MatrixForm, npy
+from dualform.store.sources.key_format import Geometry, KeyFormat, float32_rows
+from dualform.store.sources.key_source import KeySource, StoredRows
+from dualform.store.sources.made_rows import MadeRows
+
+_MAP_BYTES = 64 << 20
+"""Of feature maps that are unfolded together."""
+_MOST_DIMENSIONS = 3
+
+
+@dataclass(frozen=True)
+class Unfolding:
+    """Which patches a convolution takes of a feature map; numbers of each dimension but the channels'."""
+
+    shape: tuple[int, ...]
+    """(C, *size)."""
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Zeros on each side. Where padding holds anything else, or differs from side to side, a map is padded before it
+    is handed over.
+    """
+    dilation: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.shape) - 1
+        if not 1 <= count <= _MOST_DIMENSIONS:
+            raise ValueError(f"its feature maps have the shape {list(self.shape)}, and one to three sizes are read.")
+        for name, least in (("kernel", 1), ("stride", 1), ("padding", 0), ("dilation", 1)):
+            numbers = getattr(self, name)
+            if len(numbers) != count or min(numbers) < least:
+                raise ValueError(f"its {name} is {list(numbers)}: {count} numbers from {least} on are read.")
+        if min(self.places) < 1:
+            raise ValueError(f"its kernel {list(self.kernel)} does not fit feature maps of {list(self.shape)}.")
+
+    @cached_property
+    def extent(self) -> tuple[int, ...]:
+        """What a kernel covers."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The size of the convolution's output."""
+        sides = zip(self.shape[1:], self.padding, self.extent, self.stride, strict=True)
+        return tuple((size + 2 * padding - extent) // stride + 1 for size, padding, extent, stride in sides)
+
+    @cached_property
+    def width(self) -> int:
+        return self.shape[0] * math.prod(self.kernel)
+
+    def windows(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32[u, C, *places, *kernel] of float32[u, C, *size], a view where nothing is padded."""
+        if any(self.padding):
+            maps = np.pad(maps, [(0, 0), (0, 0), *((zeros, zeros) for zeros in self.padding)])
+        axes = tuple(range(2, maps.ndim))
+        every = sliding_window_view(maps, self.extent, axis=axes)
+        steps = [slice(None, None, step) for step in (*self.stride, *self.dilation)]
+        return every[(slice(None), slice(None), *steps)]
+
+    def patches(
+        self, maps: NDArray[np.float32], number: NDArray[np.int64], place: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """float32[n, width]: the patch at each place of the feature map of each number."""
+        at: tuple[Any, ...] = (number, slice(None), *np.unravel_index(place, self.places))
+        found: NDArray[np.float32] = self.windows(maps)[at]
+        return found.reshape(len(number), self.width)
+
+
+class Patches(KeyFormat):
+    """Handed over and stored as float32[m, C, *size]; a row stands for P entries."""
+
+    geometry_names = frozenset({"shape", "kernel", "stride", "padding", "dilation"})
+
+    def __init__(self, d_in: int, geometry: Geometry) -> None:
+        super().__init__(d_in, geometry)
+        self.unfolding = Unfolding(**geometry)
+        if self.unfolding.width != d_in:
+            raise ValueError(f"its patches have {self.unfolding.width} numbers, and its keys {d_in}.")
+
+    @property
+    def per_row(self) -> int:
+        return math.prod(self.unfolding.places)
+
+    @property
+    def forms(self) -> Sequence[MatrixForm]:
+        return (npy("<f4", *self.unfolding.shape),)
+
+    def accepted(self, keys: NDArray[Any]) -> NDArray[np.float32]:
+        return float32_rows(keys, *self.unfolding.shape)
+
+    def source(self, stored: StoredRows) -> KeySource:
+        return PatchRows(stored, stored.first_row * self.per_row, self.d_in, self.unfolding)
+
+
+@dataclass(frozen=True, eq=False)
+class PatchRows(MadeRows):
+    """Float32 rows of float32[rows / P, C, *size]."""
+
+    unfolding: Unfolding
+
+    @property
+    def rows(self) -> int:
+        return self.stored.rows * self._per_map
+
+    @property
+    def _per_map(self) -> int:
+        return math.prod(self.unfolding.places)
+
+    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        maps, number = np.unique(rows // self._per_map, return_inverse=True)
+        place = rows % self._per_map
+        patches = np.empty((len(rows), self.width), dtype=np.float32)
+        size = max(1, _MAP_BYTES // (4 * max(1, math.prod(self.unfolding.shape))))
+        for first in range(0, len(maps), size):
+            matrix, places = self.stored.holding(maps[first : first + size])
+            own = slice(*np.searchsorted(number, [first, first + size]))
+            patches[own] = self.unfolding.patches(matrix[places], number[own] - first, place[own])
+        return patches

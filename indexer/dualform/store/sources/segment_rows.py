@@ -1,0 +1,66 @@
+"""Rows in a segment's file, as they are stored there."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.store.matrix_file import MatrixForm
+from dualform.store.segment import Segment, SegmentBuffer
+from dualform.store.segment_cache import SegmentCache
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentRows:
+    """Stored rows (key_source.py): what of the file was read stays in the cache while there is room."""
+
+    segment: Segment
+    form: MatrixForm
+    cache: SegmentCache
+    made: ClassVar[bool] = False
+
+    @property
+    def identity(self) -> Hashable:
+        return self.segment.path
+
+    @property
+    def first_row(self) -> int:
+        return self.segment.first_row
+
+    @property
+    def rows(self) -> int:
+        return self.segment.rows
+
+    @property
+    def width(self) -> int:
+        return self.form.width
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.form.dtype
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        buffer = self._buffer()
+        if buffer.read(start, stop):
+            self.cache.settle()
+        return buffer.matrix[start:stop]
+
+    def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        buffer = self._buffer()
+        if buffer.read_rows(rows):
+            self.cache.settle()
+        return buffer.matrix, rows
+
+    def shifted(self, rows: int) -> SegmentRows:
+        return replace(self, segment=replace(self.segment, first_row=self.first_row + rows))
+
+    def verify(self) -> None:
+        SegmentBuffer(self.segment, self.form).read(0, max(self.rows, 1))
+
+    def _buffer(self) -> SegmentBuffer:
+        return self.cache.get(self.segment, partial(SegmentBuffer, self.segment, self.form))

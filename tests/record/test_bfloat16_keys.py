@@ -1,0 +1,69 @@
+"""Keys of a layer that was computed in bfloat16 take half the disk, and are read back to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.store.check import check_memory
+from dualform.store.snapshot import Snapshot
+
+STEPS = 6
+
+
+def recorded(path, halved):
+    """A training whose steps `halved` run under autocast; returns the keys of its second layer, as its module saw them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, seen = torch.randn(5, 6), []
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for step in range(STEPS):
+            dtype = torch.bfloat16 if step in halved else torch.float32
+            with recorder.step(label=range(5)):
+                with torch.autocast("cpu", torch.bfloat16, enabled=step in halved):
+                    hidden = model[:2](inputs)
+                    loss = model[2](hidden).float().square().sum()
+                seen.append(hidden.detach().to(dtype).float())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    return inputs, torch.cat(seen)
+
+
+def stored_bytes(path, layer):
+    return sum(file.stat().st_size for file in (path / "shard-00000" / "layers" / layer).glob("keys-*"))
+
+
+def test_a_training_under_autocast_stores_half_the_bytes(tmp_path):
+    inputs, seen = recorded(tmp_path / "m", range(STEPS))
+    memory = Snapshot.open(tmp_path / "m")
+    assert {layer.name: (layer.source, layer.repeats) for layer in memory.layers.values()} == {
+        "0": ("bfloat16", True), "2": ("bfloat16", False),
+    }  # fmt: skip
+    assert memory.keys("2").block(0, 30).tobytes() == seen.numpy().tobytes()
+    assert (
+        memory.keys("0").entry_block(0, 30).tobytes()
+        == torch.cat([inputs.bfloat16().float()] * STEPS).numpy().tobytes()
+    )
+    header = 128
+    assert stored_bytes(tmp_path / "m", "2") == header + 30 * 8 * 2
+    assert stored_bytes(tmp_path / "m", "0") == header + 5 * 6 * 2, "each distinct key once"
+    assert check_memory(tmp_path / "m") == []
+
+
+@pytest.mark.parametrize("halved", [range(3), [0, 2, 4]], ids=["autocast ends", "autocast comes and goes"])
+def test_steps_outside_autocast_lose_no_bit(tmp_path, halved):
+    _, seen = recorded(tmp_path / "m", halved)
+    memory = Snapshot.open(tmp_path / "m")
+    assert memory.layers["2"].source == "bfloat16"
+    assert memory.keys("2").block(0, 30).tobytes() == seen.numpy().tobytes()
+    assert (seen.bfloat16().float() != seen).any()
+    assert check_memory(tmp_path / "m") == []
+
+
+def test_a_training_in_float32_stores_float32(tmp_path):
+    recorded(tmp_path / "m", [])
+    assert {layer.source for layer in Snapshot.open(tmp_path / "m").layers.values()} == {"rows"}

@@ -1,0 +1,187 @@
+"""Every answer over a key source is, bit for bit, that over the same keys as float32 rows."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform.store.check import check_memory
+from dualform.store.snapshot import Snapshot
+from tests.store.sources.twins import PAIRS, WEIGHTS, batch, writer
+
+STEPS = 6
+
+
+def journaled(folder: Path) -> Path:
+    """All rows in a journal."""
+    made = writer(folder)
+    for step in range(STEPS):
+        made.append(batch(step))
+    made.abandon()
+    return folder
+
+
+def committed(folder: Path) -> Path:
+    """Two commits, of which the second has segments of two forms where keys are no bfloat16."""
+    made = writer(folder)
+    for step in range(STEPS):
+        made.append(batch(step))
+        if step == 2:
+            made.commit()
+    made.set_final({name: weight - 1 for name, weight in WEIGHTS.items()})
+    made.close()
+    return folder
+
+
+def half_committed(folder: Path) -> Path:
+    made = writer(folder)
+    for step in range(STEPS):
+        made.append(batch(step))
+        if step == 2:
+            made.commit()
+    made.abandon()
+    return folder
+
+
+def sharded(folder: Path) -> Path:
+    made = [writer(folder, shard_number=number, shards=2) for number in range(2)]
+    for step in range(STEPS):
+        for number, own in enumerate(made):
+            own.append(batch(step, seed=number))
+            if step == number:
+                own.commit()
+    for own in reversed(made):
+        own.close()
+    return folder
+
+
+def resumed(folder: Path) -> list[Path]:
+    folders = [folder / "a", folder / "b"]
+    folder.mkdir()
+    for number, own in enumerate(folders):
+        made = writer(own)
+        for step in range(3):
+            made.append(batch(step, seed=number))
+        made.close()
+    return folders
+
+
+@pytest.fixture(
+    scope="module", params=[journaled, committed, half_committed, sharded, resumed], ids=lambda f: f.__name__
+)
+def memory(request, tmp_path_factory):
+    return request.param(tmp_path_factory.mktemp("sources") / "memory")
+
+
+@pytest.fixture(scope="module", params=["numpy", "int8"])
+def engine(request, memory):
+    return dualform.open(memory, backend=request.param)
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: pair.layer.name)
+def pair(request):
+    return request.param
+
+
+def queries(pair):
+    return np.random.default_rng(5).normal(size=(3, pair.layer.d_in)).astype(np.float32)
+
+
+def flat(parts) -> tuple[list[int], bytes]:
+    """Lengths and bits of arrays, or of lists of them."""
+    arrays = [array for part in parts for array in (part if isinstance(part, list) else [part])]
+    return [len(array) for array in arrays], np.concatenate(arrays).tobytes()
+
+
+def test_the_best_slots(engine, pair):
+    for score, where, by in product(["signed", "abs"], [None, "label = 3 OR step = 2"], [None, "label"]):
+        found, wanted = (
+            engine.topk(layer.name, queries(pair), k=3, where=where, by=by, score=score)
+            for layer in (pair.layer, pair.twin)
+        )
+        assert flat(found.slots) == flat(wanted.slots)
+        assert flat(found.scores) == flat(wanted.scores)
+        assert len(found.slots[0])
+
+
+def test_sums(engine, pair):
+    for score in ("signed", "abs"):
+        found, wanted = (
+            engine.group_sum(layer.name, queries(pair), by="label", score=score) for layer in (pair.layer, pair.twin)
+        )
+        assert found.groups == wanted.groups
+        assert found.sums.tobytes() == wanted.sums.tobytes()
+        assert found.counts.tobytes() == wanted.counts.tobytes()
+
+
+def test_outputs_and_weights(engine, pair):
+    found, wanted = (
+        np.asarray(engine.output(layer.name, queries(pair), where="label <> 3", allow_inexact=True))
+        for layer in (pair.layer, pair.twin)
+    )
+    assert found.tobytes() == wanted.tobytes()
+    weights = engine.weights(allow_inexact=True)
+    for own, twin in zip(pair.layer.parameters, pair.twin.parameters, strict=True):
+        assert weights[own.name].numpy().tobytes() == weights[twin.name].numpy().tobytes()
+
+
+def test_keys_of_single_slots(engine, pair):
+    ids = np.array([5, 1, 1, 11, 0])
+    found, wanted = (engine.keys(layer.name, ids) for layer in (pair.layer, pair.twin))
+    assert found.tobytes() == wanted.tobytes()
+
+
+def test_certificates(tmp_path):
+    found = dualform.open(committed(tmp_path / "memory")).verify()
+    for pair in PAIRS:
+        assert found[pair.layer.name] == found[pair.twin.name]
+        assert found[pair.layer.name].relative_error is not None
+
+
+def test_nothing_is_wrong_with_the_memory(memory):
+    for folder in memory if isinstance(memory, list) else [memory]:
+        assert check_memory(folder) == []
+
+
+def test_a_flipped_byte_is_found_in_every_file(tmp_path):
+    folder = committed(tmp_path / "memory")
+    files = sorted(folder.rglob("keys-*"))
+    assert {file.suffix for file in files} == {".npy", ".faiss"}
+    assert len(files) == len(set(files))
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        (problem,) = check_memory(folder)
+        assert problem == f"{file} was altered: its checksum is not the one that was committed."
+        file.write_bytes(content[:-1])
+        (problem,) = check_memory(folder)
+        assert problem == f"{file} has {len(content) - 1} bytes where {len(content)} were committed."
+        file.write_bytes(content)
+
+
+def test_a_damaged_byte_of_a_journal_is_found_whatever_its_rows_are(tmp_path):
+    folder = journaled(tmp_path / "memory")
+    file = folder / "shard-00000" / "journal-000000"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    (problem,) = check_memory(folder)
+    assert str(file) in problem
+
+
+def test_files_are_as_small_as_their_source_makes_them(tmp_path):
+    folder = committed(tmp_path / "memory")
+    memory = Snapshot.open(folder)
+    own = {pair.layer.name: memory.sources[pair.layer.name, "keys"] for pair in PAIRS}
+    entries = {name: memory.entries(name).count for name in own}
+    assert [source.stored.dtype.str for source in own["half"]] == ["<u2", "<u2"]
+    assert [source.stored.dtype.str for source in own["numbers"]] == ["<u4", "<u4"]
+    assert [type(source).__name__ for source in own["mixed"]] == ["Bfloat16Rows", "SegmentRows"] * 2
+    stored = {name: sum(s.segment.rows for s in sources) for name, sources in own.items()}
+    assert stored["conv"] * 6 == entries["conv"]
+    assert stored["conv-repeats"] * 8 == entries["conv-repeats"]
+    assert stored["half-repeats"] == entries["half-repeats"] - 2 * (STEPS - 1)

@@ -1,0 +1,136 @@
+"""What the manifest says of key sources, and what a writer takes of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from hypothesis.extra import numpy as hnp
+
+import dualform
+from dualform.errors import BadInput, NotAMemory
+from dualform.store.batch import Batch
+from dualform.store.check import check_memory
+from dualform.store.layer import Layer
+from dualform.store.snapshot import Snapshot
+from dualform.store.sources import FORMATS
+from dualform.store.sources.bfloat16 import Bfloat16
+from dualform.store.sources.held_rows import HeldRows
+from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
+
+
+def test_a_layer_reads_back_from_json():
+    for each in LAYERS:
+        assert Layer.from_json(each.to_json()) == each
+    assert "geometry" not in LAYERS[0].to_json(), "what older versions know of no layer"
+
+
+def test_every_source_has_a_twin_in_these_tests():
+    assert {pair.layer.source for pair in PAIRS} | {"rows", "none"} == set(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"source": "sketches"}, "source 'sketches', which this version of dualform does not read"),
+        ({"geometry": GEOMETRY | {"groups": (2,)}}, "geometry .*groups.*, which this version of dualform does not"),
+        ({"source": "rows"}, "geometry .*, which this version of dualform does not"),
+        ({"d_in": 11}, "its patches have 12 numbers, and its keys 11"),
+    ],
+)
+def test_what_only_a_later_version_can_have_written_is_refused(change, said):
+    conv = layer("conv", "patch", 12, "patches", geometry=GEOMETRY)
+    with pytest.raises(NotAMemory, match=said):
+        Layer.from_json(conv.to_json() | change)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("half", np.ones((4, 5)), r"layer 'half': its keys are float64\[4, 5\], and have to be float32\[n, 5\]"),
+        ("half-rows", np.ones((4, 6), np.float32), r"layer 'half-rows': its keys are float32\[4, 6\]"),
+        ("numbers", np.full(12, 7), "layer 'numbers': its row numbers are 7 to 7, and it has 7 rows"),
+        ("conv", np.ones((4, 2, 5, 5), np.float32), r"layer 'conv': its keys are float32\[4, 2, 5, 5\], and have to "),
+        ("conv", np.ones((5, 2, 5, 4), np.float32), "layer 'conv' has 30 keys for the 24 slots of call 0"),
+    ],
+)
+def test_keys_that_a_source_cannot_store_are_refused(tmp_path, name, keys, said):
+    made, given = writer(tmp_path / "memory"), batch(0)
+    rows = {**given.layers, name: [replace(given.layers[name][0], keys=keys)]}
+    with pytest.raises(BadInput, match=said):
+        made.append(replace(given, layers=rows))
+    made.abandon()
+
+
+def test_a_layer_without_a_form_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(BadInput, match="layer 'conv': its geometry names nothing, and has to name dilation"):
+        writer(tmp_path / "memory", [layer("conv", "patch", 12, "patches")])
+    with pytest.raises(BadInput, match="layer 'x' has no key source 'sketches'"):
+        writer(tmp_path / "other", [layer("x", "patch", 12, "sketches")])
+
+
+@given(bits=hnp.arrays(np.uint16, (3, 4), elements=st.integers(0, 2**16 - 1)))
+def test_every_bfloat16_reads_back_bit_for_bit(bits):
+    made = Bfloat16(4, {})
+    keys = (bits.astype(np.uint32) << 16).view(np.float32)
+    stored = made.encoded(made.accepted(keys), made.forms[0])
+    assert stored is not None
+    assert stored.tobytes() == bits.tobytes()
+    source = made.source(HeldRows("half", 0, np.ascontiguousarray(stored)))
+    assert source.read(0, 3).tobytes() == keys.tobytes()
+    matrix, places = source.holding(np.array([2, 0, 2]))
+    assert matrix[places].tobytes() == keys[[2, 0, 2]].tobytes()
+
+
+@given(keys=hnp.arrays(np.float32, (2, 3), elements=st.floats(-4, 4, width=32)))
+def test_a_float32_that_is_no_bfloat16_is_never_stored_as_one(keys):
+    made = Bfloat16(3, {})
+    stored = made.encoded(made.accepted(keys), made.forms[0])
+    exact = not (keys.view(np.uint32) & 0xFFFF).any()
+    assert (stored is not None) == exact
+    assert made.encoded(keys, made.forms[1]).tobytes() == keys.tobytes()
+
+
+def of_layer(name: str, step: int) -> Batch:
+    """A batch of one layer, whose slots are samples."""
+    given = batch(step)
+    extents = [extent for extent in given.extents if extent.space == "sample"]
+    return replace(given, extents=extents, layers={name: given.layers[name]})
+
+
+def test_keys_that_are_no_bfloat16_go_to_a_file_of_their_own_until_the_next_commit(tmp_path):
+    mixed = [pair.layer for pair in PAIRS if pair.layer.name == "mixed"]
+    made = writer(tmp_path / "memory", [*mixed])
+    whole = []
+    for step in range(8):
+        given = of_layer("mixed", step)
+        whole.append(given.layers["mixed"][0].keys)
+        made.append(given)
+        if step in (3, 4):
+            made.commit()
+    made.abandon()
+    memory = Snapshot.open(tmp_path / "memory")
+    said = [
+        (source.first_row, source.rows, source.made, source.segment is None)
+        for source in memory.sources["mixed", "keys"]
+    ]
+    # Steps 1, 2, 5 and 6 are float32; a commit came after steps 3 and 4; the rest is in the journal.
+    assert said == [(0, 4, True, False), (4, 12, False, False), (16, 4, True, False), (20, 12, False, True)]
+    assert memory.keys("mixed").block(0, 32).tobytes() == np.concatenate(whole).tobytes()
+    assert check_memory(tmp_path / "memory") == []
+
+
+def test_runs_may_store_the_same_keys_in_other_ways(tmp_path):
+    half = next(pair for pair in PAIRS if pair.layer.name == "half")
+    dense = replace(half.layer, source="rows")
+    for name, own in (("a", dense), ("b", half.layer), ("twin", dense)):
+        made = writer(tmp_path / name, [own])
+        for step in range(3):
+            made.append(of_layer("half", step))
+        made.close()
+    found, wanted = (dualform.open([tmp_path / "a", tmp_path / second]) for second in ("b", "twin"))
+    queries = np.ones((2, 5), np.float32)
+    assert found.topk("half", queries).scores[1].tobytes() == wanted.topk("half", queries).scores[1].tobytes()
+    assert found.topk("half", queries).slots[1].tolist() == wanted.topk("half", queries).slots[1].tolist()
