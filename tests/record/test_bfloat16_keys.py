@@ -14,7 +14,7 @@ STEPS = 6
 
 
 def recorded(path, halved):
-    """A training whose steps `halved` run under autocast; returns the keys of its second layer, as its module saw them."""
+    """Train with the steps `halved` under autocast; returns the inputs, and the keys that the second layer saw."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

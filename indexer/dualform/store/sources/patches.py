@@ -76,6 +76,11 @@ class Unfolding:
         steps = [slice(None, None, step) for step in (*self.stride, *self.dilation)]
         return every[(slice(None), slice(None), *steps)]
 
+    def lines(self, maps: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
+        """float32[u * (last - first) * …, width]: the patches at some places along the output's first dimension."""
+        chosen = self.windows(maps)[:, :, first:last]
+        return np.ascontiguousarray(np.moveaxis(chosen, 1, 1 + len(self.places))).reshape(-1, self.width)
+
     def patches(
         self, maps: NDArray[np.float32], number: NDArray[np.int64], place: NDArray[np.int64]
     ) -> NDArray[np.float32]:
@@ -125,11 +130,35 @@ class PatchRows(MadeRows):
     def _per_map(self) -> int:
         return math.prod(self.unfolding.places)
 
+    @property
+    def _at_once(self) -> int:
+        return max(1, _MAP_BYTES // (4 * max(1, math.prod(self.unfolding.shape))))
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        patches, done = np.empty((stop - start, self.width), dtype=np.float32), 0
+        while done < len(patches):
+            number, place = divmod(start + done, self._per_map)
+            left = len(patches) - done
+            if place or left < self._per_map:
+                made = self._of_map(number, place, min(place + left, self._per_map))
+            else:
+                maps = self.stored.read(number, number + min(left // self._per_map, self._at_once))
+                made = self.unfolding.lines(maps, 0, self.unfolding.places[0])
+            patches[done : done + len(made)] = made
+            done += len(made)
+        return patches
+
+    def _of_map(self, number: int, start: int, stop: int) -> NDArray[np.float32]:
+        """The patches at a range of the places of one feature map."""
+        line = self._per_map // self.unfolding.places[0]
+        first, last = start // line, -(-stop // line)
+        lines = self.unfolding.lines(self.stored.read(number, number + 1), first, last)
+        return lines[start - first * line : stop - first * line]
+
     def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         maps, number = np.unique(rows // self._per_map, return_inverse=True)
-        place = rows % self._per_map
+        place, size = rows % self._per_map, self._at_once
         patches = np.empty((len(rows), self.width), dtype=np.float32)
-        size = max(1, _MAP_BYTES // (4 * max(1, math.prod(self.unfolding.shape))))
         for first in range(0, len(maps), size):
             matrix, places = self.stored.holding(maps[first : first + size])
             own = slice(*np.searchsorted(number, [first, first + size]))
