@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 import dualform
@@ -19,6 +19,8 @@ from dualform.store.sources import FORMATS
 from dualform.store.sources.bfloat16 import Bfloat16
 from dualform.store.sources.held_rows import HeldRows
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
+
+PLAIN = settings(deadline=None)
 
 
 def test_a_layer_reads_back_from_json():
@@ -71,6 +73,7 @@ def test_a_layer_without_a_form_is_refused_before_anything_is_written(tmp_path):
         writer(tmp_path / "other", [layer("x", "patch", 12, "sketches")])
 
 
+@PLAIN
 @given(bits=hnp.arrays(np.uint16, (3, 4), elements=st.integers(0, 2**16 - 1)))
 def test_every_bfloat16_reads_back_bit_for_bit(bits):
     made = Bfloat16(4, {})
@@ -84,6 +87,7 @@ def test_every_bfloat16_reads_back_bit_for_bit(bits):
     assert matrix[places].tobytes() == keys[[2, 0, 2]].tobytes()
 
 
+@PLAIN
 @given(keys=hnp.arrays(np.float32, (2, 3), elements=st.floats(-4, 4, width=32)))
 def test_a_float32_that_is_no_bfloat16_is_never_stored_as_one(keys):
     made = Bfloat16(3, {})

@@ -10,6 +10,8 @@ from dualform.query.score.canonical import canonical_scores
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.search import codes
 from dualform.query.search.codes import quantise, quantise_source
+from dualform.query.sums import key_sums
+from dualform.query.sums.key_sums import KeySummer
 from dualform.store.rows import Keys
 from dualform.store.sources.held_rows import HeldRows
 from dualform.store.sources.row_numbers import OneHotRows, RowNumbers
@@ -72,6 +74,19 @@ def test_codes_are_made_block_by_block(source, most, monkeypatch):
     wanted = quantise(source.read(0, 100))
     assert found.codes.tobytes() == wanted.codes.tobytes()
     assert found.numbers.tobytes() == wanted.numbers.tobytes()
+
+
+def test_sums_of_wide_keys_are_made_column_range_by_column_range(source, monkeypatch):
+    numbers = np.arange(100) % 7
+    found = []
+    for columns in (8192, 10):
+        monkeypatch.setattr(key_sums, "_COLUMNS", columns)
+        summer = KeySummer(7, WIDTH)
+        summer.add(Keys([source], WIDTH, 100, None), np.arange(100), numbers, lambda: None)
+        found.append(summer.sums().sums)
+    wanted = np.zeros((7, WIDTH))
+    np.add.at(wanted, numbers, source.read(0, 100))
+    assert found[0].tobytes() == found[1].tobytes() == wanted.tobytes()
 
 
 def test_rescoring_makes_no_more_rows_at_once_than_it_may_hold(source, numbers, most, monkeypatch):

@@ -19,7 +19,6 @@ from dualform.store.rows import Keys
 
 _NORM_ROWS, _NORM_BYTES = 1 << 14, 256 << 20
 """Keys that are measured at once, at most."""
-"""Rows that are measured at once."""
 
 
 @dataclass(frozen=True, eq=False)

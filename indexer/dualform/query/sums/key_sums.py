@@ -20,6 +20,8 @@ from dualform.store.rows import Keys
 
 BLOCK = 4096
 """Entries that are added together before they join the sum: fixed, for it decides the last bits."""
+_COLUMNS = 8192
+"""Of wide keys that are added together, as an embedding's are: float64 takes twice the bytes. No bit depends on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,9 @@ class KeySummer:
             rows = _rows(keys, entries[low:high][order], start)
             least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
             most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))
-            sums[own] += added_in_order(rows.astype(np.float64), runs)
+            for first in range(0, rows.shape[1], _COLUMNS):
+                columns = slice(first, first + _COLUMNS)
+                sums[own, columns] += added_in_order(rows[:, columns].astype(np.float64), runs)
 
     def sums(self) -> KeySums:
         """Of everything added so far."""
