@@ -263,7 +263,7 @@ def test_a_layer_in_the_manifest_is_the_layer_again():
 
 @pytest.mark.parametrize(
     ("said", "unread"),
-    [({"source": "patches"}, "source 'patches'"), ({"stride": 2}, "stride")],
+    [({"source": "sketches"}, "source 'sketches'"), ({"stride": 2}, "stride")],
     ids=["source", "field"],
 )
 def test_layers_of_a_later_version_are_refused_as_such(tmp_path, said, unread):
