@@ -56,12 +56,12 @@ class Layer:
         except ValueError as error:
             raise BadInput(f"layer {self.name!r}: {error}", field="layers") from None
 
-    @property
+    @cached_property
     def value_form(self) -> MatrixForm:
         """How its values are stored."""
         return npy("<f4", self.d_out)
 
-    @property
+    @cached_property
     def keys(self) -> bool:
         """Whether keys can be read."""
         return bool(self.key_format.forms)

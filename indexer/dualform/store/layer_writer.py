@@ -25,12 +25,12 @@ class LayerWriter:
         """Raises BadInput for a layer whose keys its source cannot store."""
         self.layer = layer
         self.folder = shard_folder / "layers" / layer.folder
-        self._format = layer.key_format
+        self._format, self._forms, self._per_row = layer.key_format, layer.key_format.forms, layer.key_format.per_row
         self._form = 0
-        """Which of the format's forms takes keys until the next commit."""
+        """Which of the forms takes keys until the next commit."""
         self._keys = RowsWriter(layer, "keys", self.folder, blocks)
         self._values = RowsWriter(layer, "values", self.folder, blocks)
-        self._distinct = DistinctKeys(self._format.per_row) if layer.repeats and layer.keys else None
+        self._distinct = DistinctKeys(self._per_row) if layer.repeats and layer.keys else None
         self._entries = 0
         self._ranges: list[list[int]] = []
         self._first_entry = 0
@@ -40,8 +40,7 @@ class LayerWriter:
 
         Raises BadInput where there are not as many rows as slots, or where they cannot be stored without loss.
         """
-        per_row = self._format.per_row
-        self._check_count("keys", len(rows.keys) * per_row, rows.call, slots)
+        self._check_count("keys", len(rows.keys) * self._per_row, rows.call, slots)
         if rows.values is not None:
             self._check_count("values", len(rows.values), rows.call, slots)
         elif self.layer.values and self.layer.keys:
@@ -82,9 +81,9 @@ class LayerWriter:
 
     def _gather_keys(self, keys: NDArray[Any]) -> int:
         """Once a form does not hold keys without loss, the next one takes those that come before the commit."""
-        while (encoded := self._format.encoded(keys, self._format.forms[self._form])) is None:
+        while (encoded := self._format.encoded(keys, self._forms[self._form])) is None:
             self._form += 1
-        return self._keys.append(encoded, self._format.forms[self._form])
+        return self._keys.append(encoded, self._forms[self._form])
 
     def unseen(self) -> list[RowBytes]:
         """The rows gathered since the last call; they are overwritten once the segment is finished."""
