@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dualform.store.batch import Batch, Extent, LayerRows
+from dualform.store.header import Header
 from dualform.store.layer import Layer, affine
 from dualform.store.writer import Writer
 
@@ -26,17 +27,15 @@ ROWS, LENGTH, LABELS, WORDS = 32, 100, 10, 50_000
 def write(path: Path, slots: int) -> None:
     """`slots` tokens, LENGTH to a sample: dataset, label and sample of each sample, and a number of each token."""
     layer = Layer("tokens", "token", 0, 1, affine(0, "tokens.weight", None), source="none", values=False)
-    writer = Writer(
+    header = Header(
         path,
         layers=[layer],
-        skipped={},
         optimizer="none",
         rule="",
         reason="a benchmark's memory",
         initial={"tokens.weight": np.zeros((1, 0), dtype=np.float32)},
-        momentum={},
-        label_names={},
     )
+    writer = Writer(header)
     rng = np.random.default_rng(0)
     datasets = np.array(["first", "second", "third"], dtype=object)
     for step in range(slots // (ROWS * LENGTH)):

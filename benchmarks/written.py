@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.keys import LAYER, Source
 from dualform.store.batch import Batch, Extent, LayerRows
+from dualform.store.header import Header
 from dualform.store.layer import Layer, affine
 from dualform.store.writer import Writer
 
@@ -31,14 +32,12 @@ def write_memory(path: Path, source: Source, slots: int) -> None:
 
 def _open(path: Path, width: int) -> Writer:
     weight = f"{LAYER}.weight"
-    return Writer(
+    header = Header(
         path,
         layers=[Layer(LAYER, "sample", width, 1, affine(width, weight, None), values=False)],
-        skipped={},
         optimizer="none",
         rule="",
         reason="a benchmark's memory",
         initial={weight: np.zeros((1, width), dtype=np.float32)},
-        momentum={},
-        label_names={},
     )
+    return Writer(header)

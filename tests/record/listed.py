@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 from torch import nn
@@ -16,24 +18,25 @@ class ListSink:
     def __init__(self, header):
         self.header = header
         self.batches, self.probes = [], {}
-        self.final, self.finished, self.flushes = None, None, 0
-        self.error = None
+        self.final, self.finished, self.commits, self.abandoned = None, None, 0, False
 
-    def check(self):
-        if self.error is not None:
-            raise self.error
-
-    def put(self, batch):
+    def append(self, batch):
         self.batches.append(batch)
 
-    def flush(self):
-        self.flushes += 1
+    def tick(self):
+        return None
 
-    def add_probe(self, name, queries, labels, outputs):
-        self.probes[name] = (queries, labels, outputs)
+    def commit(self):
+        self.commits += 1
 
-    def close(self, final, finished, skipped, buffers):
-        self.final, self.finished, self.skipped = final, finished, skipped
+    def add_probe(self, probe):
+        self.probes[probe.name] = (probe.queries, probe.labels, probe.outputs)
+
+    def close(self, ending):
+        self.final, self.finished, self.skipped = ending.final, ending.finished, ending.skipped
+
+    def abandon(self):
+        self.abandoned = True
 
     # What was recorded.
 
@@ -136,7 +139,20 @@ class Opened:
 
     @property
     def sink(self):
+        """What was put so far is there."""
+        thread = self.recorder._recording.sink
+        if thread._thread.is_alive() and thread._error is None:
+            thread._do(lambda: None)
         return self.sinks[0]
+
+    def fail(self, error):
+        """Writing fails from now on."""
+
+        def job():
+            raise error
+
+        with suppress(type(error)):
+            self.recorder._recording.sink._do(job)
 
 
 def small_net(seed=0, bias=True):

@@ -203,7 +203,7 @@ def test_an_optimizer_that_steps_twice_later_is_a_defect(tmp_path):
 def failing(opened, model):
     """A training whose writer fails after the second step, recorded with on_error="warn"; returns its weights."""
     train(opened, model, batches(2))
-    opened.sink.error = RecordingError("the disk is full.")
+    opened.fail(RecordingError("the disk is full."))
     with pytest.warns(RuntimeWarning, match=r"^recording stopped after 2 steps: the disk is full\.$"):
         train(opened, model, batches(4)[2:3])
     train(opened, model, batches(4)[3:])
@@ -217,8 +217,8 @@ def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
         opened.recorder.flush()
         opened.recorder.probe("test", batches(1)[0][0])
         assert not any(module._forward_hooks for module in model.modules())
-    assert (opened.recorder.steps, opened.sink.finished, len(opened.sink.recorded)) == (2, False, 2)
-    assert (opened.sink.flushes, opened.sink.probes) == (0, {})
+    assert (opened.recorder.steps, opened.sink.finished, len(opened.sink.recorded)) == (2, None, 2)
+    assert (opened.sink.commits, opened.sink.probes, opened.sink.abandoned) == (0, {}, True)
     plain = small_net()
     unrecorded = torch.optim.SGD(plain.parameters(), lr=0.1)
     for x, y in batches(4):
@@ -231,11 +231,15 @@ def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
 def test_a_failure_of_writing_raises_at_the_next_step(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        train(opened, model, batches(2))
-        opened.sink.error = RecordingError("the disk is full.")
-        with pytest.raises(RecordingError, match=r"^the disk is full\.$"):
+    def failing():
+        with opened.recorder:
+            train(opened, model, batches(2))
+            opened.fail(RecordingError("the disk is full."))
             train(opened, model, batches(1))
+
+    with pytest.raises(RecordingError, match=r"^the disk is full\.$"):
+        failing()
+    assert opened.recorder.steps == 2
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["at the update", "at the step's end"])

@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from dualform.errors import AlreadyExists, BadInput, RecordingError
 from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
-from dualform.record.writer_thread import WriterThread
 from dualform.store.snapshot import Snapshot
 from dualform.store.writer import Writer
 
@@ -135,7 +134,7 @@ def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
 
 
 def test_a_failure_of_writing_surfaces_on_leaving(tmp_path, monkeypatch):
-    def close(self, finished):
+    def close(self, ending):
         raise AlreadyExists("made up")
 
     monkeypatch.setattr(Writer, "close", close)
@@ -154,23 +153,6 @@ def test_a_probe_under_a_name_that_is_taken_does_not_end_the_recording(tmp_path)
             recorder.probe("test", data[0][0])
         train(recorder, model, optimizer, data)
     assert Snapshot.open(tmp_path / "m").count("sample") == 32
-
-
-def test_the_queue_is_bounded():
-    thread, gate, done = WriterThread(limit=100), threading.Event(), []
-    thread.put(gate.wait, 60)
-    thread.put(lambda: done.append(1), 200 - 160)
-    blocked = threading.Thread(target=thread.put, args=(lambda: done.append(2), 1))
-    blocked.start()
-    blocked.join(0.2)
-    assert blocked.is_alive()
-    gate.set()
-    blocked.join(10)
-    assert not blocked.is_alive()
-    thread.do(lambda: done.append(3))
-    thread.put(lambda: done.append(4), 1000)
-    thread.stop()
-    assert done == [1, 2, 3, 4]
 
 
 def test_a_training_that_never_leaves_does_not_hang_its_interpreter(tmp_path):

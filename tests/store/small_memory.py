@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from dualform.store.batch import Batch, Defect, Extent, Factor, LayerRows, ParameterGroup, StepLog, WatchLog
+from dualform.store.header import Ending, Header
 from dualform.store.layer import Layer, affine
+from dualform.store.probes import ProbeArrays
 from dualform.store.writer import Writer
 
 LAYERS = (
@@ -105,18 +107,17 @@ def token_rows(rng: np.random.Generator, call: int, n: int, width: int) -> Layer
 
 def open_writer(path: Path, layers: tuple[Layer, ...] = LAYERS, **options: Any) -> Writer:
     initial = {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
-    return Writer(
+    header = Header(
         path,
-        layers=layers,
-        skipped={"norm": "no tap for LayerNorm"},
+        layers,
         optimizer="SGD",
         rule="sgd",
         reason="",
         initial=initial | {"layer-1.weight": np.ones((3, 5), np.float32)},
-        momentum={},
+        skipped={"norm": "no tap for LayerNorm"},
         label_names={"first": ["zero", "one"]},
-        **options,
     )
+    return Writer(header, **options)
 
 
 def batches_of(sizes: list[int], seed: int = 0) -> list[Batch]:
@@ -137,17 +138,13 @@ def write(path: Path, sizes: list[int], seed: int = 0, commit_every: int = 2, fi
         if step % commit_every == commit_every - 1:
             writer.commit()
     if finish:
-        writer.add_probe(
-            "test",
-            queries={
-                "layer-0": rng.normal(size=(12, 6)).astype(np.float32),
-                "layer-1": rng.normal(size=(12, 5)).astype(np.float32),
-            },
-            labels=np.arange(12),
-            outputs=rng.normal(size=(12, 3)).astype(np.float32),
-        )
-        writer.set_final({"layer-0.weight": np.full((5, 6), 2, np.float32)})
-        writer.close()
+        queries = {
+            "layer-0": rng.normal(size=(12, 6)).astype(np.float32),
+            "layer-1": rng.normal(size=(12, 5)).astype(np.float32),
+        }
+        outputs = rng.normal(size=(12, 3)).astype(np.float32)
+        writer.add_probe(ProbeArrays("test", queries, np.arange(12), outputs))
+        writer.close(Ending(final={"layer-0.weight": np.full((5, 6), 2, np.float32)}))
     else:
         writer.abandon()
     return expected(batches, LAYERS)

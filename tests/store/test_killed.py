@@ -23,12 +23,14 @@ NEVER = 10_000.0
 
 def record(path: Path, acknowledged: Path, *, flush_every: int, journal_seconds: float, pause: float) -> None:
     """Put the same batches every time; what is durable, or was put, is acknowledged with the moment."""
-    from dualform.record.sinks import Header, StoreSink
+    from dualform.record.sink import SinkThread
     from dualform.store import writer
+    from dualform.store.header import Ending, Header
 
     writer.JOURNAL_SECONDS = journal_seconds
     log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    sink = StoreSink(Header(path, LAYERS, {}, "SGD", "sgd", "", {}, {}, {"first": ["zero", "one"]}))
+    header = Header(path, LAYERS, "SGD", "sgd", "", {}, label_names={"first": ["zero", "one"]})
+    sink = SinkThread(lambda: writer.Writer(header))
     for step, one in enumerate(batches()):
         sink.put(one)
         if flush_every and step % flush_every == flush_every - 1:
@@ -38,7 +40,7 @@ def record(path: Path, acknowledged: Path, *, flush_every: int, journal_seconds:
         time.sleep(pause)
     while not flush_every:  # the training goes on, with nothing new to record
         time.sleep(1)
-    sink.close({}, finished=True, skipped={})
+    sink.close(Ending(final={}))
 
 
 def batches() -> list[Batch]:
@@ -59,7 +61,7 @@ def whole() -> Expected:
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dualform.record.sinks", "tests.store.small_memory"])
+    context.set_forkserver_preload(["dualform.record.sink", "tests.store.small_memory"])
     return context
 
 

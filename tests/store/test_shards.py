@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import AlreadyExists, NotAMemory
+from dualform.store.header import Ending
 from dualform.store.manifest import SHARD_FILE, Manifest
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
 
@@ -21,8 +22,7 @@ def test_shards_are_written_side_by_side(tmp_path):
             if step == number:
                 writer.commit()
     writers[1].close()
-    writers[0].set_final({"every.weight": np.ones((2, 4), np.float32)})
-    writers[0].close()
+    writers[0].close(Ending(final={"every.weight": np.ones((2, 4), np.float32)}))
     first, second = Manifest.read(path), Manifest.read(path / "shard-00001", SHARD_FILE)
     assert [part.folder for part in first.shards] == ["shard-00000", "shard-00001"]
     assert not first.shards[1].tables

@@ -13,17 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.record.metadata import PLACES, SAID, Array, Metadata
+from dualform.record.metadata import PLACES, Array, Metadata
 from dualform.record.sayings import Sayings
 from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
 from dualform.store.batch import Extent
+from dualform.store.tables import KINDS, SAID, SAMPLES
 
-_TYPES: Mapping[str, np.dtype[Any]] = {
-    "dataset": np.dtype(np.object_),
-    "label": np.dtype(np.int64),
-    "sample": np.dtype(np.int64),
-}
+_TYPES: Mapping[str, np.dtype[Any]] = {name: KINDS[SAMPLES[name]].numpy for name in SAID}
 
 
 class Columns:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.store.tables import EXTENTS, SLOTS
+from dualform.store.tables import EXTENTS, KINDS, SAID, SLOTS, duckdb_type
 
 Array: TypeAlias = NDArray[Any]
 
@@ -26,11 +26,7 @@ _OF_EXTENTS = set(EXTENTS) - set(SLOTS)
 _ANSWERED = ("query", "score", "group", "count")
 """Fields of answers that stand beside slot columns."""
 _INTEGERS = ("label", "sample", "position", "row")
-_KINDS = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "U": np.object_, "O": np.object_}
-"""Storage of each NumPy kind."""
 _LARGEST = np.iinfo(np.int64).max
-SAID = ("dataset", "label", "sample")
-"""Columns of a sample that every memory has."""
 PLACES = ("row", "position", "mask")
 """What is said of slots and is no column of theirs that a user names."""
 
@@ -173,8 +169,8 @@ def _column(name: str, value: Any) -> Array:
     if missing is not None and entry.dtype.kind in "UO":
         entry = entry.astype(np.object_)
         entry[missing] = None
-    kind = entry.dtype.kind
-    if kind not in _KINDS or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
+    kind, stored = entry.dtype.kind, duckdb_type(entry)
+    if stored is None or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
         raise BadInput(
             f"{name} holds {_said(entry)}.", hint="A column holds integers, floats, booleans or texts.", field=name
         )
@@ -194,7 +190,7 @@ def _column(name: str, value: Any) -> Array:
         )
     if kind in "UO" and not _is_unicode("".join(text for text in entry.flat if text is not None)):
         raise BadInput(f"{name} holds text that is no Unicode: a lone surrogate.", hint="Replace it.", field=name)
-    entry = entry.astype(_KINDS[kind], copy=False)
+    entry = entry.astype(KINDS[stored].numpy, copy=False)
     return entry if missing is None or entry.dtype == np.object_ else _masked(name, entry, missing)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import BadInput, DualformError, RecordingError
@@ -30,13 +30,14 @@ from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
 from dualform.record.recording import Plan, Recording
 from dualform.record.selection import select
-from dualform.record.sinks import Header, Sink, StoreSink
+from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
-from dualform.record.step import Step
-from dualform.record.step_record import StepRecord
+from dualform.record.step_record import Collector, Step, StepRecord
 from dualform.record.taps import Tap
 from dualform.record.unwrapped import unwrapped
-from dualform.store.writer import check_new_folder
+from dualform.store.header import Header
+from dualform.store.probes import ProbeArrays
+from dualform.store.writer import Writer, check_new_folder
 
 
 class Recorder:
@@ -56,7 +57,7 @@ class Recorder:
         routed: str | Sequence[str] = (),
         taps: Sequence[Tap] = (),
         on_error: Literal["raise", "warn"] = "raise",
-        sink: Callable[[Header], Sink] | None = None,
+        sink: Callable[[Header], Sink] = Writer,
     ) -> None:
         """`layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
@@ -68,8 +69,8 @@ class Recorder:
         `step(at=…)` gives it.
 
         `on_error`: what a failure of writing does, and metadata that stops fitting its batches: end the training, or
-        warn once and stop recording. The first step always raises. `taps`: of layers that are no modules. `sink`: takes
-        the batches instead of a folder.
+        warn once and stop recording. The first step always raises. `taps`: of layers that are no modules. `sink`: makes
+        what takes the batches, on a thread of its own, in place of the store's writer.
 
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded.
@@ -77,7 +78,7 @@ class Recorder:
         self.path = Path(path)
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
-        if sink is None:
+        if sink is Writer:
             check_new_folder(self.path)
         own = unwrapped(optimizer)
         found, self.skipped = select(model, own, layers, keys and values, taps)
@@ -87,16 +88,14 @@ class Recorder:
         routed = [routed] if isinstance(routed, str) else list(routed)
         Spaces(self._taps, spaces, routed)  # raises for what they cannot be
         self._plan = Plan(
-            model, own, self.path, self._taps, self.skipped, sink or StoreSink, dict(spaces or {}), routed, keys,
+            model, own, self.path, self._taps, self.skipped, sink, dict(spaces or {}), routed, keys,
             dict(label_names or {}),
         )  # fmt: skip
         self._on_error = on_error
         self._state = "new"
         self._handle: UpdateHooks | None = None
         self._recording: Recording | None = None
-        self._calls = 0
-        self._record: StepRecord | None = None
-        self._probe: ProbeTaker | None = None
+        self._collector = Collector(self._late, self._refused)
 
     @property
     def steps(self) -> int:
@@ -108,7 +107,7 @@ class Recorder:
             raise RecordingError("a recorder records one training.", hint="Make another, with a folder of its own.")
         self._state = "open"
         for tap in self._taps:
-            tap.attach(self)
+            tap.attach(self._collector)
         self._handle = around_each_update(self._plan.optimizer, self._updating, self._updated)
         return self
 
@@ -165,7 +164,7 @@ class Recorder:
         an earlier step failed with.
         """
         self._require_open("step")
-        if self._record is not None:
+        if self._collector.step is not None:
             raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
         record = self._begin_step(
             dataset=dataset, label=label, sample=sample, position=position, mask=mask, at=at, batch_dim=batch_dim,
@@ -188,13 +187,13 @@ class Recorder:
         try:
             if self._recording.begun:
                 self._recording.sink.check()
-            self._record = StepRecord(self.steps, Metadata(**said), self._calls)
+            self._collector.begin(self.steps, Metadata(**said))
         except DualformError as error:
             self._fail(error)
-        return self._record
+        return self._collector.step
 
     def _end_step(self, record: StepRecord | None, failed: bool) -> None:
-        recording, self._record = self._recording, None
+        recording, self._collector.step = self._recording, None
         if record is None or recording is None or self._state == "stopped":
             return
         if failed and not record.updated:
@@ -234,50 +233,29 @@ class Recorder:
         if self._recording is None or not self._recording.begun:
             raise RecordingError("there is no memory before the first recorded step.", hint="Take probes after it.")
         labels = labels_of(label)
-        self._probe = taker = ProbeTaker(self._recording.axis_of)
+        self._collector.probe = taker = ProbeTaker(self._recording.axis_of)
         try:
             taker.run(self._plan.model, inputs, batch_size, batch_dim)
         finally:
-            self._probe = None
-        self._recording.sink.add_probe(name, self._recording.known(taker.queries()), labels, taker.outputs())
+            self._collector.probe = None
+        self._recording.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
 
-    # What the taps report.
+    def _late(self, tap: Tap) -> None:
+        """A gradient came outside the step of its forward pass."""
+        if self._state == "open" and self._recording is not None:
+            self._recording.late(tap)
 
-    def forward_mode(self) -> str | None:
-        if self._probe is not None:
-            return "probe"
-        return None if self._record is None else "step"
-
-    def probed(self, tap: Tap, key: Tensor) -> None:
-        if self._probe is not None:
-            self._probe.probed(tap, key)
-
-    def called(self, tap: Tap, raw: bool) -> int:
-        if self._record is not None:
-            self._record.called(tap, raw)
-        self._calls += 1
-        return self._calls - 1
-
-    def called_without_gradient(self, tap: Tap) -> None:
-        if self._record is not None:
-            self._record.called_without_gradient(tap)
-
-    def refused(self, tap: Tap, error: RecordingError) -> None:
-        if self._probe is not None or self._recording is None or not self._recording.begun:
+    def _refused(self, tap: Tap, error: RecordingError) -> None:
+        """A call of a layer has no keys."""
+        if self._recording is None or not self._recording.begun:
             raise error
         self._recording.note(tap, "refused", error.message.rstrip("."))
-
-    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
-        if self._record is not None and call >= self._record.first_call:
-            self._record.received(tap, call, key, error)
-        elif self._state == "open" and self._recording is not None:
-            self._recording.late(tap)
 
     def _updating(self) -> None:
         if self._recording is None or self._state == "stopped":
             return
         try:
-            self._recording.updating(self._record)
+            self._recording.updating(self._collector.step)
         except DualformError as error:
             self._fail(error)
 
@@ -290,7 +268,7 @@ class Recorder:
         recording = self._recording
         if self._on_error == "raise" or recording is None or not recording.begun:
             raise error
-        self._state, self._record = "stopped", None
+        self._state, self._collector.step = "stopped", None
         self._detach()
         try:
             recording.close(finished=False)

@@ -6,17 +6,16 @@ It owns the sink, the slot spaces, the columns, and what is known of the optimiz
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecordingError
 from dualform.record.columns import Columns
-from dualform.record.sinks import Header, Sink
+from dualform.record.sink import Sink, SinkThread
 from dualform.record.slots import SlotMaker, Slots
 from dualform.record.spaces import Spaces
 from dualform.record.start import Start, layer_of
@@ -25,7 +24,9 @@ from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.record.updates import Updates
 from dualform.store.batch import Batch
+from dualform.store.header import Ending, Header
 from dualform.store.layer import Layer
+from dualform.store.probes import ProbeArrays
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Recording:
         """Layer -> why it had no slots when it was last called."""
         self._unrecorded: list[str] = []
         """Layers of the last step, where it was not recorded and its update may still come."""
-        self._sink: Sink | None = None
+        self._sink: SinkThread | None = None
         self.steps = 0
         """Steps recorded so far."""
 
@@ -77,7 +78,7 @@ class Recording:
         return self._sink is not None
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> SinkThread:
         assert self._sink is not None
         return self._sink
 
@@ -85,10 +86,11 @@ class Recording:
         """Which axis of a layer's keys is the batch."""
         return self._spaces.axis_of(tap.name)
 
-    def known(self, queries: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        """A probe's queries of the layers that are recorded."""
+    def add_probe(self, probe: ProbeArrays) -> None:
+        """Store a probe's queries of the layers that are recorded. Raises BadInput for a name that is taken."""
         recorded = {layer.name for layer in self._layers}
-        return {name: rows for name, rows in queries.items() if name in recorded}
+        queries = {name: rows for name, rows in probe.queries.items() if name in recorded}
+        self.sink.add_probe(replace(probe, queries=queries))
 
     def updating(self, record: StepRecord | None) -> None:
         """The gradients are what they will be, and the weights have not moved yet; `record`: the step that runs."""
@@ -216,7 +218,7 @@ class Recording:
         self._skip()
         if not self.begun:
             header = self._start.header(self._plan.path, self._layers, dict(self._plan.skipped), self._plan.label_names)
-            self._sink = self._plan.sink(header)
+            self._sink = SinkThread(partial(self._plan.sink, header))
         self.steps += 1
         if not record.updated:
             self._updates.close_step()
@@ -266,8 +268,8 @@ class Recording:
         try:
             self._put_logs()
         finally:
-            buffers = self._start.buffers_now()
-            self.sink.close(state_of(self._plan.model), finished, dict(self._plan.skipped), buffers)
+            final, buffers = state_of(self._plan.model), self._start.buffers_now()
+            self.sink.close(Ending(finished, final, buffers, dict(self._plan.skipped)))
 
     def _put_logs(self) -> None:
         """What is known of the optimizer and no batch took along."""

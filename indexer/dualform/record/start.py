@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 from dualform.record.blocks import name_alike
 from dualform.record.optimizers import buffers_of, rule_of, why_no_rule
-from dualform.record.sinks import Header
 from dualform.record.state import arrays, state_of
 from dualform.record.taps import Tap
+from dualform.rules import settings_of
+from dualform.store.header import Header
 from dualform.store.layer import Layer
 
 
@@ -45,12 +46,14 @@ class Start:
     def header(
         self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]
     ) -> Header:
+        rule = "" if self._rule is None else self._rule.name
         return Header(
             path=path,
             layers=layers,
             skipped=skipped,
             optimizer=type(self._optimizer).__name__,
-            rule="" if self._rule is None else self._rule.name,
+            rule=rule,
+            settings=settings_of(rule),
             reason=why_no_rule(self._optimizer),
             initial=self.initial,
             momentum=self.buffers,

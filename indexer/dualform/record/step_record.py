@@ -1,16 +1,20 @@
-"""What the taps brought in one step.
+"""What the taps bring in one step, and what the training says of it meanwhile.
 
 Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dualform.errors import RecordingError
 from dualform.record.metadata import Metadata
+from dualform.record.probes import ProbeTaker
 from dualform.record.projection import surely_finite
 from dualform.record.taps import Tap
 
@@ -115,3 +119,79 @@ def _owned(tensor: Tensor, width: int) -> Tensor:
         return tensor.clone(memory_format=torch.contiguous_format)
     copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32)
     return copied.copy_(tensor.reshape(-1, width))
+
+
+class Step:
+    """A step while it runs, as `recorder.step(...)` yields it: what may be said after its forward pass has begun."""
+
+    def __init__(self, record: StepRecord | None) -> None:
+        """`record`: None where recording has stopped."""
+        self._record = record
+
+    def at(self, space: str, **columns: Any) -> None:
+        """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
+        for each token [B, L…]; `position` and `mask` too, and `row` where the model chooses the rows.
+
+        To a routed space it is said before each call: the k-th saying of a column, or of `row` and `position`, belongs
+        to the space's k-th call of the step that a gradient reaches. One value that is said once holds for all calls.
+        Where there are not as many sayings as calls, a first step is refused, and later nothing of it is recorded,
+        with a warning.
+
+        Raises BadInput for what is no column, RecordingError once the step's update has been made.
+        """
+        if self._record is None:
+            return
+        if self._record.settled:
+            raise RecordingError(
+                f"step.at was called after the update of step {self._record.step}.",
+                hint="Say it between the forward pass and optimizer.step().",
+            )
+        self._record.metadata.say(space, columns)
+
+
+class Collector:
+    """Who the taps of a training report to: it hands everything to the step that runs, or to the probe."""
+
+    def __init__(self, late: Callable[[Tap], None], refused: Callable[[Tap, RecordingError], None]) -> None:
+        """`late` is told of a gradient that came outside its step, `refused` of a call in a step without keys."""
+        self.step: StepRecord | None = None
+        """The step that runs."""
+        self.probe: ProbeTaker | None = None
+        """The probe that is being taken."""
+        self._late, self._refused = late, refused
+        self._calls = 0
+
+    def begin(self, step: int, metadata: Metadata) -> StepRecord:
+        """Collect another step from now on."""
+        self.step = StepRecord(step, metadata, self._calls)
+        return self.step
+
+    def forward_mode(self) -> str | None:
+        if self.probe is not None:
+            return "probe"
+        return None if self.step is None else "step"
+
+    def probed(self, tap: Tap, key: Tensor) -> None:
+        if self.probe is not None:
+            self.probe.probed(tap, key)
+
+    def called(self, tap: Tap, raw: bool) -> int:
+        if self.step is not None:
+            self.step.called(tap, raw)
+        self._calls += 1
+        return self._calls - 1
+
+    def called_without_gradient(self, tap: Tap) -> None:
+        if self.step is not None:
+            self.step.called_without_gradient(tap)
+
+    def refused(self, tap: Tap, error: RecordingError) -> None:
+        if self.probe is not None:
+            raise error
+        self._refused(tap, error)
+
+    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
+        if self.step is not None and call >= self.step.first_call:
+            self.step.received(tap, call, key, error)
+        else:
+            self._late(tap)

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 
 from dualform.errors import BadInput, RecordingError
-from dualform.record.sinks import Header
 from dualform.store.batch import Batch
 from dualform.store.digests import Digest, digests
+from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
 

@@ -8,7 +8,7 @@ hits, sums = replay.answers()
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
@@ -24,12 +24,13 @@ from dualform.query.score import backends
 from dualform.query.view import View
 from dualform.questions import GroupSum, TopK
 from dualform.record.recorder import Recorder
-from dualform.record.sinks import Header
+from dualform.record.taps import Tap
 from dualform.replay.first_training import FirstTraining
 from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
 from dualform.replay.sink import ReplaySink
 from dualform.replay.window import Gatherer
+from dualform.store.header import Header
 from dualform.store.snapshot import Snapshot
 
 WINDOW_BYTES = 128 << 20
@@ -48,10 +49,14 @@ class Replay(Recorder):
         path: str | PathLike[str],
         questions: Sequence[Question],
         *,
+        spaces: Mapping[str, str] | None = None,
+        routed: str | Sequence[str] = (),
+        taps: Sequence[Tap] = (),
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         """`path`: a memory recorded with keys=False. `questions`: TopK and GroupSum, their queries vectors or rows of
-        that memory's probes. `window_bytes`: of keys held at once, over all layers that are asked.
+        that memory's probes. `spaces`, `routed` and `taps`: what the Recorder was given, for they decide which slots
+        there are. `window_bytes`: of keys held at once, over all layers that are asked.
 
         Raises what an engine raises for a question, BadInput for a memory that cannot be replayed, and RecordingError
         for a model that has not its layers. While the training runs, `step` raises RecordingError, naming step and
@@ -65,20 +70,25 @@ class Replay(Recorder):
         resolved = [running.resolved for running in self._running]
         self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
         self._slots = [memory.entries(one.layer.name).count for one in resolved]
-        layers = {one.layer.name: one.layer for one in resolved}
+        asked = {one.layer.name: one.layer for one in resolved}
         self._gatherers = {
             name: Gatherer(
                 memory,
                 layer,
                 [running for one, running in zip(resolved, self._running, strict=True) if one.layer.name == name],
                 backend,
-                window_bytes // len(layers),
+                window_bytes // len(asked),
             )
-            for name, layer in layers.items()
+            for name, layer in asked.items()
         }
         self._replayed: ReplaySink | None = None
         try:
-            super().__init__(model, optimizer, path, list(memory.layers), keys=False, sink=self._open_replay)
+            own = {tap.name for tap in taps}
+            layers = [name for name in memory.layers if name not in own]
+            super().__init__(
+                model, optimizer, path, layers, keys=False, spaces=spaces, routed=routed, taps=taps,
+                sink=self._open_replay,
+            )  # fmt: skip
         except NotFound as error:
             raise RecordingError(f"this is not the model that was recorded: {error.message}") from None
 

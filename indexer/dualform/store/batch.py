@@ -139,3 +139,15 @@ class Batch:
     """Logs of steps whose outcome is known by now; not only this step's."""
     defects: list[Defect] = field(default_factory=list)
     watch: list[WatchLog] = field(default_factory=list)
+
+    @property
+    def row_bytes(self) -> int:
+        """The memory that keys and values hold on to."""
+        rows = [part for parts in self.layers.values() for part in parts]
+        return sum(part.keys.nbytes + (0 if part.values is None else part.values.nbytes) for part in rows)
+
+    @property
+    def said_bytes(self) -> int:
+        """About what the columns of samples and of single slots hold on to."""
+        lists = [array for extent in self.extents for array in (extent.row, extent.position, *extent.columns.values())]
+        return sum(array.nbytes for array in (*self.samples.values(), *lists) if array is not None)

@@ -13,6 +13,7 @@ from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
+from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.tables import SAMPLES, SETTINGS, TABLES, ColumnTypes, extents_table, extents_types
 
@@ -60,11 +61,6 @@ class Shard:
 def shard_folder(number: int) -> str:
     """The name of a shard's folder."""
     return f"shard-{number:05d}"
-
-
-def first_columns(spaces: list[str], settings: ColumnTypes = SETTINGS) -> dict[str, dict[str, str]]:
-    """`Manifest.columns` before the first step."""
-    return {"samples": dict(SAMPLES), "steps": {**SETTINGS, **settings}, **{space: {} for space in spaces}}
 
 
 @dataclass
@@ -169,6 +165,22 @@ class Manifest:
             recording=fields["recording"],
             format=fields["format"],
         )
+
+
+def first_manifest(header: Header, shards: list[Shard]) -> Manifest:
+    """The manifest before the first batch."""
+    spaces = list(dict.fromkeys(layer.space for layer in header.layers)) or ["sample"]
+    return Manifest(
+        layers=list(header.layers),
+        skipped=dict(header.skipped),
+        optimizer=header.optimizer,
+        rule=header.rule,
+        reason=header.reason,
+        spaces=spaces,
+        columns={"samples": dict(SAMPLES), "steps": {**SETTINGS, **header.settings}, **{space: {} for space in spaces}},
+        aliases=dict(header.aliases),
+        shards=shards,
+    )
 
 
 def _check_format(folder: Path, version: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -24,15 +25,25 @@ _PARSING = Lock()
 """NumPy reads a header with Python's own parser, which in CPython 3.11 fails when threads parse at the same time."""
 
 
-def write_probe(
-    memory: Path,
-    name: str,
-    manifest: Manifest,
-    queries: Mapping[str, NDArray[np.float32]],
-    labels: NDArray[np.int64] | None,
-    outputs: NDArray[np.float32] | None,
-) -> tuple[dict[str, FileMark], dict[str, Any]]:
-    """Write a probe durably; returns the marks of its files and its entry in the manifest."""
+@dataclass(frozen=True)
+class ProbeArrays:
+    """A probe as it is taken."""
+
+    name: str
+    queries: Mapping[str, NDArray[np.float32]]
+    """float32[rows, d_in] by layer."""
+    labels: NDArray[np.int64] | None
+    """int64[rows]; None where they are not known."""
+    outputs: NDArray[np.float32] | None
+    """float32[rows, outputs] of the whole model; None where it does not return such a matrix."""
+
+
+def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[dict[str, FileMark], dict[str, Any]]:
+    """Write a probe durably; returns the marks of its files and its entry in the manifest.
+
+    Raises BadInput for a name that is taken or no plain word.
+    """
+    name, queries = probe.name, probe.queries
     if not _NAME.fullmatch(name):
         raise BadInput(f"{name!r} cannot name a probe.", hint="Use letters, digits, '.', '_' and '-'.", field="name")
     if name in manifest.probes:
@@ -41,10 +52,10 @@ def write_probe(
     folder.mkdir(parents=True, exist_ok=True)
     layers = {layer.name: layer for layer in manifest.layers}
     arrays: dict[str, NDArray[Any]] = {_file(layers[layer]): rows for layer, rows in queries.items()}
-    if labels is not None:
-        arrays["labels.npy"] = labels
-    if outputs is not None:
-        arrays["outputs.npy"] = outputs
+    if probe.labels is not None:
+        arrays["labels.npy"] = probe.labels
+    if probe.outputs is not None:
+        arrays["outputs.npy"] = probe.outputs
     files = {}
     for file, array in arrays.items():
         stream = io.BytesIO()

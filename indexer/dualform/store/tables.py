@@ -21,7 +21,7 @@ added, so that the last one, which stands in memory.json, vouches for every entr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,8 @@ SAMPLES: ColumnTypes = {
     "sample": "BIGINT",
 }
 """The columns of `samples` that every memory has; user columns follow."""
+SAID = ("dataset", "label", "sample")
+"""Those of them that a training says."""
 EXTENTS: ColumnTypes = {
     "step": "BIGINT",
     "call": "INTEGER",
@@ -110,15 +112,25 @@ COMMITS: ColumnTypes = {
 }
 
 
-_ARROW = {
-    "BIGINT": pa.int64(),
-    "INTEGER": pa.int32(),
-    "DOUBLE": pa.float64(),
-    "BOOLEAN": pa.bool_(),
-    "VARCHAR": pa.string(),
-    "BLOB": pa.binary(),
+class Kind(NamedTuple):
+    """How the entries of a column of one DuckDB type are held elsewhere."""
+
+    arrow: pa.DataType
+    numpy: np.dtype[Any]
+    letters: str = ""
+    """The kinds of NumPy arrays (`dtype.kind`) that users may give for it."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "BIGINT": Kind(pa.int64(), np.dtype(np.int64), "iu"),
+    "INTEGER": Kind(pa.int32(), np.dtype(np.int32)),
+    "DOUBLE": Kind(pa.float64(), np.dtype(np.float64), "f"),
+    "BOOLEAN": Kind(pa.bool_(), np.dtype(np.bool_), "b"),
+    "VARCHAR": Kind(pa.string(), np.dtype(np.object_), "OU"),
+    "BLOB": Kind(pa.binary(), np.dtype(np.object_)),
 }
-_DUCKDB_OF_KIND = {"i": "BIGINT", "u": "BIGINT", "f": "DOUBLE", "b": "BOOLEAN", "O": "VARCHAR", "U": "VARCHAR"}
+"""By DuckDB type."""
+_OF_LETTER = {letter: name for name, kind in KINDS.items() for letter in kind.letters}
 
 
 def extents_table(space: str) -> str:
@@ -139,12 +151,12 @@ def view_types(samples: ColumnTypes, token_columns: ColumnTypes) -> ColumnTypes:
 
 def duckdb_type(column: np.ndarray[Any, Any]) -> str | None:
     """The DuckDB type that holds a user column; None where no type does."""
-    return _DUCKDB_OF_KIND.get(column.dtype.kind)
+    return _OF_LETTER.get(column.dtype.kind)
 
 
 def arrow_type(kind: str) -> pa.DataType:
     """The Arrow type of a DuckDB type, which may be a list's."""
-    return pa.list_(_ARROW[kind[:-2]]) if kind.endswith("[]") else _ARROW[kind]
+    return pa.list_(KINDS[kind[:-2]].arrow) if kind.endswith("[]") else KINDS[kind].arrow
 
 
 def schema(types: ColumnTypes) -> pa.Schema:

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.store.tables import ColumnTypes, duckdb_type
-
-_STORAGE = {"BIGINT": np.int64, "DOUBLE": np.float64, "BOOLEAN": np.bool_, "VARCHAR": np.object_}
+from dualform.store.tables import KINDS, ColumnTypes, duckdb_type
 
 
 def column_types(columns: Mapping[str, NDArray[Any]]) -> dict[str, str]:
@@ -53,7 +51,16 @@ def check_names(types: ColumnTypes, taken: ColumnTypes) -> None:
 
 def stored(column: NDArray[Any], kind: str) -> NDArray[Any]:
     """The column as it is kept until a commit, its mask with it; no copy where it has the type already."""
-    return column.astype(_STORAGE[kind], copy=False)
+    return column.astype(KINDS[kind].numpy, copy=False)
+
+
+def single(value: Any, kind: str) -> NDArray[Any]:
+    """One entry of a column; NULL where the value is None."""
+    if kind == "VARCHAR":
+        return np.array([value], dtype=object)
+    if value is None:
+        return stored(np.ma.MaskedArray(np.zeros(1), mask=[True]), kind)
+    return stored(np.array([value]), kind)
 
 
 def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

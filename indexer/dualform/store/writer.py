@@ -12,22 +12,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.errors import AlreadyExists, NotAMemory
+from dualform.errors import AlreadyExists, BadInput, NotAMemory
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
 from dualform.store.durable import checksum, sync_folder
-from dualform.store.gathered import Gathered
-from dualform.store.increment import summed
+from dualform.store.header import Ending, Header
+from dualform.store.increment import Increment, summed
 from dualform.store.journal import JournalWriter
 from dualform.store.layer import Layer
-from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_columns, shard_folder
-from dualform.store.probes import write_probe
-from dualform.store.tables import SETTINGS, ColumnTypes
+from dualform.store.layer_writer import LayerWriter
+from dualform.store.log_rows import LogRows
+from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_manifest, shard_folder
+from dualform.store.probes import ProbeArrays, write_probe
+from dualform.store.slot_rows import SlotRows
+from dualform.store.tables import TABLES, rows_table
 from dualform.store.views import view_name, view_statement
 from dualform.store.weights import write_weights
 
@@ -60,18 +62,8 @@ class Writer:
 
     def __init__(
         self,
-        path: str | Path,
+        header: Header,
         *,
-        layers: Sequence[Layer],
-        skipped: Mapping[str, str],
-        optimizer: str,
-        rule: str,
-        reason: str,
-        initial: Mapping[str, NDArray[Any]],
-        momentum: Mapping[str, NDArray[Any]],
-        label_names: Mapping[str, Sequence[str]],
-        aliases: Mapping[str, str] | None = None,
-        settings: ColumnTypes = SETTINGS,
         shard_number: int = 0,
         shards: int = 1,
         segment_bytes: int = SEGMENT_BYTES,
@@ -79,12 +71,10 @@ class Writer:
     ) -> None:
         """Creates the memory of so many `shards`, or one of its further shards; weights are the first one's to write.
 
-        `settings`: DuckDB types of those that the update rule names; others get their columns when they are first seen.
-        `aliases`: as in the manifest.
         `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already,
         NotAMemory where a further shard comes before the first.
         """
-        self.path = Path(path)
+        self.path = header.path
         self._segment_bytes = segment_bytes
         self._journal_seconds = JOURNAL_SECONDS if journal_seconds is None else journal_seconds
         self._shard = Shard(shard_folder(shard_number))
@@ -95,19 +85,15 @@ class Writer:
         else:
             check_new_folder(self.path)
         self._folder.joinpath("layers").mkdir(parents=True)
-        self._gathered = Gathered(self._folder, Blocks(), layers, label_names, settings)
-        spaces = list(self._gathered.spaces) or ["sample"]
-        self.manifest = Manifest(
-            layers=list(layers),
-            skipped=dict(skipped),
-            optimizer=optimizer,
-            rule=rule,
-            reason=reason,
-            spaces=spaces,
-            columns=first_columns(spaces, settings),
-            aliases=dict(aliases or {}),
-            shards=[self._shard, *([] if shard_number else [Shard(shard_folder(n)) for n in range(1, shards)])],
-        )
+        further = [] if shard_number else [Shard(shard_folder(number)) for number in range(1, shards)]
+        self.manifest = first_manifest(header, [self._shard, *further])
+        self._blocks = Blocks()
+        self._layers = {layer.name: self._layer_writer(layer) for layer in header.layers}
+        self._slots = SlotRows(layer.space for layer in header.layers)
+        self._logs = LogRows(header.settings, header.label_names)
+        self._width = self._columns_known()
+        self._bytes = 0
+        """About what is held since the last commit."""
         self._database = self._folder / shard.FILE
         self._shard.tables = shard.create(self._database, self.manifest.tables(), self._views())
         self._journaled: list[dict[str, pa.Table]] = []
@@ -115,47 +101,89 @@ class Writer:
         self._journal = JournalWriter(self._folder, 0)
         self._durable_at = time.monotonic()
         if not shard_number:
-            self._set_weights("initial", initial)
-            if momentum:
-                self._set_weights("momentum", momentum)
+            self._set_weights("initial", header.initial)
+            if header.momentum:
+                self._set_weights("momentum", header.momentum)
         for created in (self._folder / "layers", self._folder, self.path, self.path.parent):
             sync_folder(created)
         self._write_manifest()
 
     def append(self, batch: Batch) -> None:
-        """Take one step's slots and logs. Raises BadInput for a user column that is new or changed its type."""
-        self._gathered.append(batch)
-        if batch.joined or self._gathered.changed:
+        """Take one step's slots and logs. Raises BadInput, naming what does not fit what came before."""
+        self._join(batch.joined)
+        placed = self._slots.append(batch)
+        self._append_rows(batch, placed)
+        self._logs.append(batch, {name: w.layer.space for name, w in self._layers.items() if not w.layer.keys})
+        if batch.joined or self._columns_known() != self._width:
             self._evolve(batch.joined)
-        if self._gathered.bytes >= self._segment_bytes:
+        if self._bytes >= self._segment_bytes:
             self.commit()
         else:
             self.tick()
+
+    def _append_rows(self, batch: Batch, placed: Mapping[tuple[str, int], tuple[int, int]]) -> None:
+        """The layers' rows; `placed`: (space, call) -> first slot and number of slots."""
+        self._bytes += batch.said_bytes
+        for name, calls in batch.layers.items():
+            writer = self._layers[name]
+            for rows in calls:
+                where = placed.get((writer.layer.space, rows.call))
+                if where is None:
+                    raise BadInput(
+                        f"layer {name!r} has rows of call {rows.call}, and space {writer.layer.space!r} no such call.",
+                        field="layers",
+                    )
+                self._bytes += writer.append(rows, *where)
+
+    def _join(self, layers: Sequence[Layer]) -> None:
+        """Layers are seen for the first time."""
+        for layer in layers:
+            self._layers[layer.name] = self._layer_writer(layer)
+            self._slots.add_space(layer.space)
+        if layers:
+            sync_folder(self._folder / "layers")
+
+    def _layer_writer(self, layer: Layer) -> LayerWriter:
+        writer = LayerWriter(layer, self._folder, self._blocks)
+        writer.folder.mkdir()
+        return writer
 
     def tick(self) -> float:
         """Make the rows of the last seconds durable where it is time; returns the seconds until it will be."""
         left = self._durable_at + self._journal_seconds - time.monotonic()
         if left > 0:
             return left
-        if self._gathered.bytes - self._journaled_bytes >= FRAME_BYTES:
+        if self._bytes - self._journaled_bytes >= FRAME_BYTES:
             self.commit()
             return self._journal_seconds
-        increment = self._gathered.take()
-        if increment.tables:
-            self._journal.append(increment)
-            self._journaled.append(increment.tables)
-            self._journaled_bytes = self._gathered.bytes
+        tables = self._take_tables()
+        if tables:
+            rows = [rows for writer in self._layers.values() for rows in writer.unseen()]
+            self._journal.append(Increment(tables, rows))
+            self._journaled.append(tables)
+            self._journaled_bytes = self._bytes
         self._durable_at = time.monotonic()
         return self._journal_seconds
 
+    def _take_tables(self) -> dict[str, pa.Table]:
+        """The rows since the last call by table; a table without new rows is absent."""
+        tables = self._slots.take() | self._logs.take()
+        writers = self._layers.values()
+        entries = [row for writer in writers for row in writer.take_entries()]
+        key_rows = [row for writer in writers for row in writer.take_key_rows()]
+        of_layers: dict[str, list[Any]] = {"entries": entries, "key_rows": key_rows}
+        return tables | {name: rows_table(rows, TABLES[name]) for name, rows in of_layers.items() if rows}
+
     def commit(self) -> None:
         """Make everything appended so far durable and part of the segments and tables."""
-        self._journaled.append(self._gathered.take_tables())
+        self._journaled.append(self._take_tables())
         added = summed(self._journaled, self.manifest.tables())
         if added:
             number = self._shard.commits
-            if segments := self._gathered.finish(number):
-                added["segments"] = segments
+            segments = [row for writer in self._layers.values() for row in writer.finish(number)]
+            if segments:
+                added["segments"] = rows_table(segments, TABLES["segments"])
+            self._bytes = 0
             self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
             self._shard.commits += 1
             self._write_manifest()
@@ -164,38 +192,28 @@ class Writer:
         self._journaled, self._journaled_bytes = [], 0
         self._durable_at = time.monotonic()
 
-    def set_final(self, weights: Mapping[str, NDArray[Any]], buffers: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Store the weights as the training left them, under the names of the model's state dict.
-
-        `buffers`: those that the optimizer had by then, by parameter name, of which a checksum is kept.
-        """
-        self._set_weights("final", weights)
-        self.manifest.buffers = {name: checksum(array.tobytes()) for name, array in (buffers or {}).items()}
-        self._write_manifest()
-
-    def add_probe(
-        self,
-        name: str,
-        *,
-        queries: Mapping[str, NDArray[np.float32]],
-        labels: NDArray[np.int64] | None,
-        outputs: NDArray[np.float32] | None,
-    ) -> None:
+    def add_probe(self, probe: ProbeArrays) -> None:
         """Store queries under a name. Raises BadInput for a name that is taken or no plain word."""
-        files, probe = write_probe(self.path, name, self.manifest, queries, labels, outputs)
+        files, entry = write_probe(self.path, self.manifest, probe)
         self.manifest.files |= files
-        self.manifest.probes[name] = probe
+        self.manifest.probes[probe.name] = entry
         self._write_manifest()
 
-    def close(self, finished: bool = True) -> None:
-        """Commit, and say whether the training came to its end."""
+    def close(self, ending: Ending = Ending()) -> None:  # noqa: B008 - it is frozen
+        """Commit, and say how the training ended."""
+        if ending.final is not None:
+            self._set_weights("final", ending.final)
+        self.manifest.buffers = {name: checksum(array.tobytes()) for name, array in ending.buffers.items()}
+        if ending.skipped is not None:
+            self.manifest.skipped = dict(ending.skipped)
         self.commit()
-        self.manifest.recording = not finished
+        self.manifest.recording = not ending.finished
         self._write_manifest()
 
     def abandon(self) -> None:
         """Let go without a further commit: the memory stays as of what is durable."""
-        self._gathered.discard()
+        for writer in self._layers.values():
+            writer.discard()
         self._journal.close()
 
     def _write_manifest(self) -> None:
@@ -206,13 +224,17 @@ class Writer:
         self.manifest.layers += joined
         for layer in joined:
             self.manifest.skipped.pop(layer.name, None)
-        self.manifest.spaces += [space for space in self._gathered.spaces if space not in self.manifest.spaces]
-        self.manifest.columns |= self._gathered.columns()
+        self.manifest.spaces += [space for space in self._slots.spaces if space not in self.manifest.spaces]
+        self.manifest.columns |= {**self._slots.columns(), "steps": dict(self._logs.settings)}
         self._shard.tables = shard.evolve(
             self._database, self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
         )
-        self._gathered.changed = False
+        self._width = self._columns_known()
         self._write_manifest()
+
+    def _columns_known(self) -> int:
+        """How many spaces, columns and settings have come so far."""
+        return self._slots.width + len(self._logs.settings)
 
     def _views(self) -> list[str]:
         columns, spaces = self.manifest.columns, self.manifest.spaces

@@ -1,0 +1,54 @@
+"""What a memory says of its training as a whole: before the first batch, and after the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dualform.store.layer import Layer
+from dualform.store.tables import SETTINGS, ColumnTypes
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known before the first batch."""
+
+    path: Path
+    """The memory's folder."""
+    layers: Sequence[Layer]
+    optimizer: str
+    """The name of its class."""
+    rule: str
+    """The update rule that the optimizer follows; "" where none is known."""
+    reason: str
+    """Why there is no rule; empty where there is one."""
+    initial: Mapping[str, NDArray[Any]]
+    """The model's state dict before the first step."""
+    momentum: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Momentum buffers that existed by then, by parameter name."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Layers that are not recorded, and why; those that no step has reached yet among them."""
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By dataset, the names of labels 0, 1, …"""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of recorded parameters in the state dict -> the name they are recorded under."""
+    settings: ColumnTypes = field(default_factory=lambda: SETTINGS)
+    """DuckDB types of the settings that the update rule names; others get columns when they are first seen."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known once the training has ended."""
+
+    finished: bool = True
+    """Whether it came to its end."""
+    final: Mapping[str, NDArray[Any]] | None = None
+    """The model's state dict as the training left it."""
+    buffers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """The optimizer's by then, by parameter name, of which a checksum is kept."""
+    skipped: Mapping[str, str] | None = None
+    """The layers that were never recorded, and why; None where that is as it was."""

@@ -1,0 +1,128 @@
+"""The thread that writes: what it does while nothing comes, and who hears of what fails there."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dualform.errors import RecordingError
+from dualform.record.sink import SinkThread
+from dualform.store.batch import Batch, LayerRows
+from dualform.store.header import Ending
+
+
+class Noted:
+    """A sink that notes what it is called for."""
+
+    def __init__(self, tick=lambda: None, append=lambda batch: None):
+        self.calls = []
+        self._tick, self._append = tick, append
+
+    def append(self, batch):
+        self.calls.append(batch.step)
+        self._append(batch)
+
+    def tick(self):
+        self.calls.append("tick")
+        return self._tick()
+
+    def commit(self):
+        self.calls.append("commit")
+
+    def close(self, ending):
+        self.calls.append("close")
+
+    def abandon(self):
+        self.calls.append("abandon")
+
+
+def batch(step, size=4):
+    """One that holds `size` bytes."""
+    keys = np.zeros((size // 4, 1), np.float32)
+    return Batch(step, {}, [], {"layer": [LayerRows(0, keys, None)]})
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+def test_it_ticks_while_nothing_comes_as_often_as_it_is_asked_to():
+    moments = []
+
+    def tick() -> float:
+        moments.append(time.monotonic())
+        return 0.05
+
+    thread = SinkThread(lambda: Noted(tick))
+    wait_for(lambda: len(moments) >= 5)
+    thread.close(Ending())
+    done = len(moments)
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    assert min(gaps) > 0.04
+    time.sleep(0.15)
+    assert len(moments) == done, "it goes on after it was closed"
+
+
+def test_batches_go_first_and_in_order():
+    gate, sink = threading.Event(), Noted(append=lambda batch: batch.step or gate.wait())
+    thread = SinkThread(lambda: sink, queue_bytes=1000)
+    for number in range(5):
+        thread.put(batch(number))
+    gate.set()
+    wait_for(lambda: sink.calls[-1] == "tick" and 4 in sink.calls)
+    assert [call for call in sink.calls if call != "tick"] == [0, 1, 2, 3, 4]
+    assert sink.calls[-6:] == [0, 1, 2, 3, 4, "tick"]
+    thread.flush()
+    assert "commit" in sink.calls[-2:]
+    thread.close(Ending())
+
+
+def test_the_queue_is_bounded():
+    gate, sink = threading.Event(), Noted(append=lambda batch: batch.step or gate.wait())
+    thread = SinkThread(lambda: sink, queue_bytes=100)
+    thread.put(batch(0, 60))
+    thread.put(batch(1, 40))
+    blocked = threading.Thread(target=thread.put, args=(batch(2, 4),))
+    blocked.start()
+    blocked.join(0.2)
+    assert blocked.is_alive()
+    gate.set()
+    blocked.join(10)
+    assert not blocked.is_alive()
+    thread.flush()
+    thread.put(batch(3, 1000))
+    thread.close(Ending())
+    assert [call for call in sink.calls if call != "tick"] == [0, 1, 2, "commit", 3, "close"]
+
+
+def test_what_fails_while_nothing_comes_is_heard_at_the_next_step():
+    def tick() -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sink = Noted(tick)
+    thread = SinkThread(lambda: sink)
+    wait_for(lambda: thread._error is not None)
+    with pytest.raises(RecordingError, match=r"writing the memory failed: OSError: .*No space left on device"):
+        thread.put(batch(0))
+    with pytest.raises(RecordingError):
+        thread.check()
+    with pytest.raises(RecordingError):
+        thread.close(Ending())
+    assert sink.calls == ["tick", "abandon"]
+
+
+def test_a_sink_that_cannot_be_made_leaves_no_thread():
+    def fail():
+        raise RecordingError("made up.")
+
+    with pytest.raises(RecordingError, match=r"^made up\.$"):
+        SinkThread(fail)
+    assert "dualform-writer" not in [thread.name for thread in threading.enumerate()]
