@@ -231,6 +231,7 @@ def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
 def test_a_failure_of_writing_raises_at_the_next_step(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")
+
     def failing():
         with opened.recorder:
             train(opened, model, batches(2))

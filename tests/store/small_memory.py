@@ -12,6 +12,7 @@ from dualform.store.batch import Batch, Defect, Extent, Factor, LayerRows, Param
 from dualform.store.header import Ending, Header
 from dualform.store.layer import Layer, affine
 from dualform.store.probes import ProbeArrays
+from dualform.store.tables import SETTINGS as LR, ColumnTypes
 from dualform.store.writer import Writer
 
 LAYERS = (
@@ -105,7 +106,7 @@ def token_rows(rng: np.random.Generator, call: int, n: int, width: int) -> Layer
     return LayerRows(call, keys, rng.normal(size=(n, 2)).astype(np.float32))
 
 
-def open_writer(path: Path, layers: tuple[Layer, ...] = LAYERS, **options: Any) -> Writer:
+def open_writer(path: Path, layers: tuple[Layer, ...] = LAYERS, settings: ColumnTypes = LR, **options: Any) -> Writer:
     initial = {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
     header = Header(
         path,
@@ -116,6 +117,7 @@ def open_writer(path: Path, layers: tuple[Layer, ...] = LAYERS, **options: Any) 
         initial=initial | {"layer-1.weight": np.ones((3, 5), np.float32)},
         skipped={"norm": "no tap for LayerNorm"},
         label_names={"first": ["zero", "one"]},
+        settings=settings,
     )
     return Writer(header, **options)
 

@@ -1,32 +1,24 @@
-"""What step(...) says of its datapoints: the checked entries.
+"""What is said of steps: the statements of each one, and the columns that those of a recording come to.
 
-Shapes: B rows, `L...` token dimensions of a batch.
-
-An entry is one value for all, one for each row [B], or one for each token [B, L...]: its first axis is always the
-batch, whichever axis that is in the layers' inputs. Nothing is fitted by its number of elements.
+Shapes: B rows of the step, `L...` token dimensions of a batch. What an entry may be stands in column_values.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.store.tables import EXTENTS, KINDS, SAID, SLOTS, duckdb_type
+from dualform.record.column_values import Array, check_names, checked_dims, column_of, mask_of, nulls, spread
+from dualform.record.shape import Shape, misfit
+from dualform.record.spaces import Spaces
+from dualform.store.tables import EXTENTS, KINDS, SAID, SAMPLES, SLOTS
 
-Array: TypeAlias = NDArray[Any]
-
-_BUILT_IN = {*SLOTS, "datapoint"}
 _OF_EXTENTS = set(EXTENTS) - set(SLOTS)
 """Columns of the tables that hold what is said of single slots."""
-_ANSWERED = ("query", "score", "group", "count")
-"""Fields of answers that stand beside slot columns."""
-_INTEGERS = ("label", "sample", "position", "row")
-_LARGEST = np.iinfo(np.int64).max
+_TYPES: Mapping[str, np.dtype[Any]] = {name: KINDS[SAMPLES[name]].numpy for name in SAID}
 PLACES = ("row", "position", "mask")
 """What is said of slots and is no column of theirs that a user names."""
 
@@ -47,25 +39,25 @@ class Metadata:
         columns: Mapping[str, Any],
     ) -> None:
         """Raises BadInput naming the argument that is no column."""
-        _check_names(columns)
+        check_names(columns)
         given = {"dataset": dataset, "label": label, "sample": sample, **columns}
-        self.entries = {name: _column(name, value) for name, value in given.items() if value is not None}
+        self.entries = {name: column_of(name, value) for name, value in given.items() if value is not None}
         """By column, of what is said of the whole step."""
-        self.position = None if position is None else _column("position", position)
-        self.mask = None if mask is None else _mask(mask)
-        self._batch_dim = _checked_dims(batch_dim)
+        self.position = None if position is None else column_of("position", position)
+        self.mask = None if mask is None else mask_of(mask)
+        self._batch_dim = checked_dims(batch_dim)
         self._at: dict[str, list[dict[str, Array]]] = {}
         for space, of in (at or {}).items():
             self.say(space, of)
 
     def say(self, space: str, columns: Mapping[str, Any]) -> None:
         """Say columns of the slots of one space. Raises BadInput."""
-        _check_names(name for name in columns if name not in (*SAID, "position", "row"))
+        check_names(name for name in columns if name not in (*SAID, "position", "row"))
         for name in columns:
             if name.lower() in _OF_EXTENTS:
                 raise BadInput(f"{name!r} cannot be said of single slots.", hint="Rename it.", field=name)
         said = {
-            name: _mask(value) if name == "mask" else _column(name, value)
+            name: mask_of(value) if name == "mask" else column_of(name, value)
             for name, value in columns.items()
             if value is not None
         }
@@ -122,97 +114,125 @@ class Metadata:
         return bool(self.arrays) or any(entry.ndim for entry in self.at(space).values())
 
 
-def _check_names(columns: Iterable[str]) -> None:
-    names = list(columns)
-    for name in names:
-        if not name or not _is_unicode(name):
-            raise BadInput(f"{name!r} cannot name a column.", hint="Give it a name of Unicode text.", field=name)
-        if name.lower() in _BUILT_IN:
-            raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
-        if name.lower() in _ANSWERED:
-            raise BadInput(f"{name!r} is what answers call a field of their own.", hint="Rename it.", field=name)
-        if [other.lower() for other in names].count(name.lower()) > 1:
-            raise BadInput(f"two columns are called {name!r} but for case, which SQL does not see.", field=name)
+class Columns:
+    """The columns of one recording. A column keeps the level and the type that it had when it was first given."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self._spaces = spaces
+        self._samples: dict[str, np.dtype[Any]] | None = None
+        """User columns of samples, which the first step fixes."""
+        self._types = dict(_TYPES)
+        """What each column of samples stores."""
+        self._slots: dict[tuple[str, str], np.dtype[Any]] = {}
+        """By space and name, of what is said of single slots."""
+        self._levels: dict[str, str] = {}
+        """Column -> the space whose slots it speaks of; "" for one of samples."""
+
+    def samples(self, metadata: Metadata, rows: int, step: int) -> dict[str, Array]:
+        """The columns of a step's samples, [B] each. Raises BadInput for a column that changed."""
+        said = {name: entry for name, entry in metadata.entries.items() if self._level(name, entry) == ""}
+        own = {name: entry.dtype for name, entry in said.items() if name not in SAID}
+        if self._samples is None:
+            self._samples = own
+            self._types = {**_TYPES, **own}
+        for name, dtype in own.items():
+            if name not in self._samples:
+                raise BadInput(
+                    f"column {name!r} is new at step {step}.", hint="Give it from the first step on.", field=name
+                )
+            _check_type(name, self._samples[name], dtype)
+        self._levels |= dict.fromkeys(said, "")
+        return {name: spread(said.get(name), dtype, rows) for name, dtype in self._types.items()}
+
+    def no_samples(self) -> dict[str, Array]:
+        """The columns of a batch that brings no samples."""
+        return {name: nulls(0, dtype) for name, dtype in self._types.items()}
+
+    def unknown(self, metadata: Metadata) -> dict[str, Any]:
+        """What is said of slots whose row is not known: the single values; None for everything else."""
+        single = {
+            name: None if np.ma.is_masked(entry) else entry.item()
+            for name, entry in metadata.entries.items()
+            if entry.ndim == 0
+        }
+        return {name: single.get(name) for name in self._types}
+
+    def of_slots(self, metadata: Metadata, shapes: Sequence[Shape]) -> dict[str, dict[str, Array]]:
+        """By space, what is said of the whole step and speaks of the space's single slots. Raises BadInput.
+
+        `shapes` are those of a space after one another, in the order of their calls.
+        """
+        whole = self._of_spaces(metadata, shapes)
+        for space in whole:
+            for name, entry in (said for saying in metadata.sayings(space) for said in saying.items()):
+                if name not in PLACES:
+                    _check_type(name, self._slots.setdefault((space, name), entry.dtype), entry.dtype)
+        return whole
+
+    def _of_spaces(self, metadata: Metadata, shapes: Sequence[Shape]) -> dict[str, dict[str, Array]]:
+        said: dict[str, dict[str, Array]] = {shape.space.name: {} for shape in shapes}
+        for name, entry in metadata.entries.items():
+            space = self._level(name, entry)
+            if space is None:
+                space = self._token_space(name, entry, shapes)
+            if space in said:
+                self._levels[name] = space
+                said[space][name] = entry
+                _check_type(name, self._slots.setdefault((space, name), entry.dtype), entry.dtype)
+        for name, placed in (("position", metadata.position), ("mask", metadata.mask)):
+            for space, entry in self._placed(name, placed, shapes).items():
+                if space in said:
+                    said[space][name] = entry
+        return said
+
+    def _level(self, name: str, entry: Array) -> str | None:
+        """The space that a column speaks of, "" for samples, None where that is still to be seen."""
+        level = self._levels.get(name)
+        if level is None:
+            return None if entry.ndim > 1 else ""
+        if level == "" and entry.ndim > 1:
+            raise BadInput(
+                f"column {name!r} was said of rows at first and is said of single tokens now.",
+                hint="Give another column, or say it of one space with step(at=…).",
+                field=name,
+            )
+        if level and entry.ndim == 1:
+            raise BadInput(
+                f"column {name!r} was said of single tokens at first and is said of rows now.",
+                hint="Give another column.",
+                field=name,
+            )
+        return level
+
+    def _token_space(self, name: str, entry: Array, shapes: Sequence[Shape]) -> str:
+        """The one space that an entry [B, L...] can speak of; "" where it has no slots at this step."""
+        regular = [shape for shape in shapes if not shape.space.routed]
+        spaces = list(dict.fromkeys(shape.space.name for shape in regular if shape.space.tokens))
+        if len(spaces) > 1:
+            names = " and ".join(repr(space) for space in spaces)
+            raise BadInput(
+                f"{name} speaks of single tokens, and spaces {names} have tokens.",
+                hint=f"Say which: at={{{spaces[0]!r}: {{{name!r}: …}}}}.",
+                field=name,
+            )
+        if not spaces and regular and not any(space.tokens for space in self._spaces.known.values()):
+            raise misfit(name, entry.shape, regular)
+        return spaces[0] if spaces else ""
+
+    def _placed(self, name: str, entry: Array | None, shapes: Sequence[Shape]) -> dict[str, Array]:
+        """By space: `mask` or `position`, as said of the whole step.
+
+        What has rows only speaks of rows: a mask of all spaces, a position of those where a slot is a row.
+        """
+        regular = [shape.space for shape in shapes if not shape.space.routed]
+        if entry is None:
+            return {}
+        if entry.ndim > 1:
+            return {self._token_space(name, entry, shapes): entry}
+        flat = [space for space in regular if not space.tokens] if name == "position" else []
+        return {space.name: entry for space in flat or regular}
 
 
-def _checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | dict[str, int] | None:
-    for said in batch_dim.values() if isinstance(batch_dim, Mapping) else [batch_dim]:
-        if said not in (None, 0, 1):
-            raise BadInput(f"batch_dim is {said}.", hint="The batch is axis 0 or 1.", field="batch_dim")
-    return dict(batch_dim) if isinstance(batch_dim, Mapping) else batch_dim
-
-
-def _mask(mask: Any) -> Array:
-    if np.ma.is_masked(mask):
-        raise BadInput("mask has entries that are masked.", hint="Fill them with true or false.", field="mask")
-    given = as_array("mask", mask)
-    if given.dtype != np.bool_:
-        raise BadInput(f"mask holds {given.dtype}.", hint="Give booleans, true for real tokens.", field="mask")
-    return given
-
-
-def as_array(name: str, value: Any) -> Array:
-    """An array of our own. Raises BadInput, naming the argument, for what is none."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = value.float().numpy() if value.dtype.itemsize == 2 and value.is_floating_point() else value.numpy()
-    try:
-        return np.array(value)
-    except ValueError:
-        raise BadInput(f"{name} is ragged.", hint="Give an array or a tensor.", field=name) from None
-
-
-def _column(name: str, value: Any) -> Array:
-    """An owned array in the column's own type. Raises BadInput for one that no column holds."""
-    missing = np.ma.getmaskarray(value) if np.ma.is_masked(value) else None
-    entry = as_array(name, value if missing is None else value.filled(0))
-    if missing is not None and entry.dtype.kind in "UO":
-        entry = entry.astype(np.object_)
-        entry[missing] = None
-    kind, stored = entry.dtype.kind, duckdb_type(entry)
-    if stored is None or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
-        raise BadInput(
-            f"{name} holds {_said(entry)}.", hint="A column holds integers, floats, booleans or texts.", field=name
-        )
-    if name in _INTEGERS and kind not in "iu":
-        raise BadInput(
-            f"{name} holds {_said(entry)}.",
-            hint=f"It is an integer column; record other values under a name of your own, as step(my_{name}=…).",
-            field=name,
-        )
-    if name == "dataset" and kind not in "UO":
-        raise BadInput(f"dataset holds {_said(entry)}.", hint="Name datasets by text.", field=name)
-    if kind == "u" and entry.size and entry.max() > _LARGEST:
-        raise BadInput(
-            f"{name} holds {entry.max()}, and integers are at most {_LARGEST}.",
-            hint="Record it as text.",
-            field=name,
-        )
-    if kind in "UO" and not _is_unicode("".join(text for text in entry.flat if text is not None)):
-        raise BadInput(f"{name} holds text that is no Unicode: a lone surrogate.", hint="Replace it.", field=name)
-    entry = entry.astype(KINDS[stored].numpy, copy=False)
-    return entry if missing is None or entry.dtype == np.object_ else _masked(name, entry, missing)
-
-
-def _masked(name: str, entry: Array, missing: NDArray[np.bool_]) -> Array:
-    """An entry whose missing values are NULL."""
-    if name == "position":
-        raise BadInput(
-            "position has entries that are masked.", hint="Every slot has one; leave slots out with mask=.", field=name
-        )
-    if name == "row":
-        return np.where(missing, -1, entry)
-    return np.ma.MaskedArray(entry, mask=missing)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _said(entry: Array) -> str:
-    kinds = sorted({type(v).__name__ for v in entry.flat if not isinstance(v, str)}) if entry.dtype.kind == "O" else []
-    return ", ".join(kinds) or str(entry.dtype)
+def _check_type(name: str, known: np.dtype[Any], now: np.dtype[Any]) -> None:
+    if known != now:
+        raise BadInput(f"column {name!r} held {known} at first and holds {now} now.", field=name)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import BadInput
-from dualform.record.metadata import as_array
+from dualform.record.column_values import as_array
 from dualform.record.taps import Tap
 
 Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecordingError
-from dualform.record.columns import Columns
+from dualform.record.metadata import Columns
 from dualform.record.sink import Sink, SinkThread
 from dualform.record.slots import SlotMaker, Slots
 from dualform.record.spaces import Spaces

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dualform.errors import BadInput
-from dualform.record.metadata import Array, Metadata
+from dualform.record.column_values import Array
+from dualform.record.metadata import Metadata
 from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
 
