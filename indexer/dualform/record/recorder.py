@@ -27,14 +27,16 @@ from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.metadata import Metadata
 from dualform.record.optimizers import UpdateHooks, around_each_update
+from dualform.record.plan import Plan
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
-from dualform.record.recording import Plan, Recording
+from dualform.record.ranks import Ranks
+from dualform.record.recording import Recording
 from dualform.record.selection import select
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Collector, Step, StepRecord
 from dualform.record.taps import Tap
-from dualform.record.unwrapped import unwrapped
+from dualform.record.unwrapped import unwrapped, unwrapped_model
 from dualform.store.header import Header
 from dualform.store.probes import ProbeArrays
 from dualform.store.writer import Writer, check_new_folder
@@ -58,6 +60,8 @@ class Recorder:
         taps: Sequence[Tap] = (),
         on_error: Literal["raise", "warn"] = "raise",
         sink: Callable[[Header], Sink] = Writer,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """`layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
@@ -72,15 +76,22 @@ class Recorder:
         warn once and stop recording. The first step always raises. `taps`: of layers that are no modules. `sink`: makes
         what takes the batches, on a thread of its own, in place of the store's writer.
 
+        `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
+        `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
+
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded.
         """
         self.path = Path(path)
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
-        if sink is Writer:
+        self._ranks = Ranks.joined(rank, ranks)
+        if self._ranks is not None:
+            self._ranks.check_folder(self.path)
+            sink = self._ranks.writer if sink is Writer else sink
+        elif sink is Writer:
             check_new_folder(self.path)
-        own = unwrapped(optimizer)
+        own, model = unwrapped(optimizer), unwrapped_model(model)
         found, self.skipped = select(model, own, layers, keys and values, taps)
         """`skipped`: layer -> why it is not recorded."""
         self._taps = [*taps, *found]
@@ -89,7 +100,7 @@ class Recorder:
         Spaces(self._taps, spaces, routed)  # raises for what they cannot be
         self._plan = Plan(
             model, own, self.path, self._taps, self.skipped, sink, dict(spaces or {}), routed, keys,
-            dict(label_names or {}),
+            dict(label_names or {}), self._ranks,
         )  # fmt: skip
         self._on_error = on_error
         self._state = "new"
@@ -133,6 +144,8 @@ class Recorder:
             tap.detach()
         if self._handle is not None:
             self._handle.remove()
+        if self._ranks is not None:
+            self._ranks.close()
 
     @contextmanager
     def step(
@@ -223,12 +236,12 @@ class Recorder:
         `inputs` [n, …], several such as a tuple, or by name as a dict, are the model's arguments; their examples lie
         along `batch_dim`. The model runs in eval mode, without gradients. A layer that sees tokens gets one query for
         each, [n * L, d_in], an example's tokens after one another; one that is called several times gets those of its
-        first call.
+        first call. Of several ranks the first one's are stored.
 
         Raises BadInput for a name that is taken, RecordingError before the first recorded step.
         """
         self._require_open("probe")
-        if self._state == "stopped":
+        if self._state == "stopped" or (self._ranks is not None and self._ranks.number):
             return
         if self._recording is None or not self._recording.begun:
             raise RecordingError("there is no memory before the first recorded step.", hint="Take probes after it.")

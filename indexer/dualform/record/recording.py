@@ -5,17 +5,15 @@ It owns the sink, the slot spaces, the columns, and what is known of the optimiz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-
-from torch import nn
-from torch.optim import Optimizer
 
 from dualform.errors import RecordingError
 from dualform.record.metadata import Columns
-from dualform.record.sink import Sink, SinkThread
+from dualform.record.plan import Plan
+from dualform.record.ranks import UPDATES
+from dualform.record.sink import SinkThread
 from dualform.record.slots import SlotMaker, Slots
 from dualform.record.spaces import Spaces
 from dualform.record.start import Start, layer_of
@@ -24,28 +22,9 @@ from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.record.updates import Updates
 from dualform.store.batch import Batch
-from dualform.store.header import Ending, Header
+from dualform.store.header import Ending
 from dualform.store.layer import Layer
 from dualform.store.probes import ProbeArrays
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be recorded, and where to."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    path: Path
-    taps: Sequence[Tap]
-    skipped: dict[str, str]
-    """Layers that are not recorded, and why."""
-    sink: Callable[[Header], Sink]
-    spaces: Mapping[str, str] = field(default_factory=dict)
-    """Names or patterns of layers -> space."""
-    routed: Sequence[str] = ()
-    """Names or patterns of layers whose rows the model chooses."""
-    keys: bool = True
-    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Recording:
@@ -58,7 +37,9 @@ class Recording:
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
-        self._updates = Updates(plan.optimizer, plan.taps, self._start.initial, self._start.buffers, plan.model)
+        self._updates = Updates(
+            plan.optimizer, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks
+        )
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""
@@ -96,12 +77,23 @@ class Recording:
         """The gradients are what they will be, and the weights have not moved yet; `record`: the step that runs."""
         if record is not None and not record.empty:
             self._update_inside(record)
-        elif self._unrecorded:
+            return
+        self._agree(UPDATES[1] if self._unrecorded or self._updates.awaited else UPDATES[2])
+        if self._unrecorded:
             self._update_unrecorded(self._unrecorded)
         elif self._updates.awaited:
             self._updates.update_awaited()
         elif self.steps:
             self._updates.stray(self.steps - 1)
+
+    def _agree(self, update: str) -> bool:
+        """Whether every rank has slots of the step that its optimizer is about to make an update of."""
+        recorded = self._slots is not None
+        if self._plan.ranks is None:
+            return recorded
+        agreed = self._plan.ranks.agree(update, self.steps, recorded)
+        self._updates.tell_parted(self.steps if recorded else max(self.steps - 1, 0))
+        return agreed
 
     def updated(self) -> None:
         """The optimizer has written the weights."""
@@ -114,9 +106,12 @@ class Recording:
 
     def _update_inside(self, record: StepRecord) -> None:
         if record.updated:
+            self._agree(UPDATES[2])
             self._update_again(record)
             return
         self._settle(record)
+        if not self._agree(UPDATES[0]):
+            self.forget(record)
         self._updates.close_step()
         record.updated = True
         if self._slots is None:

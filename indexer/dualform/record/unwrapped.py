@@ -1,9 +1,11 @@
-"""The torch optimizer inside what wraps it, as accelerate's and Lightning's optimizers do."""
+"""The optimizer and the model inside what wraps them, as accelerate and Lightning do, and data parallelism."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dualform.errors import BadInput
@@ -17,3 +19,8 @@ def unwrapped(optimizer: Any) -> Optimizer:
         kind = type(optimizer).__name__
         raise BadInput(f"optimizer is {kind}.", hint="Give the torch optimizer.", field="optimizer")
     return optimizer
+
+
+def unwrapped_model(model: nn.Module) -> nn.Module:
+    """The model that a data-parallel one trains: its layers have the names that they have without it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

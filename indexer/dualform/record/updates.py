@@ -17,6 +17,7 @@ from dualform.record.gradient_factor import Gradient, GradientFactors
 from dualform.record.live_tensors import LiveTensors
 from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
 from dualform.record.projection import Doubles, surely_finite
+from dualform.record.ranks import Ranks
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.record.taps import Tap
 from dualform.record.watch import Watch, roundoff
@@ -35,14 +36,16 @@ class Updates:
         initial: Mapping[str, NDArray[Any]] | None = None,
         buffers: Mapping[str, NDArray[Any]] | None = None,
         model: nn.Module | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
         slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
-        `model`: where another tensor may take a parameter's place.
+        `model`: where another tensor may take a parameter's place. `ranks`: those whose gradients are averaged.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
+        self._ranks = ranks
         self._taps: list[Tap] = []
         """Those that have slots."""
         valued = [tap for tap in taps if tap.values]
@@ -122,6 +125,9 @@ class Updates:
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
         self._follow(step)
         if self._factors is not None:
+            if self._ranks is not None:
+                self._factors.pending = self._ranks.summed(self._factors.pending)
+                self.tell_parted(step)
             gradient = self._factors.measure(frozenset(groups))
             self._factors.renew()
             first = step if gradient.first_step is None else gradient.first_step
@@ -189,6 +195,12 @@ class Updates:
         if (layer, kind) not in self._told:
             self._told.add((layer, kind))
             self._defects.append(Defect(step, layer, reason))
+
+    def tell_parted(self, step: int) -> None:
+        """Note where the ranks do not measure together any more."""
+        if self._ranks is not None and self._ranks.parted:
+            for tap in self._taps:
+                self.defect(step, tap.name, "ranks", self._ranks.parted)
 
     def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
         """What no batch has taken along yet."""

@@ -200,8 +200,8 @@ class Writer:
         self._write_manifest()
 
     def close(self, ending: Ending = Ending()) -> None:  # noqa: B008 - it is frozen
-        """Commit, and say how the training ended."""
-        if ending.final is not None:
+        """Commit, and say how the training ended. Weights are the first shard's to write."""
+        if ending.final is not None and self._place[0] == self.path:
             self._set_weights("final", ending.final)
         self.manifest.buffers = {name: checksum(array.tobytes()) for name, array in ending.buffers.items()}
         if ending.skipped is not None:

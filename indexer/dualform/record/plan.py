@@ -1,0 +1,36 @@
+"""What a recorder was asked to record, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dualform.record.ranks import Ranks
+from dualform.record.sink import Sink
+from dualform.record.taps import Tap
+from dualform.store.header import Header
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be recorded, and where to."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    path: Path
+    taps: Sequence[Tap]
+    skipped: dict[str, str]
+    """Layers that are not recorded, and why."""
+    sink: Callable[[Header], Sink]
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    """Names or patterns of layers -> space."""
+    routed: Sequence[str] = ()
+    """Names or patterns of layers whose rows the model chooses."""
+    keys: bool = True
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ranks: Ranks | None = None
+    """This process among those of a data-parallel training."""

@@ -1,0 +1,177 @@
+"""Data-parallel training: n processes, the ranks, train one model, each on its own rows of every batch.
+
+The gradients that their optimizers apply are averaged over all ranks, so the slots of one explain a part. Where all of
+them are about to make the same update, the projections of their slots are added up: each rank then measures the same
+gradient factor, with the 1 / n of the average in it, the same residuals, and the same distances of the same weights.
+
+What the ranks exchange goes through a group of their own, so that it cannot meet what the training exchanges, and no
+rank waits for longer than WAIT_SECONDS for one that is not coming: then, or where they are about to make other updates,
+they have parted, each goes on alone, and the record says why.
+
+Shapes: P numbers over all parameters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import distributed
+
+from dualform.errors import AlreadyExists, BadInput, RecordingError
+from dualform.record.gradient_factor import Projection
+from dualform.record.projection import Doubles
+from dualform.store.header import Header
+from dualform.store.manifest import FILE, shard_folder
+from dualform.store.writer import Writer, check_new_folder
+
+WAIT_SECONDS = 60.0
+"""How long a rank waits for the others: between one rank's optimizer step and another's, and for the first shard."""
+UPDATES = ("of the step that runs", "of the step before", "outside of all steps")
+"""What kinds of update a rank may be about to make."""
+
+
+class Exchange(Protocol):
+    """Adds numbers up over the ranks."""
+
+    def total(self, numbers: Doubles) -> Doubles:
+        """float64[n]: the sum of what all ranks give, the same on each. All ranks call it, in the same order.
+
+        Raises RuntimeError where one of them does not.
+        """
+
+    def close(self) -> None:
+        """The training has ended on this rank."""
+
+
+class ProcessExchange:
+    """Through torch.distributed, in a group beside the training's own."""
+
+    def __init__(self) -> None:
+        """To be called on all ranks. Raises RuntimeError where one of them does not."""
+        self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_SECONDS))
+
+    def total(self, numbers: Doubles) -> Doubles:
+        summed = torch.from_numpy(numbers.copy())
+        distributed.all_reduce(summed, group=self._group)
+        return summed.numpy()
+
+    def close(self) -> None:
+        distributed.destroy_process_group(self._group)
+
+
+class Ranks:
+    """One rank among all of them."""
+
+    def __init__(self, number: int, count: int, exchange: Exchange) -> None:
+        self.number, self.count = number, count
+        self.parted = ""
+        """Why the ranks do not measure together any more; empty while they do."""
+        self._exchange, self._closed = exchange, False
+
+    @classmethod
+    def joined(cls, rank: int, ranks: int) -> Ranks | None:
+        """This process among the ranks of torch.distributed; None where there is one alone. All ranks call it.
+
+        Raises BadInput for numbers that are not those of torch.distributed.
+        """
+        if ranks == 1 and rank == 0:
+            return None
+        there = distributed.is_available() and distributed.is_initialized()
+        known = (distributed.get_rank(), distributed.get_world_size()) if there else None
+        if known != (rank, ranks):
+            said = "is not initialised" if known is None else f"says rank {known[0]} of {known[1]}"
+            raise BadInput(
+                f"rank={rank} and ranks={ranks}, and torch.distributed {said}.",
+                hint="Give torch.distributed.get_rank() and get_world_size(), after init_process_group.",
+                field="ranks",
+            )
+        return cls(rank, ranks, ProcessExchange())
+
+    def agree(self, update: str, step: int, recorded: bool) -> bool:
+        """The optimizer of every rank is about to make this update, of or after this step; `recorded`: this rank has
+        slots of it. Whether all ranks have: a step that one leaves out for NaN is no step of the others.
+        """
+        ranks = self._gathered(UPDATES.index(update), step, recorded)
+        if ranks is None:
+            return recorded
+        (first, steps, _), *others = ranks
+        for rank, (kind, own, _) in enumerate(others, start=1):
+            if (kind, own) != (first, steps):
+                self._part(
+                    f"rank {rank} made an update {UPDATES[int(kind)]}, after {int(own)} steps, where rank 0 made one "
+                    f"{UPDATES[int(first)]}, after {int(steps)}"
+                )
+                return recorded
+        return all(there for _, _, there in ranks)
+
+    def summed(self, pending: Sequence[Projection]) -> list[Projection]:
+        """The projections of the slots of all ranks, step by step; those of this rank where the ranks have parted."""
+        size = sum(len(own.sums) + len(own.scales) for own in pending[:1])
+        ranks = self._gathered(len(pending), sum(own.step for own in pending), size)
+        if ranks is None or not pending:
+            return list(pending)
+        if any(other != ranks[0] for other in ranks):
+            self._part("the ranks recorded other steps, or other layers, than one another")
+            return list(pending)
+        parts = [np.concatenate([own.sums, own.scales, [own.fresh]]) for own in pending]
+        total = self._total(np.concatenate(parts))
+        if total is None:
+            return list(pending)
+        return [self._whole(own, numbers) for own, numbers in zip(pending, np.split(total, len(parts)), strict=True)]
+
+    def _whole(self, own: Projection, numbers: Doubles) -> Projection:
+        sums, scales = numbers[: len(own.sums)], numbers[len(own.sums) : -1]
+        return Projection(own.step, sums, scales, fresh=bool(numbers[-1] == self.count))
+
+    def _gathered(self, *numbers: float) -> list[tuple[float, ...]] | None:
+        """What each rank says, in their order; None where they have parted."""
+        own = np.zeros((self.count, len(numbers)))
+        own[self.number] = numbers
+        total = self._total(own.reshape(-1))
+        return None if total is None else [tuple(row) for row in total.reshape(own.shape).tolist()]
+
+    def _total(self, numbers: Doubles) -> Doubles | None:
+        if self.parted:
+            return None
+        try:
+            return self._exchange.total(numbers)
+        except RuntimeError as error:
+            self._part(f"rank {self.number} did not hear of the others: {str(error).splitlines()[0]}")
+            return None
+
+    def _part(self, reason: str) -> None:
+        self.parted = f"{reason}; the slots of one rank explain its part of the gradients only"
+
+    def close(self) -> None:
+        """The training has ended on this rank, or is not recorded any more."""
+        if not self._closed:
+            self._closed = True
+            self._exchange.close()
+
+    def check_folder(self, path: Path) -> None:
+        """Raises AlreadyExists where this rank's shard, or anything in the place of the first one, is there already."""
+        if self.number == 0:
+            check_new_folder(path)
+        elif (path / shard_folder(self.number)).exists():
+            raise AlreadyExists(f"{path / shard_folder(self.number)} already exists.", hint="Record into a new folder.")
+
+    def writer(self, header: Header) -> Writer:
+        """The writer of this rank's shard; a further one waits until the first has created the memory.
+
+        Raises RecordingError where it waits in vain.
+        """
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self.number and not (header.path / FILE).exists():
+            if time.monotonic() > deadline:
+                raise RecordingError(
+                    f"rank {self.number} waited {WAIT_SECONDS:.0f} seconds for rank 0 to create {header.path}.",
+                    hint="Record on every rank, into one folder that all of them see.",
+                )
+            time.sleep(0.01)
+        return Writer(header, shard_number=self.number, shards=self.count)

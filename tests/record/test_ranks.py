@@ -1,0 +1,277 @@
+"""Data-parallel training: every rank writes its own slots, and what they measure, they measure together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import threading
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import dualform
+from dualform.errors import AlreadyExists, BadInput, RecordingError
+from dualform.record import ranks as ranks_file
+from dualform.record.ranks import Ranks
+from dualform.record.recorder import Recorder
+from dualform.store.header import Header
+from dualform.store.snapshot import Snapshot
+
+COUNT, ROWS, STEPS = 2, 6, 8
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def data(rank, step):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(ROWS, 5, generator=generator), torch.randint(3, (ROWS,), generator=generator)
+
+
+class Table:
+    """Where threads, each of them a rank, add up what they bring."""
+
+    def __init__(self, seconds=20.0):
+        self.barrier = threading.Barrier(COUNT, timeout=seconds)
+        self.brought = [None] * COUNT
+
+    def total(self, rank, numbers):
+        self.brought[rank] = numbers
+        try:
+            self.barrier.wait()
+            whole = sum(self.brought)
+            self.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise RuntimeError("nobody came") from None
+        return whole
+
+
+class Seat:
+    """An exchange over a table."""
+
+    def __init__(self, table, rank):
+        self.table, self.rank, self.closed = table, rank, 0
+
+    def total(self, numbers):
+        return self.table.total(self.rank, numbers.copy())
+
+    def close(self):
+        self.closed += 1
+
+
+class Fleet:
+    """Ranks as threads, whose gradients are averaged as data parallelism does it."""
+
+    def __init__(self, monkeypatch, path, seconds=20.0):
+        self.path, self.averaging = path, Table()
+        measuring = Table(seconds)
+        self.seats = [Seat(measuring, rank) for rank in range(COUNT)]
+        monkeypatch.setattr(Ranks, "joined", classmethod(lambda cls, rank, count: cls(rank, count, self.seats[rank])))
+        self.errors = []
+        self.models = [net() for _ in range(COUNT)]
+
+    def average(self, rank, model):
+        for parameter in model.parameters():
+            parameter.grad = torch.from_numpy(self.averaging.total(rank, parameter.grad.numpy())) / COUNT
+
+    def run(self, train, **options):
+        threads = [threading.Thread(target=self._guarded, args=(train, rank, options)) for rank in range(COUNT)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        if self.errors:
+            raise self.errors[0]
+
+    def _guarded(self, train, rank, options):
+        try:
+            model = self.models[rank]
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            with Recorder(model, optimizer, self.path, rank=rank, ranks=COUNT, **options) as recorder:
+                train(rank, model, optimizer, recorder)
+        except BaseException as error:
+            self.errors.append(error)
+
+
+def test_the_ranks_shards_are_one_exact_memory(tmp_path, monkeypatch):
+    fleet = Fleet(monkeypatch, tmp_path / "m")
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(STEPS):
+            x, y = data(rank, step)
+            with recorder.step(label=y, sample=100 * rank + torch.arange(ROWS)):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                fleet.average(rank, model)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+        recorder.probe("test", data(0, 0)[0])
+
+    fleet.run(train)
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in fleet.models), strict=True))
+    assert [seat.closed for seat in fleet.seats] == [1, 1]
+    memory = dualform.open(tmp_path / "m")
+    check_memory_of_ranks(memory)
+    assert len(Snapshot.open(tmp_path / "m").probe("test").queries("0")) == ROWS
+
+
+def check_memory_of_ranks(memory):
+    """Steps, rank after rank in each, and a certificate."""
+    expected = [data(rank, step) for step in range(STEPS) for rank in range(COUNT)]
+    slots = np.arange(STEPS * COUNT * ROWS)
+    np.testing.assert_array_equal(memory.keys("0", slots), torch.cat([x for x, _ in expected]).numpy())
+    columns = memory.slots(slots, "sample")
+    assert columns["label"].tolist() == torch.cat([y for _, y in expected]).tolist()
+    samples = [100 * rank + row for _ in range(STEPS) for rank in range(COUNT) for row in range(ROWS)]
+    assert columns["sample"].tolist() == samples
+    for name, certificate in memory.verify().items():
+        assert certificate.exact, (name, certificate.reason)
+        assert certificate.relative_error <= 1e-5
+
+
+def one_step(fleet, rank, model, optimizer, recorder, x, y, update=True):
+    with recorder.step(label=y):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        if update:
+            fleet.average(rank, model)
+            for parameter in model.parameters():
+                parameter.grad.nan_to_num_(0.0)
+            optimizer.step()
+
+
+def reasons(path):
+    return {certificate.reason for certificate in dualform.open(path).verify().values()}
+
+
+def test_an_updated_step_that_one_rank_leaves_out_is_no_step_of_the_others(tmp_path, monkeypatch):
+    fleet = Fleet(monkeypatch, tmp_path / "m")
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(4):
+            x, y = data(rank, step)
+            x[3, 1] = float("nan") if (rank, step) == (1, 2) else 0.0
+            one_step(fleet, rank, model, optimizer, recorder, x, y)
+        assert recorder.steps == 3
+
+    fleet.run(train)
+    steps = Snapshot.open(tmp_path / "m").column("sample", "step")
+    assert np.bincount(steps).tolist() == [COUNT * ROWS] * 3
+    found = reasons(tmp_path / "m")
+    assert len(found) == 1, found
+    (reason,) = found
+    assert reason.startswith("after step 1 the optimizer updated with NaN or infinity in a key or error signal")
+
+
+def test_ranks_that_recorded_other_steps_have_parted(tmp_path, monkeypatch):
+    fleet = Fleet(monkeypatch, tmp_path / "m")
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(4):
+            x, y = data(rank, step)
+            x[3, 1] = float("nan") if (rank, step) == (1, 2) else 0.0
+            one_step(fleet, rank, model, optimizer, recorder, x, y, update=step != 2)
+
+    fleet.run(train)
+    found = reasons(tmp_path / "m")
+    assert len(found) == 1, found
+    (reason,) = found
+    assert reason == (
+        "rank 1 made an update of the step that runs, after 2 steps, where rank 0 made one of the step that runs, "
+        "after 3; the slots of one rank explain its part of the gradients only (from step 3 on)."
+    )
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    fleet = Fleet(monkeypatch, tmp_path / "m", seconds=0.5)
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(4):
+            x, y = data(rank, step)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                fleet.average(rank, model)
+                if (rank, step) != (1, 2):
+                    optimizer.step()
+
+    fleet.run(train)
+    found = reasons(tmp_path / "m")
+    assert len(found) == 1, found
+    (reason,) = found
+    assert reason.startswith("rank 0 did not hear of the others: nobody came; the slots of one rank explain")
+
+
+def test_what_is_no_rank_is_refused(tmp_path):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(BadInput) as caught:
+        Recorder(model, optimizer, tmp_path / "m", rank=1, ranks=2)
+    assert str(caught.value) == (
+        "rank=1 and ranks=2, and torch.distributed is not initialised. Give torch.distributed.get_rank() and "
+        "get_world_size(), after init_process_group."
+    )
+
+
+def test_a_shard_that_is_there_is_left_alone(tmp_path):
+    (tmp_path / "m" / "shard-00001").mkdir(parents=True)
+    table = Table()
+    for rank in range(COUNT):
+        with pytest.raises(AlreadyExists):
+            Ranks(rank, COUNT, Seat(table, rank)).check_folder(tmp_path / "m")
+
+
+def test_a_further_rank_waits_for_the_first_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks_file, "WAIT_SECONDS", 0.1)
+    header = Header(tmp_path / "m", [], "SGD", "sgd", "", {})
+    with pytest.raises(RecordingError, match=r"^rank 1 waited 0 seconds for rank 0 to create "):
+        Ranks(1, COUNT, Seat(Table(), 1)).writer(header)
+
+
+def process(rank, port, path):
+    """One rank of a training with DistributedDataParallel."""
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=COUNT, timeout=timedelta(seconds=60)
+    )
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with Recorder(model, optimizer, path, rank=rank, ranks=COUNT) as recorder:
+        for step in range(STEPS):
+            x, y = data(rank, step)
+            with recorder.step(label=y, sample=100 * rank + torch.arange(ROWS)):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def test_distributed_data_parallel(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=process, args=(rank, port, tmp_path / "m")) for rank in range(COUNT)]
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join(240)
+    left = [one for one in processes if one.is_alive()]
+    for one in left:
+        one.kill()
+    assert not left
+    assert [one.exitcode for one in processes] == [0, 0]
+    memory = dualform.open(tmp_path / "m")
+    check_memory_of_ranks(memory)
+    factors = np.asarray(Snapshot.open(tmp_path / "m").table("factors")["factor"])
+    np.testing.assert_allclose(factors, np.full(STEPS * 4, 1 / COUNT), rtol=1e-5)
