@@ -20,7 +20,7 @@ from dualform.store.snapshot import Snapshot
 
 ROOT = Path(__file__).parents[1]
 ROOM = ROOT / "indexer" / "dualform"
-MOST_STOPS = 23
+MOST_STOPS = 22
 FILE = re.compile(r"`([\w/]+\.py)`")
 
 
