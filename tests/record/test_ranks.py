@@ -69,17 +69,18 @@ class Seat:
 class Fleet:
     """Ranks as threads, whose gradients are averaged as data parallelism does it."""
 
-    def __init__(self, monkeypatch, path, seconds=20.0):
+    def __init__(self, monkeypatch, path, seconds=20.0, models=None):
         self.path, self.averaging = path, Table()
         measuring = Table(seconds)
         self.seats = [Seat(measuring, rank) for rank in range(COUNT)]
         monkeypatch.setattr(Ranks, "joined", classmethod(lambda cls, rank, count: cls(rank, count, self.seats[rank])))
         self.errors = []
-        self.models = [net() for _ in range(COUNT)]
+        self.models = models or [net() for _ in range(COUNT)]
 
     def average(self, rank, model):
         for parameter in model.parameters():
-            parameter.grad = torch.from_numpy(self.averaging.total(rank, parameter.grad.numpy())) / COUNT
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = torch.from_numpy(self.averaging.total(rank, grad.numpy())) / COUNT
 
     def run(self, train, **options):
         threads = [threading.Thread(target=self._guarded, args=(train, rank, options)) for rank in range(COUNT)]
@@ -208,6 +209,40 @@ def test_a_rank_that_does_not_come_is_not_waited_for_without_end(tmp_path, monke
     assert len(found) == 1, found
     (reason,) = found
     assert reason.startswith("rank 0 did not hear of the others: nobody came; the slots of one rank explain")
+
+
+class Heads(nn.Module):
+    """Each rank uses a head of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.heads = nn.Linear(5, 4), nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+
+    def forward(self, x, head):
+        return self.heads[head](torch.tanh(self.trunk(x)))
+
+
+def test_a_layer_that_only_one_rank_reaches_is_measured_by_all(tmp_path, monkeypatch):
+    fleet = Fleet(monkeypatch, tmp_path / "m", models=[Heads() for _ in range(COUNT)])
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(STEPS):
+            x, y = data(rank, step)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x, rank), y).backward()
+                fleet.average(rank, model)
+                optimizer.step()
+
+    fleet.run(train)
+    memory = dualform.open(tmp_path / "m")
+    found = memory.verify()
+    assert sorted(found) == ["heads.0", "heads.1", "trunk"]
+    for name, certificate in found.items():
+        assert certificate.exact, (name, certificate.reason)
+        assert certificate.relative_error <= 1e-5
+    assert {layer.name: layer.grade.name for layer in memory.info().layers} == dict.fromkeys(found, "exact")
 
 
 def test_what_is_no_rank_is_refused(tmp_path):

@@ -53,8 +53,14 @@ class ProcessExchange:
     """Through torch.distributed, in a group beside the training's own."""
 
     def __init__(self) -> None:
-        """To be called on all ranks. Raises RuntimeError where one of them does not."""
-        self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_SECONDS))
+        """To be called on all ranks. Raises RecordingError where one of them does not."""
+        try:
+            self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_SECONDS))
+        except RuntimeError as error:
+            raise RecordingError(
+                f"the ranks did not come together: {str(error).splitlines()[0]}.",
+                hint="Make a recorder on every rank.",
+            ) from error
 
     def total(self, numbers: Doubles) -> Doubles:
         summed = torch.from_numpy(numbers.copy())
@@ -78,7 +84,7 @@ class Ranks:
     def joined(cls, rank: int, ranks: int) -> Ranks | None:
         """This process among the ranks of torch.distributed; None where there is one alone. All ranks call it.
 
-        Raises BadInput for numbers that are not those of torch.distributed.
+        Raises BadInput for numbers that are not those of torch.distributed, RecordingError where a rank does not come.
         """
         if ranks == 1 and rank == 0:
             return None

@@ -204,7 +204,8 @@ class Updates:
 
     def take(self) -> tuple[list[StepLog], list[Defect], list[WatchLog]]:
         """What no batch has taken along yet."""
-        watched = [row for row in self._watched if row.parameter in self._joined_names]
+        # A layer that has no slots here may have some on another rank, for which the first rank's log speaks.
+        watched = [row for row in self._watched if self._ranks is not None or row.parameter in self._joined_names]
         taken = self._logs, self._defects, watched
         self._logs, self._defects, self._watched = [], [], []
         return taken

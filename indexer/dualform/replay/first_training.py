@@ -35,6 +35,12 @@ class FirstTraining:
                 hint="Ask it: dualform.open(path).",
                 field="path",
             )
+        if len(memory.manifest.shards) > 1:
+            raise BadInput(
+                f"{memory.path} was recorded by {len(memory.manifest.shards)} processes, of which each saw a part.",
+                hint="Record keys, or train in one process.",
+                field="path",
+            )
         if memory.recording:
             raise BadInput(
                 f"the training recorded in {memory.path} did not come to its end, or still runs.",
