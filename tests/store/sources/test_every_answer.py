@@ -10,6 +10,7 @@ import pytest
 
 import dualform
 from dualform.store.check import check_memory
+from dualform.store.header import Ending
 from dualform.store.snapshot import Snapshot
 from tests.store.sources.twins import PAIRS, WEIGHTS, batch, writer
 
@@ -32,8 +33,7 @@ def committed(folder: Path) -> Path:
         made.append(batch(step))
         if step == 2:
             made.commit()
-    made.set_final({name: weight - 1 for name, weight in WEIGHTS.items()})
-    made.close()
+    made.close(Ending(final={name: weight - 1 for name, weight in WEIGHTS.items()}))
     return folder
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dualform.store.batch import Batch, Extent, LayerRows, WatchLog
+from dualform.store.header import Header
 from dualform.store.layer import Layer, affine
 from dualform.store.writer import Writer
 from tests.store.small_memory import log, samples
@@ -105,16 +106,5 @@ def batch(step: int, seed: int = 0) -> Batch:
 
 
 def writer(path: Path, layers: Sequence[Layer] = LAYERS, **options: Any) -> Writer:
-    return Writer(
-        path,
-        layers=layers,
-        skipped={},
-        optimizer="SGD",
-        rule="sgd",
-        reason="",
-        initial=WEIGHTS,
-        momentum={},
-        label_names={},
-        journal_seconds=0.0,
-        **options,
-    )
+    header = Header(path, layers, optimizer="SGD", rule="sgd", reason="", initial=WEIGHTS)
+    return Writer(header, journal_seconds=0.0, **options)
