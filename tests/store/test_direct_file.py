@@ -16,7 +16,8 @@ from dualform.store.batch import LayerRows
 from dualform.store.direct_file import BLOCK_BYTES, Blocks
 from dualform.store.layer import Layer, affine
 from dualform.store.layer_writer import LayerWriter
-from dualform.store.matrix_file import MatrixWriter, flat_index, npy
+from dualform.store.matrix_file import flat_index, npy
+from dualform.store.rows_writer import MatrixWriter
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from dualform.errors import Damaged
 from dualform.query.score.rescoring import score_pairs
 from dualform.store import segment
 from dualform.store.direct_file import Blocks
-from dualform.store.matrix_file import MatrixWriter, flat_index
+from dualform.store.matrix_file import flat_index
 from dualform.store.rows import Keys
+from dualform.store.rows_writer import MatrixWriter
 from dualform.store.segment import BLOCK_BYTES, Segment
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.sources.segment_rows import SegmentRows
