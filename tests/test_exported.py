@@ -14,6 +14,7 @@ def test_exactly_these_names_are_offered():
         "AsyncAnswers",
         "Cancellation",
         "Certificate",
+        "Certificates",
         "Columns",
         "DualformError",
         "Engine",

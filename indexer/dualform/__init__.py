@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dualform.answers import (
         Cancellation as Cancellation,
         Certificate as Certificate,
+        Certificates as Certificates,
         Columns as Columns,
         Grade as Grade,
         GroupSums as GroupSums,
@@ -73,6 +74,7 @@ _HOME = {
         for name in (
             "Cancellation",
             "Certificate",
+            "Certificates",
             "Columns",
             "Grade",
             "GroupSums",
@@ -91,6 +93,7 @@ __all__ = [
     "AsyncAnswers",
     "Cancellation",
     "Certificate",
+    "Certificates",
     "Columns",
     "DualformError",
     "Engine",

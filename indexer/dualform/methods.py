@@ -168,7 +168,7 @@ class _Methods:
 
     @_asks
     def verify(self) -> Verification:
-        """By layer, the certificate: how well the record rebuilds the final weights, and the grade measured."""
+        """Certificates by layer: how well the record rebuilds the final weights, and the grade measured."""
         return Verification()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Columns, GroupKey
+from dualform.answers import GroupKey
 from dualform.errors import BadInput
 from dualform_proto.matrix import WIRE_TYPES, decode_numbers, element_type, encode_numbers
 from dualform_proto.v1 import dualform_pb2 as pb
@@ -51,11 +51,11 @@ def _encode_texts(name: str, column: NDArray[Any]) -> pb.Column:
     )
 
 
-def decode_columns(message: pb.Columns) -> Columns:
+def decode_columns(message: pb.Columns) -> dict[str, NDArray[Any]]:
     """The table, in the order of its columns. Raises BadInput where a column is shorter or longer than `rows`."""
     if message.rows < 0:
         raise BadInput(f"a table has {message.rows} rows.")
-    return Columns({column.name: _decode_column(column, message.rows) for column in message.columns})
+    return {column.name: _decode_column(column, message.rows) for column in message.columns}
 
 
 def _decode_column(column: pb.Column, rows: int) -> NDArray[Any]:

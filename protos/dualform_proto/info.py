@@ -20,7 +20,7 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         layers=[_layer(layer) for layer in info.layers],
         skipped=_remarks(info.skipped),
         datasets=_counts(info.datasets),
-        columns=_remarks(info.columns),
+        columns=[pb.SpaceColumns(space=space, columns=_remarks(own)) for space, own in info.columns.items()],
         probes=[pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers) for probe in info.probes],
         cut_off=info.cut_off,
     )
@@ -37,7 +37,7 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         layers=tuple(_decode_layer(layer) for layer in message.layers),
         skipped=_decode_remarks(message.skipped),
         datasets=_decode_counts(message.datasets),
-        columns=_decode_remarks(message.columns),
+        columns={own.space: _decode_remarks(own.columns) for own in message.columns},
         probes=tuple(ProbeInfo(probe.name, probe.rows, tuple(probe.layers)) for probe in message.probes),
         cut_off=message.cut_off,
     )

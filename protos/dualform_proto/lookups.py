@@ -5,17 +5,16 @@ Decoding builds the value, which checks itself, and checks every length. Raises 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from dualform.answers import Certificate, Columns, Probe
+from dualform.answers import Certificate, Certificates, Columns, Probe
 from dualform.errors import BadInput
 from dualform.questions import ProbeLookup, SlotLookup, SqlStatement
 from dualform_proto.arguments import encode_optional_text, encode_text
 from dualform_proto.columns import decode_columns, encode_columns
 from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
+from dualform_proto.scan import decode_scan, encode_scan
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -29,11 +28,11 @@ def decode_slots(message: pb.SlotsRequest) -> SlotLookup:
 
 
 def encode_slots_answer(columns: Columns) -> pb.SlotsResponse:
-    return pb.SlotsResponse(slots=encode_columns(columns))
+    return pb.SlotsResponse(slots=encode_columns(columns), scan=encode_scan(columns.scan), space=columns.space)
 
 
 def decode_slots_answer(message: pb.SlotsResponse) -> Columns:
-    return decode_columns(message.slots)
+    return Columns(decode_columns(message.slots), decode_scan(message.scan), message.space)
 
 
 def encode_sql(question: SqlStatement) -> pb.SqlRequest:
@@ -45,11 +44,11 @@ def decode_sql(message: pb.SqlRequest) -> SqlStatement:
 
 
 def encode_sql_answer(columns: Columns) -> pb.SqlResponse:
-    return pb.SqlResponse(rows=encode_columns(columns))
+    return pb.SqlResponse(rows=encode_columns(columns), scan=encode_scan(columns.scan))
 
 
 def decode_sql_answer(message: pb.SqlResponse) -> Columns:
-    return decode_columns(message.rows)
+    return Columns(decode_columns(message.rows), decode_scan(message.scan))
 
 
 def encode_probe(question: ProbeLookup) -> pb.ProbeRequest:
@@ -66,6 +65,7 @@ def encode_probe_answer(probe: Probe) -> pb.ProbeResponse:
         labels=None if probe.labels is None else encode_numbers(probe.labels.astype(np.int64, copy=False)),
         outputs=None if probe.outputs is None else encode_matrix(probe.outputs.astype(np.float32, copy=False)),
         queries=None if probe.queries is None else encode_matrix(probe.queries.astype(np.float32, copy=False)),
+        scan=encode_scan(probe.scan),
     )
 
 
@@ -75,6 +75,7 @@ def decode_probe_answer(message: pb.ProbeResponse) -> Probe:
         labels=decode_numbers(message.labels, np.int64, "labels") if message.HasField("labels") else None,
         outputs=decode_matrix(message.outputs, np.float32, "outputs") if message.HasField("outputs") else None,
         queries=decode_matrix(message.queries, np.float32, "queries") if message.HasField("queries") else None,
+        scan=decode_scan(message.scan),
     )
     lengths = {len(part) for part in (probe.labels, probe.outputs, probe.queries) if part is not None}
     if len(lengths) > 1:
@@ -82,7 +83,7 @@ def decode_probe_answer(message: pb.ProbeResponse) -> Probe:
     return probe
 
 
-def encode_certificates(certificates: Mapping[str, Certificate]) -> pb.VerifyResponse:
+def encode_certificates(certificates: Certificates) -> pb.VerifyResponse:
     return pb.VerifyResponse(
         certificates=[
             pb.Certificate(
@@ -93,15 +94,17 @@ def encode_certificates(certificates: Mapping[str, Certificate]) -> pb.VerifyRes
                 grade=encode_grade(certificate.grade),
             )
             for layer, certificate in certificates.items()
-        ]
+        ],
+        scan=encode_scan(certificates.scan),
     )
 
 
-def decode_certificates(message: pb.VerifyResponse) -> dict[str, Certificate]:
-    return {
+def decode_certificates(message: pb.VerifyResponse) -> Certificates:
+    found = {
         certificate.layer: Certificate(
             relative_error=certificate.relative_error if certificate.HasField("relative_error") else None,
             grade=decode_grade(certificate.grade),
         )
         for certificate in message.certificates
     }
+    return Certificates(found, decode_scan(message.scan))

@@ -47,10 +47,10 @@ class Deadline:
         """Seconds."""
         return max(0.0, self._end - time.monotonic())
 
-    def on_end(self, tell: Callable[[], None]) -> None:
-        """Calls `tell` when the call ends, whoever ends it, or at once if it has ended."""
-        if not self._context.add_callback(tell):
-            tell()
+    def on_end(self, ended: Callable[[], None]) -> None:
+        """Calls `ended` when the call ends, whoever ends it, or at once if it has ended."""
+        if not self._context.add_callback(ended):
+            ended()
 
     def check(self) -> None:
         """Raises TimedOut or Cancelled if the call must stop."""

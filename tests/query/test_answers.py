@@ -123,6 +123,17 @@ def test_keys_and_values_of_slots_are_those_of_the_training(memory):
         memory.keys("head", [STEPS * ROWS])
 
 
+def test_look_ups_say_what_they_saw(memory):
+    slots, snapshot = memory.slots([3, 1], "token"), memory.info().snapshot
+    assert slots.space == "token"
+    assert (slots.scan.slots_scanned, slots.scan.slots_matching) == (STEPS * ROWS * TOKENS, 2)
+    rows, certificates = memory.sql("SELECT 1 AS one"), memory.verify()
+    assert rows.space == ""
+    assert certificates.scan.slots_scanned == STEPS * ROWS * (1 + TOKENS)
+    assert [one.scan.snapshot for one in (slots, rows, certificates)] == [snapshot] * 3
+    assert all(one.scan.seconds > 0 for one in (slots, rows, certificates))
+
+
 def test_slots_that_share_a_key_have_equal_key_rows(memory):
     ids = np.arange(STEPS * ROWS * TOKENS)
     rows, keys = memory.key_rows("token", ids), memory.keys("token", ids)

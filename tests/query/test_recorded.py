@@ -73,7 +73,7 @@ def test_info_says_what_there_is(memory):
     ]
     assert info.layers[0].distinct_keys <= INPUTS
     assert info.datasets == {"early": 10 * BATCH, "late": 15 * BATCH}
-    assert info.columns["label"] == "BIGINT"
+    assert info.columns["sample"]["label"] == "BIGINT"
     assert info.probes[0].rows == INPUTS
 
 

@@ -113,3 +113,11 @@ def test_datasets_are_counted_over_all_spaces(made):
     engine, wanted = made
     both = [*wanted.columns["dataset"], *wanted.tokens["dataset"]]
     assert engine._view.datasets() == {name: both.count(name) for name in sorted({x for x in both if x is not None})}
+
+
+def test_the_columns_of_a_memory_are_named_by_space(made):
+    columns = made[0].info().columns
+    assert list(columns) == ["sample", "token"]
+    assert columns["token"]["token"] == "INTEGER"
+    assert "token" not in columns["sample"]
+    assert columns["sample"]["label"] == columns["token"]["label"] == "BIGINT"

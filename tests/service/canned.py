@@ -12,6 +12,7 @@ import numpy as np
 from dualform.answers import (
     Cancellation,
     Certificate,
+    Certificates,
     Columns,
     Grade,
     GroupSums,
@@ -52,7 +53,7 @@ INFO = MemoryInfo(
     layers=(LAYER,),
     skipped={"norm": "no tap for LayerNorm"},
     datasets={"mnist": 4},
-    columns={"slot": "BIGINT", "step": "BIGINT", "dataset": "VARCHAR", "label": "BIGINT"},
+    columns={"sample": {"slot": "BIGINT", "step": "BIGINT", "dataset": "VARCHAR", "label": "BIGINT"}},
     probes=(ProbeInfo("test", 2, ("fc",)),),
 )
 SCAN = Scan(7, 4, 3, "numpy", 0.25)
@@ -78,7 +79,7 @@ class Canned(Answers):
         """Released by each question that starts to wait."""
         self.cancelled = threading.Event()
         self.refreshed = threading.Event()
-        self.told = INFO
+        self.contents = INFO
 
     def _begin(self, asked: Any, cancelled: Callable[[], bool] | None = None) -> None:
         self.asked.append(asked)
@@ -93,7 +94,7 @@ class Canned(Answers):
 
     def ask(self, question: Any, cancelled: Callable[[], bool] | None = None) -> Any:
         if isinstance(question, Inventory):
-            return self._tell()
+            return self._info()
         self._begin(question, cancelled)
         match question:
             case TopK() | GroupSum() | Output():
@@ -106,19 +107,19 @@ class Canned(Answers):
             case SlotLookup():
                 return _columns(question.ids)
             case SqlStatement():
-                return Columns(COLUMNS)
+                return Columns(COLUMNS, SCAN)
             case ProbeLookup(name, layer):
                 queries = None if layer is None else np.ones((2, 3), np.float32)
-                return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries)
+                return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries, SCAN)
         assert isinstance(question, Verification)
         tied = Grade("scores only", reason="a weight used twice")
-        return {"fc": Certificate(1e-6, EXACT), "tied": Certificate(None, tied)}
+        return Certificates({"fc": Certificate(1e-6, EXACT), "tied": Certificate(None, tied)}, SCAN)
 
-    def _tell(self) -> MemoryInfo:
+    def _info(self) -> MemoryInfo:
         self.asked.append("info")
         if self.error is not None:
             raise self.error
-        return self.told
+        return self.contents
 
     def _scanned(self, question: Any) -> Any:
         if isinstance(question, TopK):
@@ -145,4 +146,4 @@ def _columns(ids: np.ndarray) -> Columns:
     missing = [one for one in ids.tolist() if not 0 <= one < 4]
     if missing:
         raise NotFound(f"there is no slot {missing[0]}.", hint="Slots: 0 to 3.", field="ids")
-    return Columns({name: column[ids] for name, column in COLUMNS.items()})
+    return Columns({name: column[ids] for name, column in COLUMNS.items()}, SCAN, "sample")

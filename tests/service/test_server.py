@@ -197,10 +197,10 @@ def test_what_was_done_is_logged_when_the_server_drains(engine, caplog):
 def test_a_training_that_still_runs_is_followed(engine):
     from dataclasses import replace
 
-    engine.told = replace(engine.told, recording=True)
+    engine.contents = replace(engine.contents, recording=True)
     with Server(engine, ServiceConfig("127.0.0.1:0", follow=0.01)):
         assert engine.refreshed.wait(5)
-        engine.told = replace(engine.told, recording=False)
+        engine.contents = replace(engine.contents, recording=False)
 
 
 def test_a_finished_training_is_not_looked_at_again(engine):

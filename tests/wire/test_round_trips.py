@@ -36,9 +36,9 @@ CASES = {
     "Probe": (values.probes(), lookups.encode_probe_answer, lookups.decode_probe_answer),
     "Certificates": (values.certificates, lookups.encode_certificates, lookups.decode_certificates),
     "MemoryInfo": (values.infos, info.encode_info, info.decode_info),
-    "Columns": (values.columns(), columns.encode_columns, columns.decode_columns),
-    "slots": (values.columns(), lookups.encode_slots_answer, lookups.decode_slots_answer),
-    "sql": (values.columns(), lookups.encode_sql_answer, lookups.decode_sql_answer),
+    "Columns": (values.tables(), columns.encode_columns, columns.decode_columns),
+    "slots": (values.slot_columns, lookups.encode_slots_answer, lookups.decode_slots_answer),
+    "sql": (values.sql_rows, lookups.encode_sql_answer, lookups.decode_sql_answer),
 }
 
 

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 from dualform.answers import (
     Cancellation,
     Certificate,
+    Certificates,
     Columns,
     Grade,
     GroupSums,
@@ -82,9 +83,9 @@ scans = st.builds(Scan, counts, counts, counts, texts, finite)
 
 
 @st.composite
-def columns(draw: Any) -> Columns:
+def tables(draw: Any) -> dict[str, np.ndarray]:
     rows = draw(st.integers(0, 5))
-    return Columns({name: draw(column(rows)) for name in draw(names)})
+    return {name: draw(column(rows)) for name in draw(names)}
 
 
 def column(rows: int) -> Any:
@@ -101,6 +102,10 @@ def object_array(values: list[Any]) -> np.ndarray:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
+
+
+slot_columns = st.builds(Columns, tables(), scans, texts)
+sql_rows = st.builds(Columns, tables(), scans)
 
 
 @st.composite
@@ -135,7 +140,7 @@ def probes(draw: Any) -> Probe:
     rows = st.just(draw(st.integers(0, 4)))
     some = st.none() | matrices(np.float32, rows)
     labels = st.none() | rows.flatmap(lambda count: arrays.arrays(np.int64, count))
-    return Probe(draw(texts), draw(labels), draw(some), draw(some))
+    return Probe(draw(texts), draw(labels), draw(some), draw(some), draw(scans))
 
 
 grades = st.builds(
@@ -178,12 +183,14 @@ infos = st.builds(
     layers=st.lists(layer_infos, max_size=3).map(tuple),
     skipped=st.dictionaries(texts, texts, max_size=3),
     datasets=st.dictionaries(texts, counts, max_size=3),
-    columns=st.dictionaries(texts, texts, max_size=3),
+    columns=st.dictionaries(texts, st.dictionaries(texts, texts, max_size=3), max_size=3),
     probes=st.lists(st.builds(ProbeInfo, texts, counts, names), max_size=3).map(tuple),
     cut_off=texts,
 )
-certificates = st.dictionaries(
-    texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), grades), max_size=3
+certificates = st.builds(
+    Certificates,
+    st.dictionaries(texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), grades), max_size=3),
+    scans,
 )
 
 
@@ -200,7 +207,7 @@ def same(one: Any, other: Any) -> bool:
         return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
     if is_dataclass(one):
         return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-    if isinstance(one, Columns | dict):
+    if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(same, one, other))

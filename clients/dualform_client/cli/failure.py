@@ -19,15 +19,15 @@ TRACEBACK = "DUALFORM_TRACEBACK"
 def report_failure(error: BaseException, as_json: bool) -> int:
     """Tells the error; returns the exit code."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        _tell("interrupted", "Interrupted.", "", as_json)
+        _print_failure("interrupted", "Interrupted.", "", as_json)
         return INTERRUPTED
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, click.ClickException):
-        _tell("usage", error.format_message(), _usage_hint(error), as_json)
+        _print_failure("usage", error.format_message(), _usage_hint(error), as_json)
         return BAD_INPUT
     ours = _as_ours(error)
-    _tell(ours.code, ours.message, ours.hint, as_json)
+    _print_failure(ours.code, ours.message, ours.hint, as_json)
     return BAD_INPUT if isinstance(ours, BadInput | NotFound) else FAILED
 
 
@@ -50,7 +50,7 @@ def _usage_hint(error: click.ClickException) -> str:
     return f"Try '{context.command_path} --help'." if context else ""
 
 
-def _tell(code: str, message: str, hint: str, as_json: bool) -> None:
+def _print_failure(code: str, message: str, hint: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"error": {"code": code, "message": message, "hint": hint}}))
         return

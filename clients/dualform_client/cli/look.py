@@ -40,7 +40,8 @@ def info(memory: Answers, as_json: bool) -> None:
     _print_layers(contents)
     if contents.datasets:
         print_table("datasets", ["dataset", "slots"], contents.datasets.items())
-    print_table("slot columns", ["column", "type"], contents.columns.items())
+    for space, columns in contents.columns.items():
+        print_table(f"columns of {space} slots", ["column", "type"], columns.items())
     if contents.probes:
         rows = [[probe.name, probe.rows, ", ".join(probe.layers)] for probe in contents.probes]
         print_table("probes", ["probe", "rows", "layers"], rows)

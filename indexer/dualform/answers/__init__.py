@@ -1,7 +1,7 @@
 """Answers of a memory, as plain values."""
 
 from dualform.answers.cancellation import Cancellation as Cancellation
-from dualform.answers.certificate import Certificate as Certificate
+from dualform.answers.certificate import Certificate as Certificate, Certificates as Certificates
 from dualform.answers.columns import Columns as Columns
 from dualform.answers.grade import Grade as Grade
 from dualform.answers.group_sums import GroupSums as GroupSums

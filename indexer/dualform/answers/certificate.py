@@ -1,10 +1,12 @@
-"""How well the record rebuilds a layer's final weights."""
+"""How well the record rebuilds the final weights of the recorded layers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from dualform.answers.grade import Grade
+from dualform.answers.scan import Scan
 
 
 @dataclass(frozen=True)
@@ -23,3 +25,20 @@ class Certificate:
     def reason(self) -> str:
         """Why the record is not exact; empty where it is."""
         return self.grade.reason
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates(Mapping[str, Certificate]):
+    """By layer."""
+
+    certificates: Mapping[str, Certificate]
+    scan: Scan = field(default_factory=Scan)
+
+    def __getitem__(self, layer: str) -> Certificate:
+        return self.certificates[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.certificates)
+
+    def __len__(self) -> int:
+        return len(self.certificates)

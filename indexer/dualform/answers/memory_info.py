@@ -60,8 +60,8 @@ class MemoryInfo:
     """Linear and other layers that were not recorded, with the reason."""
     datasets: Mapping[str, int]
     """Slots by dataset, over all spaces; slots without one are left out."""
-    columns: Mapping[str, str]
-    """Slot columns and their DuckDB types."""
+    columns: Mapping[str, Mapping[str, str]]
+    """By space, its slots' columns and their DuckDB types."""
     probes: tuple[ProbeInfo, ...]
     cut_off: str = ""
     """Where the recording stands if it did not come to its end, in one sentence; empty if it did."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dualform.answers.scan import Scan
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,3 +21,4 @@ class Probe:
     """float32[n, outputs] of the whole model when the probe was taken."""
     queries: NDArray[np.float32] | None = None
     """float32[n, d] of the layer that was asked for, else None."""
+    scan: Scan = field(default_factory=Scan)

@@ -30,7 +30,7 @@ class SlotSpace(Protocol):
     @property
     def sample_columns(self) -> frozenset[str]: ...
 
-    def said_of_samples(self, names: Iterable[str]) -> pa.Table: ...
+    def sample_table(self, names: Iterable[str]) -> pa.Table: ...
 
     def spread(self, per_datapoint: NDArray[Any]) -> NDArray[Any]: ...
 
@@ -89,7 +89,7 @@ def group(space: SlotSpace, slots: NDArray[np.int64] | None, selection: Selectio
 def _codes_of_slots(space: SlotSpace, name: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Any]]:
     """As `_codes`, of some slots. What is the same for all slots of a datapoint is ranked once a datapoint."""
     if name in space.sample_columns:
-        codes, values = _codes(as_numpy(space.said_of_samples([name])[name]))
+        codes, values = _codes(as_numpy(space.sample_table([name])[name]))
         return np.asarray(space.spread(codes)[slots]), values
     return _codes(space.column(name)[slots])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from dualform.answers import LayerInfo, MemoryInfo, Probe
 from dualform.query.view import View
 from dualform.query.weights.exactness import grade
@@ -14,13 +16,13 @@ def describe(view: View) -> MemoryInfo:
         format=memory.format,
         snapshot=memory.commits,
         recording=memory.recording,
-        slots={space: memory.count(space) for space in memory.spaces_of_layers},
+        slots={space: memory.space(space).count for space in memory.spaces_of_layers},
         steps=memory.steps,
         optimizer=memory.optimizer,
         layers=tuple(_describe(view, layer) for layer in memory.layers.values()),
         skipped=dict(memory.skipped),
         datasets=view.datasets(),
-        columns={name: kind for space in memory.spaces_of_layers for name, kind in memory.columns(space).items()},
+        columns={space: dict(memory.space(space).columns) for space in memory.spaces_of_layers},
         probes=tuple(memory.probes.values()),
         cut_off=memory.cut_off,
     )
@@ -42,6 +44,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
 
 def probe(view: View, name: str, layer: str | None) -> Probe:
     """A stored probe. Raises NotFound for one that does not exist, or that does not hold the layer."""
+    began = time.perf_counter()
     stored = view.snapshot.probe(name)
     queries = None if layer is None else stored.queries(view.snapshot.layer(layer).name)
-    return Probe(name, stored.labels, stored.outputs, queries)
+    return Probe(name, stored.labels, stored.outputs, queries, view.scan(began))

@@ -81,9 +81,4 @@ def _figure(view: View, layer: Layer, where: str, question: MaskCancellation, ch
 
 
 def _scan(view: View, kept: Mapping[str, int], began: float) -> Scan:
-    return Scan(
-        snapshot=view.snapshot.commits,
-        slots_scanned=sum(view.snapshot.count(space) for space in kept),
-        slots_matching=sum(kept.values()),
-        seconds=time.perf_counter() - began,
-    )
+    return view.scan(began, sum(view.snapshot.space(space).count for space in kept), sum(kept.values()))

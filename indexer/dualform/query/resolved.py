@@ -50,13 +50,7 @@ class Resolved(Generic[Q]):
 
     def scan(self) -> Scan:
         """What answering has taken so far."""
-        return Scan(
-            snapshot=self.view.snapshot.commits,
-            slots_scanned=len(self.selection.stays),
-            slots_matching=self.selection.count,
-            backend=self.view.backend.name,
-            seconds=time.perf_counter() - self.began,
-        )
+        return self.view.scan(self.began, len(self.selection.stays), self.selection.count, self.view.backend.name)
 
 
 def resolve(view: View, question: Q) -> Resolved[Q]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,11 +21,12 @@ def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Colum
 
     Raises NotFound for an id or a space that does not exist, BadInput without a space where there are several.
     """
-    space = check_space(view, space)
-    rows = within(ids, view.snapshot.space(space).count, "slot", "ids")
-    stored = view.snapshot.space(space)
+    began = time.perf_counter()
+    stored = view.snapshot.space(check_space(view, space))
+    rows = within(ids, stored.count, "slot", "ids")
     table = stored.at(rows, list(stored.columns))
-    return Columns({name: as_numpy(table[name]) for name in table.column_names})
+    columns = {name: as_numpy(table[name]) for name in table.column_names}
+    return Columns(columns, view.scan(began, stored.count, len(rows)), stored.name)
 
 
 def check_space(view: View, space: str | None) -> str:

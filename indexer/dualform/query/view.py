@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers import Scan
 from dualform.query.cache import Cache
 from dualform.query.score.backends import Backend
 from dualform.query.search.tally import Tally
@@ -30,6 +32,10 @@ class View:
         self.backend = backend
         self.cache = Cache(cache_bytes)
         self.tally = tally or Tally()
+
+    def scan(self, began: float, slots: int = 0, matching: int = 0, backend: str = "") -> Scan:
+        """What answering has taken since `began`, in seconds of time.perf_counter()."""
+        return Scan(self.snapshot.commits, slots, matching, backend, time.perf_counter() - began)
 
     def datasets(self) -> dict[str, int]:
         """As Snapshot.datasets."""

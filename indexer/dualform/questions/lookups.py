@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Certificate, Columns, MemoryInfo, Probe
+from dualform.answers import Certificates, Columns, MemoryInfo, Probe
 from dualform.questions.arguments import as_ids
 from dualform.questions.question import Question
 
@@ -47,5 +46,5 @@ class ProbeLookup(Question[Probe]):
 
 
 @dataclass(frozen=True)
-class Verification(Question[Mapping[str, Certificate]]):
+class Verification(Question[Certificates]):
     """How well the record rebuilds each layer's final weights; a pass over all keys and values."""

@@ -18,14 +18,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.store.entries import Entries
-from dualform.store.shard_tables import Tables, taken, whole
+from dualform.store.shard_tables import Tables, listed_key_rows, taken, whole
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
 
 Integers = NDArray[np.int64]
 _FROM_ALL = ("defects", "digests")
 
 
-class MergedTables:
+class MergedTables(Tables):
     """Tables (shard_tables.py)."""
 
     def __init__(
@@ -96,15 +96,11 @@ class MergedTables:
         start = start[start >= 0]
         return np.repeat(start - (np.cumsum(slots) - slots), slots) + np.arange(int(slots.sum()))
 
-    def key_rows(self, layer: str, stored: Sequence[int]) -> Integers:
-        """int64[entries of all shards, shard after shard]: the row of each one's key; `stored`: rows of each shard."""
-        parts, before = [np.empty(0, np.int64)], 0
-        for part, rows in zip(self._parts, stored, strict=True):
-            table = whole(part, "key_rows", ("layer", "key_rows"))
-            lists = table.filter(pa.compute.equal(table["layer"], layer))["key_rows"]
-            parts += [np.asarray(chunk.flatten(), dtype=np.int64) + before for chunk in lists.chunks]
-            before += rows
-        return np.concatenate(parts)
+    def key_rows(self, layer: str, rows: Sequence[int]) -> Integers:
+        """Shard after shard, whose stored rows follow each other, too."""
+        before = np.cumsum([0, *rows[:-1]]).tolist()
+        own = zip(self._parts, before, strict=True)
+        return np.concatenate([listed_key_rows(part, layer) + first for part, first in own])
 
     @cached_property
     def _entries(self) -> dict[str, pa.ChunkedArray]:

@@ -24,7 +24,7 @@ _STEPS = ("step", "first_step")
 Integers = NDArray[np.int64]
 
 
-class RunTables:
+class RunTables(Tables):
     """Tables (shard_tables.py)."""
 
     def __init__(

@@ -37,10 +37,8 @@ a list column of many entries."""
 class Tables(Protocol):
     """Where the columns of a snapshot's tables come from."""
 
-    @property
-    def types(self) -> Mapping[str, ColumnTypes]:
-        """Columns and their DuckDB types, by table."""
-        ...
+    types: Mapping[str, ColumnTypes]
+    """Columns and their DuckDB types, by table."""
 
     def rows(self, table: str) -> int: ...
 
@@ -56,11 +54,30 @@ class Tables(Protocol):
         """A moment in which many columns are read, through one connection."""
         ...
 
+    def entry_order(self, layer: str) -> Integers | None:
+        """int64[H]: the place of each entry of a layer among those that are stored; None where they are in order."""
+        return None
+
+    def key_rows(self, layer: str, rows: Sequence[int]) -> Integers:
+        """int64[H]: the stored row of each stored entry's key, of a layer whose inputs repeat.
+
+        `rows`: how many each shard stores.
+        """
+        return listed_key_rows(self, layer)
+
 
 def whole(tables: Tables, table: str, names: Iterable[str] | None = None) -> pa.Table:
     """A table, or some of its columns."""
     chosen = list(tables.types[table] if names is None else names)
     return pa.table(tables.columns(table, chosen), names=chosen)
+
+
+def listed_key_rows(tables: Tables, layer: str) -> Integers:
+    """The table `key_rows` of one layer, as one list."""
+    table = whole(tables, "key_rows", ("layer", "key_rows"))
+    lists = table.filter(pa.compute.equal(table["layer"], layer))["key_rows"]
+    parts = [np.asarray(chunk.flatten(), dtype=np.int64) for chunk in lists.chunks]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def taken(column: pa.ChunkedArray, rows: Integers) -> pa.Array:
@@ -69,7 +86,7 @@ def taken(column: pa.ChunkedArray, rows: Integers) -> pa.Array:
     return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], type=column.type)
 
 
-class HeldTables:
+class HeldTables(Tables):
     """Tables that memory holds."""
 
     def __init__(self, tables: Mapping[str, pa.Table], types: Mapping[str, ColumnTypes]) -> None:
@@ -90,7 +107,7 @@ class HeldTables:
         return nullcontext()
 
 
-class ShardTables:
+class ShardTables(Tables):
     """Safe to use from several threads."""
 
     def __init__(

@@ -21,7 +21,6 @@ from dualform.errors import Damaged, NotFound
 from dualform.store.entries import Entries
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
-from dualform.store.merged_tables import MergedTables
 from dualform.store.opening import Opened, open_folder, read_state
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, OrderedRows, Rows
@@ -263,21 +262,13 @@ class Snapshot:
 
     def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
         """int64[H]: the row of each entry's key; None where row and entry are the same."""
-        of_entry = self._key_rows(layer) if layer.repeats else None
-        if isinstance(self._tables, MergedTables):
-            order = self._tables.entry_order(layer.name)
-            return order if of_entry is None else of_entry[order]
-        return of_entry
+        order = self._tables.entry_order(layer.name)
+        if not layer.repeats:
+            return order
+        rows = self._opened.rows.get((layer.name, "keys"), []) if self._opened else []
+        of_entry = self._tables.key_rows(layer.name, rows)
+        return of_entry if order is None else of_entry[order]
 
     def _row_of_value(self, layer: Layer) -> NDArray[np.int64] | None:
         """As `_row_of_entry`, of the layer's values."""
-        return self._tables.entry_order(layer.name) if isinstance(self._tables, MergedTables) else None
-
-    def _key_rows(self, layer: Layer) -> NDArray[np.int64]:
-        if isinstance(self._tables, MergedTables):
-            rows = self._opened.rows.get((layer.name, "keys"), []) if self._opened else []
-            return self._tables.key_rows(layer.name, rows)
-        table = whole(self._tables, "key_rows", ("layer", "key_rows"))
-        lists = table.filter(pa.compute.equal(table["layer"], layer.name))["key_rows"]
-        parts = [np.asarray(chunk.flatten(), dtype=np.int64) for chunk in lists.chunks]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return self._tables.entry_order(layer.name)

@@ -61,7 +61,7 @@ class Space:
         """int64[D]: how many slots each datapoint has here."""
         return self.extents.slots_of_datapoints(self.samples.count)
 
-    def said_of_samples(self, names: Iterable[str]) -> pa.Table:
+    def sample_table(self, names: Iterable[str]) -> pa.Table:
         """[D] entries of some of `sample_columns`."""
         chosen = list(names)
         return pa.table([self.samples.column(name) for name in chosen], names=chosen)

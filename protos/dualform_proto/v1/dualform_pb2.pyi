@@ -368,9 +368,9 @@ class InfoResponse(google.protobuf.message.Message):
     LAYERS_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
     DATASETS_FIELD_NUMBER: builtins.int
-    COLUMNS_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
     CUT_OFF_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
@@ -391,11 +391,9 @@ class InfoResponse(google.protobuf.message.Message):
     @property
     def datasets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]: ...
     @property
-    def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
-        """slot columns and their DuckDB types"""
-
-    @property
     def probes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ProbeInfo]: ...
+    @property
+    def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SpaceColumns]: ...
     def __init__(
         self,
         *,
@@ -408,13 +406,34 @@ class InfoResponse(google.protobuf.message.Message):
         layers: collections.abc.Iterable[Global___LayerInfo] | None = ...,
         skipped: collections.abc.Iterable[Global___Remark] | None = ...,
         datasets: collections.abc.Iterable[Global___Count] | None = ...,
-        columns: collections.abc.Iterable[Global___Remark] | None = ...,
         probes: collections.abc.Iterable[Global___ProbeInfo] | None = ...,
         cut_off: builtins.str = ...,
+        columns: collections.abc.Iterable[Global___SpaceColumns] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
+
+@typing.final
+class SpaceColumns(google.protobuf.message.Message):
+    """The slot columns of a space: name and DuckDB type."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPACE_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
+    space: builtins.str
+    @property
+    def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]: ...
+    def __init__(
+        self,
+        *,
+        space: builtins.str = ...,
+        columns: collections.abc.Iterable[Global___Remark] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "space", b"space"]) -> None: ...
+
+Global___SpaceColumns: typing_extensions.TypeAlias = SpaceColumns
 
 @typing.final
 class Count(google.protobuf.message.Message):
@@ -994,15 +1013,23 @@ class SlotsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SLOTS_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
+    space: builtins.str
+    """the slot space that the slots are of"""
     @property
     def slots(self) -> Global___Columns: ...
+    @property
+    def scan(self) -> Global___Scan: ...
     def __init__(
         self,
         *,
         slots: Global___Columns | None = ...,
+        scan: Global___Scan | None = ...,
+        space: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["slots", b"slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["slots", b"slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["scan", b"scan", "slots", b"slots"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["scan", b"scan", "slots", b"slots", "space", b"space"]) -> None: ...
 
 Global___SlotsResponse: typing_extensions.TypeAlias = SlotsResponse
 
@@ -1026,15 +1053,19 @@ class SqlResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
     @property
     def rows(self) -> Global___Columns: ...
+    @property
+    def scan(self) -> Global___Scan: ...
     def __init__(
         self,
         *,
         rows: Global___Columns | None = ...,
+        scan: Global___Scan | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rows", b"rows"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["rows", b"rows"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["rows", b"rows", "scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["rows", b"rows", "scan", b"scan"]) -> None: ...
 
 Global___SqlResponse: typing_extensions.TypeAlias = SqlResponse
 
@@ -1066,6 +1097,7 @@ class ProbeResponse(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     OUTPUTS_FIELD_NUMBER: builtins.int
     QUERIES_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
     name: builtins.str
     labels: builtins.bytes
     """int64[n], -1 where unknown"""
@@ -1077,6 +1109,8 @@ class ProbeResponse(google.protobuf.message.Message):
     def queries(self) -> Global___Matrix:
         """float32[n, d] of the layer that was asked for"""
 
+    @property
+    def scan(self) -> Global___Scan: ...
     def __init__(
         self,
         *,
@@ -1084,9 +1118,10 @@ class ProbeResponse(google.protobuf.message.Message):
         labels: builtins.bytes | None = ...,
         outputs: Global___Matrix | None = ...,
         queries: Global___Matrix | None = ...,
+        scan: Global___Scan | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_labels", b"_labels", "labels", b"labels", "outputs", b"outputs", "queries", b"queries"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_labels", b"_labels", "labels", b"labels", "name", b"name", "outputs", b"outputs", "queries", b"queries"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_labels", b"_labels", "labels", b"labels", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_labels", b"_labels", "labels", b"labels", "name", b"name", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_labels", b"_labels"]) -> typing.Literal["labels"] | None: ...
 
 Global___ProbeResponse: typing_extensions.TypeAlias = ProbeResponse
@@ -1106,14 +1141,19 @@ class VerifyResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CERTIFICATES_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
     @property
     def certificates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Certificate]: ...
+    @property
+    def scan(self) -> Global___Scan: ...
     def __init__(
         self,
         *,
         certificates: collections.abc.Iterable[Global___Certificate] | None = ...,
+        scan: Global___Scan | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["certificates", b"certificates"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["certificates", b"certificates", "scan", b"scan"]) -> None: ...
 
 Global___VerifyResponse: typing_extensions.TypeAlias = VerifyResponse
 

@@ -44,10 +44,11 @@ class Sql:
         """
         if not isinstance(statement, str) or not statement.strip():
             raise BadInput("the statement is blank.", hint="Write a SELECT over slots or steps.", field="statement")
+        began = time.perf_counter()
         while not self._lock.acquire(timeout=_POLL_SECONDS):
             check()
         try:
-            return self._ask(statement, time.monotonic() + self._seconds, check)
+            table = self._ask(statement, time.monotonic() + self._seconds, check)
         except BadInput:
             raise  # the child answered, and can answer again
         except BaseException:
@@ -55,12 +56,14 @@ class Sql:
             raise
         finally:
             self._lock.release()
+        columns = {name: as_numpy(table[name]) for name in table.column_names}
+        return Columns(columns, self._view.scan(began))
 
     def close(self) -> None:
         with self._lock:
             self._stop()
 
-    def _ask(self, statement: str, deadline: float, check: Check) -> Columns:
+    def _ask(self, statement: str, deadline: float, check: Check) -> pa.Table:
         request = {"sql": statement, "rows": self._most_rows, "seconds": self._seconds}
         started = self._ready
         try:
@@ -84,8 +87,7 @@ class Sql:
             ) from None
         if kind == ERROR:
             raise BadInput(content.decode().strip(), field="statement")
-        table = pa.ipc.open_stream(content).read_all()
-        return Columns({name: as_numpy(table[name]) for name in table.column_names})
+        return pa.ipc.open_stream(content).read_all()
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "dualform.query.sql.worker"]

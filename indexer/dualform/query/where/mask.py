@@ -45,7 +45,7 @@ class SlotSpace(Protocol):
 
     def spread(self, per_datapoint: NDArray[Any]) -> NDArray[Any]: ...
 
-    def said_of_samples(self, names: Iterable[str]) -> pa.Table: ...
+    def sample_table(self, names: Iterable[str]) -> pa.Table: ...
 
     def between(self, start: int, stop: int, names: list[str]) -> pa.Table: ...
 
@@ -177,7 +177,7 @@ def _of_datapoints(
     connection: duckdb.DuckDBPyConnection, space: SlotSpace, expression: Expression, names: list[str]
 ) -> NDArray[np.bool_]:
     """bool[D]; False for datapoints that have no slot in the space, of which the expression is not asked."""
-    rows, there = space.said_of_samples(names), space.datapoints()
+    rows, there = space.sample_table(names), space.datapoints()
     if there is None:
         return _evaluate(connection, expression, rows)
     stays = np.zeros(len(there), dtype=bool)
