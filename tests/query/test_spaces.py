@@ -118,6 +118,6 @@ def test_datasets_are_counted_over_all_spaces(made):
 def test_the_columns_of_a_memory_are_named_by_space(made):
     columns = made[0].info().columns
     assert list(columns) == ["sample", "token"]
-    assert columns["token"]["token"] == "INTEGER"
+    assert columns["token"]["token"] == "BIGINT"
     assert "token" not in columns["sample"]
     assert columns["sample"]["label"] == columns["token"]["label"] == "BIGINT"
