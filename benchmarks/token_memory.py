@@ -60,12 +60,14 @@ def measure(path: Path) -> None:
     began, before = time.perf_counter(), _resident()
     memory = Snapshot.open(path)
     _print("open", began, before)
-    print(f"{memory.count('token'):,} slots of {memory.samples(['step']).num_rows:,} samples, {memory.commits} commits")
+    print(
+        f"{memory.count('token'):,} slots of {memory.space('token').samples.count:,} samples, {memory.commits} commits"
+    )
     view, layer = View(memory, backend, 1 << 30), memory.layer("tokens")
-    ids = np.random.default_rng(1).integers(0, memory.count("token"), 10)
+    ids = np.random.default_rng(1).integers(0, space.count, 10)
     questions: dict[str, Callable[[], int]] = {
         "label = 3": lambda: mask.selection(view, layer, "label = 3").count,
-        "ten slots": lambda: memory.space("token").at(ids, list(memory.columns("token"))).num_rows,
+        "ten slots": lambda: space.at(ids, list(space.columns)).num_rows,
         "dataset = 'first' AND label < 5": lambda: mask.selection(view, layer, "dataset = 'first' AND label < 5").count,
         "position < 50": lambda: mask.selection(view, layer, "position < 50").count,
         "token = 7": lambda: mask.selection(view, layer, "token = 7").count,

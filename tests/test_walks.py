@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
-import threading
-from pathlib import Path
-from types import FrameType
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -17,50 +10,10 @@ from torch.nn.functional import cross_entropy
 from dualform import Recorder
 from dualform.store import writer
 from dualform.store.snapshot import Snapshot
+from tests.walk import Trace, walk
 
-ROOT = Path(__file__).parents[1]
-ROOM = ROOT / "indexer" / "dualform"
 MOST_STOPS = 22
-FILE = re.compile(r"`([\w/]+\.py)`")
-
-
-def section() -> str:
-    """What CONTRIBUTING says of a batch's way."""
-    return (
-        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n### A batch's way\n")[2].partition("\n#")[0]
-    )
-
-
-def stops() -> list[str]:
-    """The file of each numbered line, in order."""
-    return [found[1] for line in re.findall(r"^\d+\. .*", section(), re.MULTILINE) if (found := FILE.search(line))]
-
-
-def beside() -> list[str]:
-    """The files, and folders with all that is in them, that stand beside the way."""
-    return re.findall(r"`([\w/]+(?:\.py|/))`", section().partition("Beside the way")[2])
-
-
-class Trace:
-    """Notes the files of ours of which a function is called, on every thread that begins inside, while it is on."""
-
-    def __init__(self) -> None:
-        self.ran: set[str] = set()
-        self.on = False
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if self.on and event == "call" and code.co_name != "<module>" and code.co_filename.startswith(str(ROOM)):
-            self.ran.add(str(Path(code.co_filename).relative_to(ROOM)))
-
-    def __enter__(self) -> Trace:
-        threading.setprofile(self)
-        sys.setprofile(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-        threading.setprofile(None)
+WALK = walk("A batch's way")
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +44,16 @@ def step(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def test_everything_that_runs_is_a_stop_or_beside_the_way(ran):
-    named = {*stops(), *beside()}
-    folders = tuple(name for name in named if name.endswith("/"))
-    assert sorted(file for file in ran if file not in named and not file.startswith(folders)) == []
+    assert WALK.unnamed(ran) == []
 
 
 def test_every_stop_runs(ran):
-    assert [file for file in stops() if file not in ran] == []
+    assert [file for file in WALK.stops if file not in ran] == []
 
 
 def test_the_stops_are_few_and_none_stands_beside_the_way():
-    assert 10 < len(stops()) <= MOST_STOPS
-    assert len(set(stops())) == len(stops())
-    assert not set(stops()) & set(beside())
+    assert 10 < len(WALK.stops) <= MOST_STOPS
+    assert len({*WALK.stops, *WALK.beside}) == len(WALK.stops) + len(WALK.beside)
 
 
 def test_both_threads_are_traced(ran):

@@ -1,95 +1,60 @@
-"""CONTRIBUTING's list of the stops on a question's way, held against the files that run when one is asked."""
+"""CONTRIBUTING's walk of a question is the way that one takes: what runs is on it, and what is on it runs."""
 
 from __future__ import annotations
 
-import re
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
+import pytest
 
 import dualform
 from dualform_client import Client
 from dualform_service.server import Server
 from tests.store import small_memory
+from tests.walk import Trace, walk
 
-ROOT = Path(__file__).parents[2]
-PARENTS = [ROOT / room for room in ("indexer/dualform", "protos", "service", "clients")]
 MOST_STOPS = 16
+WALK = walk("A question's way")
 
 
-def section(text: str, begin: str, end: str) -> str:
-    return text.split(begin, 1)[1].split(end, 1)[0]
-
-
-def paths(text: str) -> list[str]:
-    """The files (*.py) and folders (ending in /) of ours that a text names in backquotes."""
-    return re.findall(r"`([\w/]+(?:\.py|/))`", text)
-
-
-PAGE = section((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "### A question's way", "A new score is")
-STOPS = [paths(line)[0] for line in PAGE.splitlines() if re.match(r"\d+\. ", line)]
-BESIDE = paths(section(PAGE, "Beside the way", "\n\n"))
-
-
-class Trace:
-    """The files of ours of which a function ran, in any thread that began within `tracing`."""
-
-    def __init__(self) -> None:
-        self.files = set[str]()
-        self.on, self.over = False, False
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if self.over:  # in a thread that outlives the trace, as those of the compiled loops do
-            sys.setprofile(None)
-        if not self.on or event != "call" or frame.f_code.co_name == "<module>":
-            return
-        file = Path(frame.f_code.co_filename)
-        self.files |= {file.relative_to(parent).as_posix() for parent in PARENTS if file.is_relative_to(parent)}
-
-    @contextmanager
-    def tracing(self) -> Iterator[None]:
-        former = sys.getprofile()
-        threading.setprofile(self)
-        sys.setprofile(self)
-        try:
-            yield
-        finally:
-            self.over = True
-            sys.setprofile(former)
-            threading.setprofile(None)
-
-    def during(self, ask: Callable[[], Any]) -> Any:
-        self.on = True
-        try:
-            return ask()
-        finally:
-            self.on = False
-
-
-def test_the_stops_are_the_files_that_run(tmp_path):
-    small_memory.write(tmp_path / "run", [20, 20])
-    trace = Trace()
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The files that run, on the client's side and the server's, between the client's method and its answer."""
+    path: Path = tmp_path_factory.mktemp("walk") / "run"
+    small_memory.write(path, [20, 20])
     with (
-        trace.tracing(),
-        dualform.open(tmp_path / "run", backend="int8") as engine,
+        Trace() as trace,
+        dualform.open(path, backend="int8") as engine,
         Server(engine) as server,
         Client(server.address) as client,
     ):
-        hits = trace.during(lambda: client.topk("layer-0", np.ones(6), k=2, where="label < 7"))
-        assert hits.scan.slots_matching < hits.scan.slots_scanned == 40
+        trace.on = True
+        hits = client.topk("layer-0", np.ones(6), k=2, where="label < 7")
+        trace.on = False
     assert len(hits.slots[0]) == 2
-    named = [*STOPS, *(path for path in BESIDE if not path.endswith("/"))]
-    folders = tuple(path for path in BESIDE if path.endswith("/"))
-    assert [file for file in sorted(trace.files) if file not in named and not file.startswith(folders)] == []
-    assert [stop for stop in STOPS if stop not in trace.files] == []
+    assert hits.scan.slots_matching < hits.scan.slots_scanned == 40
+    return trace.ran
 
 
-def test_there_are_few_stops_and_each_is_named_once():
-    assert 0 < len(STOPS) <= MOST_STOPS
-    assert len({*STOPS, *BESIDE}) == len(STOPS) + len(BESIDE)
+def test_everything_that_runs_is_a_stop_or_beside_the_way(ran):
+    assert WALK.unnamed(ran) == []
+
+
+def test_every_stop_runs(ran):
+    assert [file for file in WALK.stops if file not in ran] == []
+
+
+def test_the_stops_are_few_and_none_stands_beside_the_way():
+    assert 10 < len(WALK.stops) <= MOST_STOPS
+    assert len({*WALK.stops, *WALK.beside}) == len(WALK.stops) + len(WALK.beside)
+
+
+def test_both_sides_are_traced(ran):
+    assert {"dualform_client/client.py", "dualform_service/servicer.py", "query/engine.py"} <= ran
+
+
+@pytest.mark.parametrize("file", [WALK.stops[7], "query/cache.py"])
+def test_a_file_that_no_line_names_is_found(ran, file):
+    assert WALK._replace(
+        stops=[one for one in WALK.stops if one != file], beside=[one for one in WALK.beside if one != file]
+    ).unnamed(ran) == [file]

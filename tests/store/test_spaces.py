@@ -114,10 +114,11 @@ def test_a_reader_sees_that_a_recording_went_on(tmp_path):
 def test_columns_of_samples_are_told_from_those_of_slots(tmp_path):
     write(tmp_path / "memory", (2,))
     memory = Snapshot.open(tmp_path / "memory")
-    assert memory.sample_columns("token") == {"step", "row", "label", "sample", "weight", "seen"}
+    assert memory.space("token").sample_columns == {"step", "row", "label", "sample", "weight", "seen"}
     columns = memory.column("token", "label")
-    spread = memory.spread("token", np.arange(memory.samples(["step"]).num_rows))
-    labels = memory.samples(["label"])["label"].to_pylist()
+    space = memory.space("token")
+    spread = space.spread(np.arange(space.samples.count))
+    labels = space.samples.column("label").to_pylist()
     assert columns.tolist() == [labels[datapoint] for datapoint in spread]
     with pytest.raises(NotFound, match=r"no space 'sample'\. Spaces: token"):
         memory.space("sample")

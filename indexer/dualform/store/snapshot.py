@@ -154,18 +154,6 @@ class Snapshot:
         """One slot column in slot order: an array, masked where it has NULLs; texts as objects, NULL as None."""
         return self._spaces[space].column(name)
 
-    def sample_columns(self, space: str) -> set[str]:
-        """Columns that are the same for all slots of a sample."""
-        return set(self._spaces[space].sample_columns)
-
-    def samples(self, names: Iterable[str]) -> pa.Table:
-        """Some columns of the table `samples`, in the order of the datapoints."""
-        return whole(self._tables, "samples", names)
-
-    def spread(self, space: str, per_datapoint: NDArray[Any]) -> NDArray[Any]:
-        """From one entry a datapoint to one a slot."""
-        return self._spaces[space].spread(per_datapoint)
-
     def table(self, name: str) -> pa.Table:
         """A table other than slots, for example steps, factors or defects."""
         return whole(self._tables, name)
