@@ -60,9 +60,8 @@ def measure(path: Path) -> None:
     began, before = time.perf_counter(), _resident()
     memory = Snapshot.open(path)
     _print("open", began, before)
-    print(
-        f"{memory.count('token'):,} slots of {memory.space('token').samples.count:,} samples, {memory.commits} commits"
-    )
+    space = memory.space("token")
+    print(f"{space.count:,} slots of {space.samples.count:,} samples, {memory.commits} commits")
     view, layer = View(memory, backend, 1 << 30), memory.layer("tokens")
     ids = np.random.default_rng(1).integers(0, space.count, 10)
     questions: dict[str, Callable[[], int]] = {
