@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot, unfold
 
 
 class Capture:
@@ -21,11 +22,12 @@ class Capture:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
             if not (module.training and output.requires_grad and torch.is_grad_enabled()):
                 return
-            call = _Call(self.step, args[0].detach().to(output.dtype).float().clone())
+            call = _Call(self.step, keys_of(module, args[0].detach(), output.dtype).float().clone())
             self.calls[name].append(call)
 
             def received(gradient: Tensor) -> None:
-                call.error = gradient.detach().float().clone() + (0 if call.error is None else call.error)
+                own = errors_of(module, args[0], gradient.detach()).float().clone()
+                call.error = own + (0 if call.error is None else call.error)
 
             output.register_hook(received)
 
@@ -40,6 +42,22 @@ class Capture:
             for parts, rows in ((keys, call.key), (errors, call.error)):
                 parts.append((rows.transpose(0, 1) if time_first else rows).reshape(-1, rows.shape[-1]))
         return torch.cat(keys), torch.cat(errors)
+
+
+def keys_of(module: nn.Module, argument: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., d_in]: one-hot rows of an embedding, [B, P, d_in] patches of a convolution."""
+    if isinstance(module, nn.Embedding):
+        return one_hot(argument, module.num_embeddings)
+    if isinstance(module, nn.Conv2d):
+        return unfold(argument, module.kernel_size, module.dilation, module.padding, module.stride).transpose(1, 2)
+    return argument.to(dtype)
+
+
+def errors_of(module: nn.Module, argument: Tensor, gradient: Tensor) -> Tensor:
+    """[..., d_out] of the gradient of a module's output; nothing of it reaches an embedding's row for padding."""
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        return gradient * (argument != module.padding_idx).unsqueeze(-1)
+    return gradient.flatten(2).transpose(1, 2) if isinstance(module, nn.Conv2d) else gradient
 
 
 class _Call:

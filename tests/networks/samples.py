@@ -179,6 +179,15 @@ class Convolutions(nn.Module):
 
 
 Network("cnn-head", Convolutions, lambda: labelled(1, 8, 8), classify)
+Network(
+    "cnn",
+    lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(54, CLASSES),
+    ),
+    lambda: labelled(1, 8, 8),
+    classify,
+)  # fmt: skip
 
 
 class Checkpointed(Residual):

@@ -32,8 +32,18 @@ def recorded(network: Network, tmp_path_factory):
 
 
 def names(network: Network, model: nn.Module) -> list[str]:
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return sorted(linear if network.layers is None else network.layers)
+    kinds = nn.Linear | nn.Embedding | nn.Conv2d
+    found = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    return sorted(found if network.layers is None else network.layers)
+
+
+def product(module: nn.Module, queries: torch.Tensor) -> torch.Tensor:
+    """What the module computes of keys."""
+    if isinstance(module, nn.Embedding):
+        return queries @ module.weight
+    if isinstance(module, nn.Conv2d):
+        return nn.functional.linear(queries, module.weight.flatten(1), module.bias)
+    return module(queries)
 
 
 def test_recording_changes_no_bit_of_the_weights(network, recorded):
@@ -86,7 +96,7 @@ def test_the_last_output_is_the_networks_own(network, recorded):
         queries = torch.randn(3, layer.d_in, generator=torch.Generator().manual_seed(4))
         module = model.get_submodule(layer.name)
         with torch.no_grad():
-            live = module(queries.to(module.weight.dtype)).double().numpy()
+            live = product(module, queries.to(module.weight.dtype)).double().numpy()
         # Beyond the bound an answer wants to be asked for; the standing term makes it that of the live network.
         found = np.asarray(memory.output(layer.name, queries.numpy(), allow_inexact=True))
         assert found == pytest.approx(live, abs=2e-5 * max(1.0, float(np.abs(live).max()))), layer.name

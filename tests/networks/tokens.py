@@ -81,15 +81,15 @@ class Encoder(nn.Module):
 
 
 ENCODER = tuple(f"encoder.layers.{n}.linear{k}" for n in range(2) for k in (1, 2))
-Network("bert", lambda: Encoder(True), texts, next_token, layers=(*ENCODER, "head"))
-Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, layers=(*ENCODER, "head"))
+Network("bert", lambda: Encoder(True), texts, next_token, layers=("embedding", *ENCODER, "head"))
+Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, layers=("embedding", *ENCODER, "head"))
 Network(
     "time-first-encoder",
     lambda: Encoder(False),
     texts,
     next_token,
-    layers=(*ENCODER, "head"),
-    time_first=frozenset((*ENCODER, "head")),
+    layers=("embedding", *ENCODER, "head"),
+    time_first=frozenset(("embedding", *ENCODER, "head")),
 )
 
 
@@ -127,21 +127,21 @@ class Recurrent(nn.Module):
         return self.head(self.recurrent(self.embedding(tokens.T))[0]).transpose(0, 1)
 
 
-Network("lstm", lambda: Recurrent(nn.LSTM), texts, next_token, layers=("recurrent", "head"))
+Network("lstm", lambda: Recurrent(nn.LSTM), texts, next_token, layers=("embedding", "recurrent", "head"))
 Network(
     "time-first-lstm",
     lambda: Recurrent(nn.LSTM, batch_first=False),
     texts,
     next_token,
-    layers=("recurrent", "head"),
-    time_first=frozenset(("recurrent", "head")),
+    layers=("embedding", "recurrent", "head"),
+    time_first=frozenset(("embedding", "recurrent", "head")),
 )
 Network(
     "gru",
     lambda: Recurrent(nn.GRU),
     texts,
     next_token,
-    layers=("recurrent", "head"),
+    layers=("embedding", "recurrent", "head"),
     grades={"recurrent": "scores only"},
 )
 
@@ -187,3 +187,19 @@ class Experts(nn.Module):
 
 
 Network("experts", Experts, texts, next_token, options={"routed": ["experts.*"]})
+
+
+class Positions(nn.Module):
+    """A language model whose head is its embedding, with positions that are looked up once for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(WORDS, D, padding_idx=0), nn.Embedding(16, D)
+        self.block, self.head = Block(), nn.Linear(D, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.block(self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1]))))
+
+
+Network("tied-embedding", Positions, texts, next_token)

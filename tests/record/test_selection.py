@@ -42,10 +42,8 @@ def recorder(tmp_path, **options):
 
 def test_reasons(tmp_path):
     made = recorder(tmp_path)
-    assert [tap.name for tap in made._taps] == ["lstm", "plain", "block.0", "block.1"]
+    assert [tap.name for tap in made._taps] == ["conv", "embed", "lstm", "plain", "block.0", "block.1"]
     assert made.skipped == {
-        "conv": "there is no tap for Conv2d",
-        "embed": "there is no tap for Embedding",
         "rnn": "there is no tap for RNN",
         "norm": "there is no tap for LayerNorm",
         "own": "Own has a forward of its own",
@@ -67,15 +65,15 @@ def test_a_pattern_that_matches_nothing(tmp_path):
     with pytest.raises(NotFound) as caught:
         recorder(tmp_path, layers=["block.0", "head*"])
     assert str(caught.value) == (
-        "layers='head*' matches no layer that there is a tap for. Those are 'lstm', 'plain', 'own', 'frozen', "
-        "'left_out', 'block.0', 'block.1', 'changed'."
+        "layers='head*' matches no layer that there is a tap for. Those are 'conv', 'embed', 'lstm', 'plain', 'own', "
+        "'frozen', 'left_out', 'block.0', 'block.1', 'changed'."
     )
 
 
 def test_nothing_to_record(tmp_path):
-    model = nn.Conv2d(1, 1, 3)
+    model = nn.Conv1d(1, 1, 3)
     with pytest.raises(
-        RecordingError, match=r"^the model has no layer to record: the model itself: there is no tap for Conv2d\.$"
+        RecordingError, match=r"^the model has no layer to record: the model itself: there is no tap for Conv1d\.$"
     ):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 

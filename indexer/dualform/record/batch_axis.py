@@ -36,13 +36,15 @@ class BatchAxis:
     def check(self, space: Space) -> None:
         """Take in what batch_dim says of a space. Raises BadInput where it was another axis at first."""
         said = self._metadata.batch_dim(space.name)
-        if said is not None and space.tokens:
+        if said is not None and space.tokens and not space.fixed:
             _check_same(f"space {space.name!r}", space.axis or 0, said)
             space.axis, space.said = said, True
 
     def of_space(self, name: str, layers: Sequence[Tap]) -> Space:
         """A space of tokens that is seen for the first time, by its layers that see tokens."""
         said = self._metadata.batch_dim(name)
+        if any(tap.key_form.kind == "patches" for tap in layers):
+            return Space(name, tokens=True, routed=False, axis=0, said=True, fixed=True)
         if said is not None:
             return Space(name, tokens=True, routed=False, axis=said, said=True)
         axes = self._spaces.axes

@@ -103,8 +103,8 @@ class GradientFactors:
         self.pending = [projection for projection in self.pending if projection.step != step]
 
     def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]], fresh: bool = False) -> bool:
-        """Project one step's slots: keys float32[n, d_in] and error signals float32[n, d_out] of layers, which may come
-        several times.
+        """Project one step's slots: keys, as their form has them, and error signals float32[n, d_out] of layers, which
+        may come several times.
 
         False where the outcome is not finite: there is NaN or infinity in them, or a number that overflows.
         """
@@ -117,6 +117,7 @@ class GradientFactors:
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, scales: Doubles) -> None:
         outer: Outer | None = None
+        form = self._parameters.forms[layer]
         for index, parameter, place in self._held.get(layer, ()):
             own_sums = sums[parameter.start : parameter.stop]
             if parameter.directions is None:
@@ -124,13 +125,9 @@ class GradientFactors:
                 own_sums += summed
                 scales[index] += square**0.5 * float(len(errors)) ** 0.5
                 continue
-            own = keys if keys.shape[1] == place.stop - place.start else keys[:, place.start : place.stop]
-            if place.transposed:  # the sum over slots of x (delta R)^T
-                turned = parameter.directions.add_outer(errors, own, own_sums)
-                scales[index] += turned.errors_square**0.5 * (turned.keys_square / DIRECTIONS) ** 0.5
-            else:
-                outer = parameter.directions.add_outer(own, errors, own_sums)
-                scales[index] += outer.errors_square**0.5 * (outer.keys_square / DIRECTIONS) ** 0.5
+            found = form.add_outer(parameter.directions, keys, errors, place, own_sums)
+            scales[index] += found.errors_square**0.5 * (found.keys_square / DIRECTIONS) ** 0.5
+            outer = outer if place.transposed else found
 
     def measure(self, trained: frozenset[int]) -> Gradient:
         """Compare the gradients as they stand with what is pending.

@@ -35,9 +35,11 @@ class ProbeTaker:
 
     def probed(self, tap: Tap, key: Tensor) -> None:
         """A layer's input; where a layer is called more than once, that of the first call."""
-        if key.dim() > 2:
-            key = key.movedim(self._axis_of(tap), 0)
-        self._batch.setdefault(tap.name, key.reshape(-1, tap.d_in).to("cpu", torch.float32, copy=True))
+        if tap.name in self._batch:
+            return
+        axis = self._axis_of(tap) if len(tap.key_form.leading(key)) > 1 else 0
+        keys = tap.key_form.owned(key.movedim(axis, 0))
+        self._batch[tap.name] = torch.cat([rows for _, rows in tap.key_form.blocks(keys)])
 
     def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
         """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""

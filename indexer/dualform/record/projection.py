@@ -118,6 +118,12 @@ class Outer:
     keys_square: float
     """That of the projected keys."""
 
+    @staticmethod
+    def added(parts: Sequence[Outer]) -> Outer:
+        """Of all the slots of several sums."""
+        errors_square, keys_square = sum(p.errors_square for p in parts), sum(p.keys_square for p in parts)
+        return Outer(np.add.reduce([part.summed for part in parts]), errors_square, keys_square)
+
 
 class Parts:
     """How vectors are cut into parts, one for each parameter; and what is summed by part."""

@@ -70,6 +70,8 @@ class RecordedParameters(Sequence[RecordedParameter]):
     """All of them, in the order of the layers."""
 
     def __init__(self, taps: Sequence[Tap], generator: np.random.Generator) -> None:
+        self.forms = {tap.name: tap.key_form for tap in taps}
+        """By layer, how its keys lie."""
         self._all: list[RecordedParameter] = []
         stop = 0
         for (_, name), terms in _held(taps).items():

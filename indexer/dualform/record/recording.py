@@ -33,6 +33,8 @@ class Recording:
     def __init__(self, plan: Plan) -> None:
         """The network as it stands is W_0."""
         self._plan = plan
+        for tap in plan.taps:
+            tap.key_form.begin()
         self._start = Start(plan.model, plan.optimizer, plan.taps)
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.record.spaces import Space
+
+if TYPE_CHECKING:
+    from dualform.record.spaces import Space
 
 
 @dataclass(frozen=True)

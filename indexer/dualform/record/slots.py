@@ -17,9 +17,10 @@ from torch import Tensor
 from dualform.errors import BadInput
 from dualform.record.alignment import Aligner
 from dualform.record.column_values import Array, spread
+from dualform.record.key_form import laid_rows
 from dualform.record.metadata import PLACES, Columns, Metadata
 from dualform.record.sayings import Sayings
-from dualform.record.shape import Shape, laid_out, misfit
+from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Signal, StepRecord
 from dualform.record.taps import Tap
@@ -33,7 +34,7 @@ class CallRows:
     layer: str
     call: int
     keys: Tensor
-    """float32[n, d_in]."""
+    """Of n slots, in the layer's form: float32[n, d_in] of rows."""
     errors: Tensor | None
     """float32[n, d_out]; where no values are wanted, None or what holds NaN or infinity."""
 
@@ -164,8 +165,8 @@ def _is_plain(extent: Extent) -> bool:
 
 
 def _rows(layer: str, shape: Shape, signal: Signal, kept: NDArray[np.int64] | None) -> CallRows:
-    errors = None if signal.errors is None else _laid(signal.errors, shape, kept)
-    return CallRows(layer, shape.call, _laid(signal.keys, shape, kept), errors)
+    errors = None if signal.errors is None else laid_rows(signal.errors, shape, kept)
+    return CallRows(layer, shape.call, signal.form.laid(signal.keys, shape, kept), errors)
 
 
 def _sample_count(metadata: Metadata, shapes: Sequence[Shape], extents: Sequence[Extent]) -> int:
@@ -188,11 +189,6 @@ def _check_rows(extents: Sequence[Extent], count: int) -> None:
                 hint="Count rows from 0; -1 stands for one that is not known.",
                 field="row",
             )
-
-
-def _laid(tensor: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
-    lying = laid_out(tensor, shape)
-    return lying.contiguous() if kept is None else lying[torch.from_numpy(kept)]
 
 
 def _extent(shape: Shape, said: Mapping[str, Array]) -> tuple[Extent, Array | None]:

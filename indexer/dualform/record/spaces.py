@@ -1,7 +1,9 @@
 """Slot spaces: which one a layer's slots belong to, and what each space is found to be.
 
 A key [B, d_in] makes the space "sample", a key [B, L..., d_in] the space "token"; `spaces=` names others. A routed
-layer, whose rows the model chooses (an expert's), has a space of its own.
+layer, whose rows the model chooses (an expert's), has a space of its own. The patches of convolutions are slots of
+"patch" where all of them have outputs of one size at first, else each has a space of its own. So has an embedding whose
+rows are none of the batch's, as that of positions, which are looked up once for all rows: nothing is known of them.
 """
 
 from __future__ import annotations
@@ -10,16 +12,21 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
 
 from dualform.errors import BadInput, NotFound
 from dualform.record.selection import matches
 from dualform.record.taps import Tap
 from dualform.store.tables import TABLES
 
+if TYPE_CHECKING:
+    from dualform.record.step_record import Signal
+
 RESERVED = frozenset({"slots", "samples", "commits", *TABLES})
 """Names of tables and views of the store."""
-DEFAULTS = ("sample", "token")
-"""Spaces of layers that no name was given for: of rows, and of tokens."""
+DEFAULTS = ("sample", "token", "patch")
+"""Spaces of layers that no name was given for: of rows, of tokens, and of a convolution's patches."""
 
 
 @dataclass
@@ -34,6 +41,8 @@ class Space:
     """Which axis of those layers' keys is the batch; None where nothing told: it is taken for the first."""
     said: bool = False
     """Whether the training said so, of all its layers."""
+    fixed: bool = False
+    """Whether it is so by the kind of its layers, whatever is said."""
     teller: str = ""
     """A layer whose module told the axis."""
 
@@ -65,7 +74,7 @@ class Spaces:
         self._refuse_mixed(layers)
         for name in layers:
             if name in self._routed and name not in self._named:
-                self._named[name] = _legal(name, {*DEFAULTS, *self._named.values()})
+                self._named[name] = self._own_space(name)
         self.known: dict[str, Space] = {}
         """By name, of those that have had slots."""
         self.layers: dict[str, str] = {}
@@ -83,6 +92,24 @@ class Spaces:
         if layer in self.layers:
             return self.layers[layer]
         return self._named.get(layer) or ("token" if len(leading) > 1 else "sample")
+
+    def meet(self, calls: Mapping[str, Sequence[Signal]]) -> None:
+        """Give spaces to layers that are called for the first time and whose slots are patches, or no rows of the
+        batch; `calls` of a step by layer.
+        """
+        new = {name: own[0] for name, own in calls.items() if name not in self.layers and name not in self._named}
+        sizes = {name: signal.form.places for name, signal in new.items() if signal.form.kind == "patches"}
+        alike = len(set(sizes.values())) == 1 and "patch" not in self.known
+        for name in sizes:
+            self._named[name] = "patch" if alike else self._own_space(name)
+        leading = [signal.leading for own in calls.values() for signal in own if signal.form.kind == "rows"]
+        for name, signal in new.items():
+            if signal.form.kind == "numbers" and _is_shared(signal, leading):
+                self._routed.add(name)
+                self._named[name] = self._own_space(name)
+
+    def _own_space(self, layer: str) -> str:
+        return _legal(layer, {*DEFAULTS, *self._named.values()})
 
     def check_names(self, spoken: Sequence[str]) -> None:
         """Raises BadInput for a name of a space that there is not."""
@@ -173,6 +200,15 @@ def _check_case(spaces: Sequence[str]) -> None:
                 hint="Choose another name.",
                 field="spaces",
             )
+
+
+def _is_shared(signal: Signal, leading: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a call's slots are none of the batch's rows; `leading`: dimensions of calls that are the batch's."""
+    if signal.form.shared(signal.keys):
+        return True
+    own = signal.leading
+    fits = (other == own or prod(other) == prod(own) or (len(own) == 1 and own[0] in other[:2]) for other in leading)
+    return bool(leading) and not any(fits)
 
 
 def _legal(layer: str, taken: set[str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.record.key_form import KeyForm, owned_rows
 from dualform.record.metadata import Metadata
 from dualform.record.probes import ProbeTaker
 from dualform.record.projection import surely_finite
@@ -24,13 +25,14 @@ class Signal:
     """Key and error signal of one call of a layer, in memory of our own: the training may overwrite its buffers."""
 
     keys: Tensor
-    """float32[B * L..., d_in], as they came."""
+    """As they came, in their form: float32[B * L..., d_in] of rows."""
     errors: Tensor | None
     """float32[B * L..., d_out]; where no values are wanted, None or what holds NaN or infinity."""
     leading: tuple[int, ...]
     """(B,) or (B, L...); (L, B, ...) where the batch is the second axis."""
     dtype: torch.dtype
     """What the training computed in."""
+    form: KeyForm
 
 
 class StepRecord:
@@ -82,10 +84,10 @@ class StepRecord:
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
         if self.settled or not key.numel():
             return
-        widths = key.shape[-1], error.shape[-1] if tap.values else tap.d_out
-        if widths != (tap.d_in, tap.d_out):
+        form, outputs = tap.key_form, error.shape[-1] if tap.values else tap.d_out
+        if (form.width(key), outputs) != (tap.d_in, tap.d_out):
             self.misfits[tap.name] = (
-                f"took {widths[0]} numbers to {widths[1]} at step {self.step}, where it took {tap.d_in} to {tap.d_out}"
+                f"took {form.described(key)} to {outputs} at step {self.step}, where it took {tap.d_in} to {tap.d_out}"
             )
             return
         if not self._signals:
@@ -94,7 +96,8 @@ class StepRecord:
         signals = self._signals.setdefault(tap.name, {})
         seen, more = signals.get(call), self._kept(tap, error)
         if seen is None:
-            signals[call] = Signal(_owned(key, tap.d_in), more, tuple(key.shape[:-1]) or (1,), key.dtype)
+            dtype = key.dtype if key.is_floating_point() else error.dtype
+            signals[call] = Signal(form.owned(key), more, form.leading(key), dtype, form)
         elif seen.errors is not None and more is not None:
             seen.errors += more  # a second backward through the same call: gradients add up
         elif seen.errors is None:
@@ -111,14 +114,7 @@ class StepRecord:
 
     def _kept(self, tap: Tap, error: Tensor) -> Tensor | None:
         """Where values are not wanted, only what holds NaN or infinity is kept."""
-        return _owned(error, error.shape[-1]) if tap.values or not surely_finite(error) else None
-
-
-def _owned(tensor: Tensor, width: int) -> Tensor:
-    if tensor.dtype == torch.float32 and tensor.is_cpu and tensor.dim() == 2:
-        return tensor.clone(memory_format=torch.contiguous_format)
-    copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32)
-    return copied.copy_(tensor.reshape(-1, width))
+        return owned_rows(error, error.shape[-1]) if tap.values or not surely_finite(error) else None
 
 
 class Step:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
+from dualform.record.key_form import KeyForm
 from dualform.replay.first_training import FirstTraining
 from dualform.replay.window import Gatherer
 from dualform.store.batch import Batch
@@ -14,10 +17,15 @@ from dualform.store.probes import ProbeArrays
 class ReplaySink:
     """Stands where the store's writer does, and writes nothing."""
 
-    def __init__(self, header: Header, first: FirstTraining, gatherers: Mapping[str, Gatherer]) -> None:
-        """`gatherers`: by layer, of those that are asked. Raises RecordingError where another training starts."""
+    def __init__(
+        self, header: Header, first: FirstTraining, gatherers: Mapping[str, Gatherer], forms: Mapping[str, KeyForm]
+    ) -> None:
+        """`gatherers`: by layer, of those that are asked; `forms`: how the keys of each layer lie.
+
+        Raises RecordingError where another training starts.
+        """
         first.check_start(header)
-        self._first, self._gatherers = first, gatherers
+        self._first, self._gatherers, self._forms = first, gatherers, forms
         self.complete = False
         """Whether the whole training was run again."""
 
@@ -26,7 +34,8 @@ class ReplaySink:
         self._first.check(batch)
         for name, calls in batch.layers.items():
             for rows in calls if name in self._gatherers else ():
-                self._gatherers[name].append(rows.keys)
+                for _, keys in self._forms[name].blocks(torch.from_numpy(rows.keys)):
+                    self._gatherers[name].append(keys.numpy())
 
     def tick(self) -> None:
         """Nothing falls due."""

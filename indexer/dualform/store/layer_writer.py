@@ -40,7 +40,8 @@ class LayerWriter:
 
         Raises BadInput where there are not as many rows as slots, or where they cannot be stored without loss.
         """
-        self._check_count("keys", len(rows.keys) * self._per_row, rows.call, slots)
+        if self.layer.keys or rows.keys.ndim < 3:  # nobody knows the patches of feature maps that are not stored
+            self._check_count("keys", len(rows.keys) * self._per_row, rows.call, slots)
         if rows.values is not None:
             self._check_count("values", len(rows.values), rows.call, slots)
         elif self.layer.values and self.layer.keys:

@@ -25,6 +25,7 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
+from dualform.record.key_form import KeyForm
 from dualform.store.parameter import Parameter
 
 
@@ -81,6 +82,8 @@ class Tap(ABC):
 
     d_in: int
     d_out: int
+    key_form: KeyForm = KeyForm()
+    """How its keys lie."""
     parameters: dict[Parameter, Tensor]
     """Blocks, each with the tensor that it is a block of: weights in the order of their columns, then biases."""
     why_no_values: ClassVar[str] = ""

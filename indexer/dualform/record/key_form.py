@@ -1,0 +1,91 @@
+"""How the keys of a tap lie, from its calls to the store. As rows of numbers, unless a kind of layer says otherwise.
+
+Shapes: n slots of a call, d_in and d_out of the layer; `...` the dimensions of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.record.projection import Directions, Doubles, Outer
+from dualform.record.shape import Shape, laid_out
+from dualform.store.parameter import Parameter
+
+
+class KeyForm:
+    """Keys [..., d_in] become float32[n, d_in]."""
+
+    source: ClassVar[str] = "rows"
+    """The store's key source for them (store/sources/)."""
+    kind: ClassVar[str] = "rows"
+    """What its slots are: "rows" of a batch or of its tokens, "numbers" that may be shared by the batch, "patches"."""
+
+    @property
+    def geometry(self) -> Mapping[str, tuple[int, ...]]:
+        """What the key source has to know of the layer."""
+        return {}
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The size of a convolution's output; empty where slots are no patches."""
+        return ()
+
+    def begin(self) -> None:
+        """A recording begins: nothing was seen yet."""
+
+    def leading(self, key: Tensor) -> tuple[int, ...]:
+        """The dimensions of a call's slots: (B,), (B, L...), or (L, B, ...)."""
+        return tuple(key.shape[:-1]) or (1,)
+
+    def width(self, key: Tensor) -> int:
+        """What d_in would be of a layer with such a key."""
+        return key.shape[-1]
+
+    def described(self, key: Tensor) -> str:
+        """A key for messages."""
+        return f"{self.width(key)} numbers"
+
+    def owned(self, key: Tensor) -> Tensor:
+        """The keys of a call in memory of our own: the training may overwrite its buffers."""
+        return owned_rows(key, key.shape[-1])
+
+    def shared(self, keys: Tensor) -> bool:
+        """Whether the keys of a call, as `owned` made them, show that they are none of single rows of the batch."""
+        return False
+
+    def laid(self, keys: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
+        """The keys as slots lie, row after row; `kept`: the slots that stay, None for all."""
+        return laid_rows(keys, shape, kept)
+
+    def blocks(self, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Slots, and their keys as float32[m, d_in]; few enough at once that they need no great memory."""
+        yield slice(0, len(keys)), keys
+
+    def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+        """Add what slots bring to a block, as it is stored, along directions; see Directions.add_outer."""
+        found = list[Outer]()
+        for slots, own in self.blocks(keys):
+            part = own if own.shape[1] == block.stop - block.start else own[:, block.start : block.stop]
+            pair = (errors[slots], part) if block.transposed else (part, errors[slots])
+            found.append(directions.add_outer(*pair, to))
+        return found[0] if len(found) == 1 else Outer.added(found)
+
+
+def owned_rows(tensor: Tensor, width: int) -> Tensor:
+    """float32[n, width], copied."""
+    if tensor.dtype == torch.float32 and tensor.is_cpu and tensor.dim() == 2:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32)
+    return copied.copy_(tensor.reshape(-1, width))
+
+
+def laid_rows(rows: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
+    """[n, width] as slots lie."""
+    lying = laid_out(rows, shape)
+    return lying.contiguous() if kept is None else lying[torch.from_numpy(kept)]

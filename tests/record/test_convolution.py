@@ -1,0 +1,138 @@
+"""Convolutions: a slot is a place of the output, its key the patch of the input there; against torch's unfold."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, pad, unfold
+
+import dualform
+from dualform.errors import BadInput
+from dualform.record.taps import convolution
+
+from .test_blocks import assert_exact, assert_live
+
+STEPS, B, CLASSES = 20, 4, 3
+
+
+class Network(nn.Module):
+    def __init__(self, second=None, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(2, 5, **{"kernel_size": 3, **options})
+        self.second = second or nn.Conv2d(5, 4, 3, padding=1)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.second(torch.relu(self.first(x)))).mean((2, 3)))
+
+
+def train(model, path, size=(7, 6), steps=STEPS, **options):
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+    images = []
+    with dualform.Recorder(model, optimizer, path, **options) as recorder:
+        for step in range(steps):
+            images.append(torch.randn(B, 2, *size, generator=generator))
+            y = torch.randint(0, CLASSES, (B,), generator=generator)
+            with recorder.step(dataset="a" if step < steps // 2 else "b", label=y, sample=np.arange(B)):
+                optimizer.zero_grad()
+                cross_entropy(model(images[-1]), y).backward()
+                optimizer.step()
+    return torch.cat(images)
+
+
+SETTINGS = {
+    "plain": {},
+    "strided": {"stride": (2, 1), "padding": (1, 2)},
+    "dilated": {"dilation": (1, 2), "padding": 2},
+    "same": {"kernel_size": (4, 3), "padding": "same"},
+    "reflected": {"padding": 1, "padding_mode": "reflect"},
+    "circular": {"kernel_size": (2, 3), "padding": (1, 2), "padding_mode": "circular"},
+    "without bias": {"bias": False},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own
+@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
+def test_a_convolution(tmp_path, options):
+    model = Network(**options)
+    images = train(model, tmp_path / "m")
+    conv = model.first
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["first", "second", "head"])
+        if conv.padding_mode != "zeros" or conv.padding == "same":
+            mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+            images = pad(images, conv._reversed_padding_repeated_twice, mode)
+            patches = unfold(images, conv.kernel_size, stride=conv.stride, dilation=conv.dilation)
+        else:
+            patches = unfold(images, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
+        patches = patches.transpose(1, 2).flatten(0, 1).numpy()
+        np.testing.assert_array_equal(memory.keys("first"), patches)
+        assert_live(memory, model)
+        weight = model.first.weight.detach().flatten(1).numpy()
+        live = patches[:5] @ weight.T + (0 if conv.bias is None else conv.bias.detach().numpy())
+        np.testing.assert_allclose(np.asarray(memory.output("first", patches[:5])), live, atol=1e-5)
+        masked = memory.weights(where="label = 1 AND dataset = 'a'")
+        assert masked["first.weight"].shape == conv.weight.shape
+
+
+def test_spaces(tmp_path):
+    train(Network(), tmp_path / "alike")
+    train(Network(second=nn.Conv2d(5, 4, 3)), tmp_path / "apart")
+    with dualform.open(tmp_path / "alike") as memory:
+        assert [layer.space for layer in memory.info().layers] == ["patch", "patch", "sample"]
+        columns = memory.slots(np.arange(40), "patch")
+        np.testing.assert_array_equal(columns["position"], np.arange(40) % 20)
+        np.testing.assert_array_equal(columns["sample"], np.arange(40) // 20)
+    with dualform.open(tmp_path / "apart") as memory:
+        assert [layer.space for layer in memory.info().layers] == ["first", "second", "sample"]
+
+
+def test_groups_are_not_recorded(tmp_path):
+    model = Network(second=nn.Conv2d(5, 5, 3, groups=5))
+    made = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    assert made.skipped == {"second": "its channels are convolved in 5 groups"}
+
+
+def test_feature_maps_of_another_size_part(tmp_path):
+    model = Network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        for size in (7, 7, 9):
+            with recorder.step(sample=np.arange(B)):
+                optimizer.zero_grad()
+                model(torch.randn(B, 2, size, size)).square().sum().backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        found = {layer.name: layer.grade for layer in memory.info().layers}
+        assert {name: grade.name for name, grade in found.items()} == {"first": "off", "second": "off", "head": "exact"}
+        assert "feature maps of [2, 9, 9]" in found["first"].reason
+
+
+def test_a_mask_of_tokens_does_not_leave_out_patches(tmp_path):
+    model = Network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    mask = torch.ones(B, 25, dtype=torch.bool)
+    mask[0, 0] = False
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "m")
+
+    def step():
+        with recorder, recorder.step(mask=mask):
+            model(torch.randn(B, 2, 7, 7)).square().sum().backward()
+            optimizer.step()
+
+    with pytest.raises(BadInput, match=r"^mask leaves out places of space 'patch'"):
+        step()
+
+
+def test_patches_are_unfolded_a_few_maps_at_once(monkeypatch):
+    monkeypatch.setattr(convolution, "_AT_ONCE", 1)
+    form = convolution.FeatureMaps((3, 2), (2, 1), (1, 0), (1, 2))
+    maps = torch.randn(5, 2, 7, 6)
+    expected = unfold(maps, (3, 2), (1, 2), (1, 0), (2, 1)).transpose(1, 2)
+    parts = list(form.blocks(maps))
+    assert len(parts) == 5
+    assert form.leading(maps) == expected.shape[:2]
+    assert torch.equal(torch.cat([rows for _, rows in parts]), expected.flatten(0, 1))
+    assert [slots.start for slots, _ in parts] == [number * expected.shape[1] for number in range(5)]

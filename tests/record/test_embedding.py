@@ -1,0 +1,119 @@
+"""Embeddings: a slot is a token, its key a row number; the record against one-hot rows made by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
+
+import dualform
+
+from .test_blocks import assert_exact, assert_live
+
+STEPS, B, L, V, D, CLASSES = 24, 6, 5, 17, 8, 3
+
+
+class Bag(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(V, D, **options), nn.Linear(D, CLASSES)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.embed(x)).mean(1))
+
+
+class Tied(nn.Module):
+    """A language model in small: its head is its embedding, and its positions are looked up once for all rows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.positions = nn.Embedding(V, D), nn.Embedding(L, D)
+        self.mix, self.head = nn.Linear(D, D), nn.Linear(D, V, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.mix(self.embed(x) + self.positions(torch.arange(x.shape[1])))))
+
+
+def train(model, path, steps=STEPS, **options):
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    tokens = []
+    with dualform.Recorder(model, optimizer, path, **options) as recorder:
+        for step in range(steps):
+            x = torch.randint(0, V, (B, L), generator=generator)
+            tokens.append(x)
+            with recorder.step(dataset="a" if step < steps // 2 else "b", sample=np.arange(B)):
+                out = model(x)
+                y = x[:, 0] % CLASSES if out.dim() == 2 else (x + 1) % V
+                optimizer.zero_grad()
+                cross_entropy(out.flatten(0, -2), y.flatten()).backward()
+                optimizer.step()
+    return torch.stack(tokens)
+
+
+@pytest.mark.parametrize("padding", [None, 3], ids=["plain", "padding_idx"])
+def test_an_embedding(tmp_path, padding):
+    model = Bag(padding_idx=padding)
+    tokens = train(model, tmp_path / "m")
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["embed", "head"])
+        np.testing.assert_array_equal(memory.keys("embed"), one_hot(tokens.flatten(), V).numpy())
+        space = next(layer.space for layer in memory.info().layers if layer.name == "embed")
+        columns = memory.slots(np.arange(L * B), space)
+        np.testing.assert_array_equal(columns["position"], np.tile(np.arange(L), B))
+        assert_live(memory, model)
+        if padding is not None:
+            assert not memory.values("embed")[tokens.flatten() == padding].any()
+        query = one_hot(torch.tensor([2, 3]), V).float()
+        found = np.asarray(memory.output("embed", query.numpy()))
+        np.testing.assert_allclose(found, model.embed(torch.tensor([2, 3])).detach().numpy(), atol=1e-5)
+        hits = memory.topk("embed", query.numpy(), k=5)
+        np.testing.assert_array_equal(hits.slots[0], np.flatnonzero(tokens.flatten() == 2)[:5])
+
+
+def test_an_embedding_that_is_the_heads_weight_and_one_of_positions(tmp_path):
+    model = Tied()
+    train(model, tmp_path / "m")
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["embed", "positions", "mix", "head"])
+        assert_live(memory, model)
+        spaces = {layer.name: layer.space for layer in memory.info().layers}
+        assert spaces == {"embed": "token", "positions": "positions", "mix": "token", "head": "token"}
+        np.testing.assert_array_equal(memory.keys("positions"), np.tile(np.eye(L, dtype=np.float32), (STEPS, 1)))
+        rows = memory.slots(np.arange(L), "positions")["row"]
+        assert all(row is None or row is np.ma.masked or row < 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_norm": 1.0}, "it changes its weight in each forward pass (max_norm)"),
+        ({"sparse": True}, "its gradients are sparse (sparse=True)"),
+        (
+            {"scale_grad_by_freq": True},
+            "it scales gradients by how often a token is in the batch (scale_grad_by_freq)",
+        ),
+    ],
+    ids=["max_norm", "sparse", "scale_grad_by_freq"],
+)
+def test_what_is_not_recorded(tmp_path, options, reason):
+    model = Bag(**options)
+    made = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    assert made.skipped == {"embed": reason}
+
+
+def test_a_probe_has_rows_of_ones(tmp_path):
+    model = Bag()
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randint(0, V, (B, L), generator=generator)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        with recorder.step(label=np.arange(B)):
+            model(x).square().sum().backward()
+            optimizer.step()
+        recorder.probe("test", x)
+    with dualform.open(tmp_path / "m") as memory:
+        np.testing.assert_array_equal(memory.probe("test", "embed").queries, one_hot(x.flatten(), V).numpy())
