@@ -251,7 +251,7 @@ def test_without_values_there_are_keys_all_the_same(tmp_path, kind):
     opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", values=False)
     with opened.recorder, opened.recorder.step():
         model(chunks(1)[0])[0].sum().backward()
-    assert opened.sink.layer_names == ["head", "layer"]
+    assert opened.sink.layer_names == ["embed", "head", "layer"]
     assert not any(layer.values for layer in opened.sink.header.layers)
     assert all(rows.values is None for (rows,) in opened.sink.batches[0].layers.values())
     assert opened.sink.keys("layer").shape == (21, 10)

@@ -69,12 +69,19 @@ class KeyForm:
 
     def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         """Add what slots bring to a block, as it is stored, along directions; see Directions.add_outer."""
-        found = list[Outer]()
-        for slots, own in self.blocks(keys):
-            part = own if own.shape[1] == block.stop - block.start else own[:, block.start : block.stop]
-            pair = (errors[slots], part) if block.transposed else (part, errors[slots])
-            found.append(directions.add_outer(*pair, to))
-        return found[0] if len(found) == 1 else Outer.added(found)
+        return add_rows(directions, keys, errors, block, to)
+
+    def add_blocks(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+        """As `add_outer`, of keys that are made a few at once."""
+        return Outer.added([add_rows(directions, own, errors[slots], block, to) for slots, own in self.blocks(keys)])
+
+
+def add_rows(directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+    """As `KeyForm.add_outer`, of float32[n, d_in]."""
+    own = keys if keys.shape[1] == block.stop - block.start else keys[:, block.start : block.stop]
+    if block.transposed:  # the sum over slots of x (delta R)^T
+        return directions.add_outer(errors, own, to)
+    return directions.add_outer(own, errors, to)
 
 
 def owned_rows(tensor: Tensor, width: int) -> Tensor:

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 RESERVED = frozenset({"slots", "samples", "commits", *TABLES})
 """Names of tables and views of the store."""
-DEFAULTS = ("sample", "token", "patch")
-"""Spaces of layers that no name was given for: of rows, of tokens, and of a convolution's patches."""
+DEFAULTS = ("sample", "token")
+"""Spaces of layers that no name was given for: of rows, and of tokens."""
+PATCHES = "patch"
+"""That of convolutions."""
 
 
 @dataclass
@@ -63,7 +65,7 @@ class Spaces:
         _check_patterns("routed", routed or (), layers)
         for space in (named or {}).values():
             _check_name(space)
-        _check_case([*DEFAULTS, *dict.fromkeys((named or {}).values())])
+        _check_case([*DEFAULTS, PATCHES, *dict.fromkeys((named or {}).values())])
         self._layers = layers
         self._routed = {name for name in layers if any(matches(name, pattern) for pattern in routed or ())}
         self._named = {
@@ -99,9 +101,9 @@ class Spaces:
         """
         new = {name: own[0] for name, own in calls.items() if name not in self.layers and name not in self._named}
         sizes = {name: signal.form.places for name, signal in new.items() if signal.form.kind == "patches"}
-        alike = len(set(sizes.values())) == 1 and "patch" not in self.known
+        alike = len(set(sizes.values())) == 1 and PATCHES not in self.known
         for name in sizes:
-            self._named[name] = "patch" if alike else self._own_space(name)
+            self._named[name] = PATCHES if alike else self._own_space(name)
         leading = [signal.leading for own in calls.values() for signal in own if signal.form.kind == "rows"]
         for name, signal in new.items():
             if signal.form.kind == "numbers" and _is_shared(signal, leading):
@@ -109,7 +111,7 @@ class Spaces:
                 self._named[name] = self._own_space(name)
 
     def _own_space(self, layer: str) -> str:
-        return _legal(layer, {*DEFAULTS, *self._named.values()})
+        return _legal(layer, {*DEFAULTS, PATCHES, *self._named.values()})
 
     def check_names(self, spoken: Sequence[str]) -> None:
         """Raises BadInput for a name of a space that there is not."""

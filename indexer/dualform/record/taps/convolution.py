@@ -17,8 +17,10 @@ from torch.nn.functional import pad, unfold
 
 from dualform.errors import BadInput
 from dualform.record.key_form import KeyForm
+from dualform.record.projection import Directions, Doubles, Outer
 from dualform.record.shape import Shape
 from dualform.record.taps.tap import Call, ModuleTap
+from dualform.store.parameter import Parameter
 
 _AT_ONCE = 1 << 22
 """Numbers of patches that are unfolded at once; one feature map in any case."""
@@ -105,6 +107,9 @@ class FeatureMaps(KeyForm):
                 field="mask",
             )
         return keys
+
+    def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+        return self.add_blocks(directions, keys, errors, block, to)
 
     def blocks(self, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         each = prod(self._places(keys.shape[1:]))

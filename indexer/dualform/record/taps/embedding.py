@@ -88,7 +88,7 @@ class RowNumbers(KeyForm):
 
     def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         if not block.transposed or (block.start, block.stop) != (0, self._rows):
-            return super().add_outer(directions, keys, errors, block, to)
+            return self.add_blocks(directions, keys, errors, block, to)
         along = directions.project(errors)
         with full_precision():
             rows = torch.from_numpy(to).view(self._rows, -1)
