@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dualform
+from dualform.query.search import codes
 from dualform.store.check import check_memory
 from dualform.store.header import Ending
 from dualform.store.snapshot import Snapshot
@@ -185,3 +186,16 @@ def test_files_are_as_small_as_their_source_makes_them(tmp_path):
     assert stored["conv"] * 6 == entries["conv"]
     assert stored["conv-repeats"] * 8 == entries["conv-repeats"]
     assert stored["half-repeats"] == entries["half-repeats"] - 2 * (STEPS - 1)
+
+
+def test_codes_that_would_be_made_anew_for_every_question_are_not_made(tmp_path, monkeypatch):
+    engine, made = dualform.open(committed(tmp_path / "memory"), backend="int8"), []
+    monkeypatch.setattr(engine._backend.codes, "most_bytes", 1)
+    coded = codes.quantise_source
+    monkeypatch.setattr(codes, "quantise_source", lambda source: made.append(source.made) or coded(source))
+    conv = next(pair for pair in PAIRS if pair.layer.name == "conv")
+    found, wanted = (engine.topk(layer.name, queries(conv), k=3) for layer in (conv.layer, conv.twin))
+    assert flat(found.slots) == flat(wanted.slots)
+    assert flat(found.scores) == flat(wanted.scores)
+    assert made
+    assert not any(made), "only those of keys that are stored as float32"
