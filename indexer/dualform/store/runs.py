@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput, NotFound
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
-from dualform.store.opening import stacked
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Rows
 from dualform.store.run_tables import RUN, RunTables
 from dualform.store.segment_cache import SegmentCache
+from dualform.store.shard_sources import stacked
 from dualform.store.snapshot import Snapshot
 
 

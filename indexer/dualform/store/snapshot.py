@@ -21,7 +21,7 @@ from dualform.errors import Damaged, NotFound
 from dualform.store.entries import Entries
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
-from dualform.store.opening import Opened, open_folder, read_state
+from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, OrderedRows, Rows
 from dualform.store.samples import Samples, as_numpy
@@ -41,24 +41,24 @@ class Snapshot:
     """One snapshot of a memory. Reads; never writes."""
 
     def __init__(
-        self, path: Path, manifest: Manifest, tables: Tables, sources: Sources, opened: Opened | None = None
+        self, path: Path, manifest: Manifest, tables: Tables, sources: Sources, contents: FolderContents | None = None
     ) -> None:
-        """`opened`: what was found in a folder; None for a snapshot that memory holds."""
+        """`contents`: what was found in a folder; None for a snapshot that memory holds."""
         self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
         self.skipped, self.aliases = manifest.skipped, manifest.aliases
         self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
         self.spaces = list(manifest.spaces)
         self.sources = sources
-        self.frames = opened.frames if opened else 0
+        self.frames = contents.frames if contents else 0
         """Frames of the journal that this snapshot holds beyond the last commit."""
-        self.torn = opened.torn if opened else False
+        self.torn = contents.torn if contents else False
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
         self.runs: list[Snapshot] = [self]
         """The recordings that the memory consists of, in the order of the training (runs.py)."""
         self.first_steps = [0]
         """The number that each run's first step has here."""
-        self._tables, self._opened = tables, opened
+        self._tables, self._contents = tables, contents
         self._samples = Samples(tables)
         self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
         self._entries: dict[str, Entries] = {}
@@ -110,7 +110,7 @@ class Snapshot:
 
     def moved(self) -> bool:
         """Whether the memory on disk holds more by now."""
-        return self._opened is not None and read_state(self.path) != self._opened.state
+        return self._contents is not None and read_state(self.path) != self._contents.state
 
     def layer(self, name: str) -> Layer:
         """Raises NotFound, listing the layers that exist."""
@@ -253,7 +253,7 @@ class Snapshot:
         order = self._tables.entry_order(layer.name)
         if not layer.repeats:
             return order
-        rows = self._opened.rows.get((layer.name, "keys"), []) if self._opened else []
+        rows = self._contents.rows.get((layer.name, "keys"), []) if self._contents else []
         of_entry = self._tables.key_rows(layer.name, rows)
         return of_entry if order is None else of_entry[order]
 

@@ -1,0 +1,92 @@
+"""Where the rows of a shard's layers come from: its segments and its journal, and those of several shards or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dualform.errors import Damaged
+from dualform.store.journal import Frames, journal_path
+from dualform.store.layer import Layer
+from dualform.store.manifest import Manifest
+from dualform.store.matrix_file import MatrixForm
+from dualform.store.segment import Segment
+from dualform.store.segment_cache import SegmentCache
+from dualform.store.shard_tables import ShardTables, whole
+from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_source import KeySource, StoredRows
+from dualform.store.sources.segment_rows import SegmentRows
+
+Sources = dict[tuple[str, str], list[KeySource]]
+"""Where rows come from, in order, by (layer, "keys" or "values")."""
+
+
+def sources_of_shard(
+    place: Path, manifest: Manifest, tables: ShardTables, frames: Frames, cache: SegmentCache
+) -> Sources:
+    """The committed segments of each layer in the folder `place`, and behind them the rows of the journal.
+
+    Raises Damaged, naming the file, for what no source of the layer can have written.
+    """
+    layers = {layer.name: layer for layer in manifest.layers}
+    found: Sources = {}
+    for row in whole(tables, "segments").to_pylist():
+        layer, kind = layers[row["layer"]], row["kind"]
+        segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
+        stored = SegmentRows(segment, _form_of_file(layer, kind, segment), cache)
+        found.setdefault((layer.name, kind), []).append(_source(layer, kind, stored))
+    journal = journal_path(place, manifest.shards[0].commits)
+    for (name, kind), parts in frames.matrices.items():
+        before = found.setdefault((name, kind), [])
+        for first, content in parts:
+            held = _held(journal, layers[name], kind, first, content)
+            source = None if held is None else _source(layers[name], kind, held)
+            if source is None or source.first_row != row_count(before):
+                raise Damaged(f"{journal} was altered: its {kind} of layer {name!r} do not follow the committed ones.")
+            if source.rows:
+                before.append(source)
+    return found
+
+
+def _forms(layer: Layer, kind: str) -> Sequence[MatrixForm]:
+    return layer.key_format.forms if kind == "keys" else (layer.value_form,)
+
+
+def _form_of_file(layer: Layer, kind: str, segment: Segment) -> MatrixForm:
+    """The name of a file tells its form. Raises Damaged for one that this kind of file has not."""
+    for form in _forms(layer, kind):
+        if segment.path.suffix == f".{form.suffix}":
+            return form
+    raise Damaged(f"{segment.path} is no file of {kind} of layer {layer.name!r}, whose key source is {layer.source!r}.")
+
+
+def _held(journal: Path, layer: Layer, kind: str, first: int, content: NDArray[Any]) -> HeldRows | None:
+    """Rows [rows, width] of a journal in the form that has their type; None where no form has."""
+    for form in _forms(layer, kind):
+        if (form.dtype, form.width) == (content.dtype, content.shape[1]):
+            rows = content.reshape(len(content), *form.shape)
+            return HeldRows((journal, layer.name, kind, first, len(rows)), first, rows)
+    return None
+
+
+def _source(layer: Layer, kind: str, stored: StoredRows) -> KeySource:
+    return layer.key_format.source(stored) if kind == "keys" else stored
+
+
+def stacked(parts: Sequence[Mapping[tuple[str, str], Sequence[KeySource]]]) -> Sources:
+    """The sources of several parts, each numbering its rows behind those of the parts before it."""
+    found: Sources = {}
+    for key in dict.fromkeys(key for own in parts for key in own):
+        before = 0
+        for own in parts:
+            found.setdefault(key, []).extend(source.shifted(before) for source in own.get(key, []))
+            before += row_count(own.get(key, []))
+    return found
+
+
+def row_count(sources: Sequence[KeySource]) -> int:
+    """Rows of all the sources of a layer and kind."""
+    return sources[-1].first_row + sources[-1].rows if sources else 0
