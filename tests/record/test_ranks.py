@@ -69,11 +69,10 @@ class Seat:
 class Fleet:
     """Ranks as threads, whose gradients are averaged as data parallelism does it."""
 
-    def __init__(self, monkeypatch, path, seconds=20.0, models=None):
+    def __init__(self, path, seconds=20.0, models=None):
         self.path, self.averaging = path, Table()
         measuring = Table(seconds)
         self.seats = [Seat(measuring, rank) for rank in range(COUNT)]
-        monkeypatch.setattr(Ranks, "joined", classmethod(lambda cls, rank, count: cls(rank, count, self.seats[rank])))
         self.errors = []
         self.models = models or [net() for _ in range(COUNT)]
 
@@ -94,16 +93,16 @@ class Fleet:
 
     def _guarded(self, train, rank, options):
         try:
-            model = self.models[rank]
+            model, ranks = self.models[rank], Ranks(rank, COUNT, self.seats[rank])
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            with Recorder(model, optimizer, self.path, rank=rank, ranks=COUNT, **options) as recorder:
+            with Recorder(model, optimizer, self.path, ranks=ranks, **options) as recorder:
                 train(rank, model, optimizer, recorder)
         except BaseException as error:
             self.errors.append(error)
 
 
-def test_the_ranks_shards_are_one_exact_memory(tmp_path, monkeypatch):
-    fleet = Fleet(monkeypatch, tmp_path / "m")
+def test_the_ranks_shards_are_one_exact_memory(tmp_path):
+    fleet = Fleet(tmp_path / "m")
 
     def train(rank, model, optimizer, recorder):
         for step in range(STEPS):
@@ -153,8 +152,8 @@ def reasons(path):
     return {certificate.reason for certificate in dualform.open(path).verify().values()}
 
 
-def test_an_updated_step_that_one_rank_leaves_out_is_no_step_of_the_others(tmp_path, monkeypatch):
-    fleet = Fleet(monkeypatch, tmp_path / "m")
+def test_an_updated_step_that_one_rank_leaves_out_is_no_step_of_the_others(tmp_path):
+    fleet = Fleet(tmp_path / "m")
 
     def train(rank, model, optimizer, recorder):
         for step in range(4):
@@ -172,8 +171,8 @@ def test_an_updated_step_that_one_rank_leaves_out_is_no_step_of_the_others(tmp_p
     assert reason.startswith("after step 1 the optimizer updated with NaN or infinity in a key or error signal")
 
 
-def test_ranks_that_recorded_other_steps_have_parted(tmp_path, monkeypatch):
-    fleet = Fleet(monkeypatch, tmp_path / "m")
+def test_ranks_that_recorded_other_steps_have_parted(tmp_path):
+    fleet = Fleet(tmp_path / "m")
 
     def train(rank, model, optimizer, recorder):
         for step in range(4):
@@ -191,8 +190,8 @@ def test_ranks_that_recorded_other_steps_have_parted(tmp_path, monkeypatch):
     )
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_without_end(tmp_path, monkeypatch):
-    fleet = Fleet(monkeypatch, tmp_path / "m", seconds=0.5)
+def test_a_rank_that_does_not_come_is_not_waited_for_without_end(tmp_path):
+    fleet = Fleet(tmp_path / "m", seconds=0.5)
 
     def train(rank, model, optimizer, recorder):
         for step in range(4):
@@ -223,8 +222,8 @@ class Heads(nn.Module):
         return self.heads[head](torch.tanh(self.trunk(x)))
 
 
-def test_a_layer_that_only_one_rank_reaches_is_measured_by_all(tmp_path, monkeypatch):
-    fleet = Fleet(monkeypatch, tmp_path / "m", models=[Heads() for _ in range(COUNT)])
+def test_a_layer_that_only_one_rank_reaches_is_measured_by_all(tmp_path):
+    fleet = Fleet(tmp_path / "m", models=[Heads() for _ in range(COUNT)])
 
     def train(rank, model, optimizer, recorder):
         for step in range(STEPS):

@@ -61,7 +61,7 @@ class Recorder:
         on_error: Literal["raise", "warn"] = "raise",
         sink: Callable[[Header], Sink] = Writer,
         rank: int = 0,
-        ranks: int = 1,
+        ranks: int | Ranks = 1,
     ) -> None:
         """`layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
@@ -78,6 +78,7 @@ class Recorder:
 
         `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
         `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
+        Where something else than torch.distributed joins the processes, `ranks` is a `Ranks` over it.
 
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded.
@@ -85,7 +86,7 @@ class Recorder:
         self.path = Path(path)
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
-        self._ranks = Ranks.joined(rank, ranks)
+        self._ranks = ranks if isinstance(ranks, Ranks) else Ranks.joined(rank, ranks)
         if self._ranks is not None:
             self._ranks.check_folder(self.path)
             sink = self._ranks.writer if sink is Writer else sink
