@@ -62,7 +62,9 @@ def test_an_embedding(tmp_path, padding):
         assert_exact(memory, ["embed", "head"])
         np.testing.assert_array_equal(memory.keys("embed"), one_hot(tokens.flatten(), V).numpy())
         space = next(layer.space for layer in memory.info().layers if layer.name == "embed")
+        assert space == "token"
         columns = memory.slots(np.arange(L * B), space)
+        np.testing.assert_array_equal(columns["sample"], np.repeat(np.arange(B), L))
         np.testing.assert_array_equal(columns["position"], np.tile(np.arange(L), B))
         assert_live(memory, model)
         if padding is not None:
@@ -85,6 +87,77 @@ def test_an_embedding_that_is_the_heads_weight_and_one_of_positions(tmp_path):
         np.testing.assert_array_equal(memory.keys("positions"), np.tile(np.eye(L, dtype=np.float32), (STEPS, 1)))
         rows = memory.slots(np.arange(L), "positions")["row"]
         assert all(row is None or row is np.ma.masked or row < 0 for row in rows)
+
+
+class Placed(Bag):
+    """An embedding of positions, or of distances between them, beside one of tokens."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.positions, self.places = nn.Embedding(2 * L, D), places
+
+    def forward(self, x):
+        own = self.positions(self.places)
+        return self.head(torch.tanh(self.embed(x) + (own.mean(0) if own.dim() == 3 else own)).mean(1))
+
+
+PLACES = {
+    "positions": torch.arange(L),
+    "positions of one row": torch.arange(L)[None],
+    "backwards": torch.arange(L - 1, -1, -1),
+    "distances": torch.arange(L)[:, None] - torch.arange(L) + L,
+}
+
+
+@pytest.mark.parametrize("rows", [L, L + 1], ids=["as many rows as tokens", "more rows"])
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.filterwarnings("ignore:whether layer 'positions'")
+def test_what_is_looked_up_once_for_all_rows_is_of_no_row(tmp_path, places, rows):
+    model = Placed(PLACES[places])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        for _ in range(5):
+            with recorder.step(sample=np.arange(rows), batch_dim=0):
+                optimizer.zero_grad()
+                model(torch.randint(0, V, (rows, L), generator=generator)).square().sum().backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["embed", "head", "positions"])
+        assert {layer.name: layer.space for layer in memory.info().layers}["positions"] == "positions"
+        seen = memory.slots(np.arange(PLACES[places].numel()), "positions")["sample"]
+        assert np.ma.count(seen) == 0
+
+
+class Labelled(Bag):
+    """An embedding of one class of each row, beside one of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.classes = nn.Embedding(CLASSES, D)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.embed(x) + self.classes(x[:, 0] % CLASSES)[:, None]).mean(1))
+
+
+def spaces_of(path, rows, **options):
+    model = Labelled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randint(0, V, (rows, L), generator=torch.Generator().manual_seed(1))
+    recorder = dualform.Recorder(model, optimizer, path, **options)
+    with recorder, recorder.step(sample=np.arange(rows), batch_dim=0):
+        model(x).square().sum().backward()
+        optimizer.step()
+    with dualform.open(path) as memory:
+        return {layer.name: layer.space for layer in memory.info().layers}
+
+
+def test_one_number_of_each_row_is_a_sample_unless_it_may_be_one_of_each_position(tmp_path):
+    rows = {"embed": "token", "classes": "sample", "head": "sample"}
+    assert spaces_of(tmp_path / "told", L + 1) == rows
+    with pytest.warns(RuntimeWarning, match=r"^whether layer 'classes' saw one number of each row"):
+        assert spaces_of(tmp_path / "doubtful", L) == {**rows, "classes": "classes"}
+    assert spaces_of(tmp_path / "said", L, spaces={"classes": "sample"}) == rows
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class KeyForm:
         """The keys of a call in memory of our own: the training may overwrite its buffers."""
         return owned_rows(key, key.shape[-1])
 
-    def shared(self, keys: Tensor) -> bool:
+    def shared(self, keys: Tensor, leading: tuple[int, ...]) -> bool:
         """Whether the keys of a call, as `owned` made them, show that they are none of single rows of the batch."""
         return False
 

@@ -104,11 +104,28 @@ class Spaces:
         alike = len(set(sizes.values())) == 1 and PATCHES not in self.known
         for name in sizes:
             self._named[name] = PATCHES if alike else self._own_space(name)
-        leading = [signal.leading for own in calls.values() for signal in own if signal.form.kind == "rows"]
+        seen = [signal for own in calls.values() for signal in own if signal.form.kind != "patches"]
         for name, signal in new.items():
-            if signal.form.kind == "numbers" and _is_shared(signal, leading):
+            if signal.form.kind == "numbers" and self._is_shared(name, signal, seen):
                 self._routed.add(name)
                 self._named[name] = self._own_space(name)
+
+    def _is_shared(self, layer: str, signal: Signal, seen: Sequence[Signal]) -> bool:
+        """Whether a call's slots are no rows of the batch, or cannot be told from such; `seen`: the step's calls."""
+        own, rows = signal.leading, {other.leading for other in seen if other.form.kind == "rows"}
+        if signal.form.shared(signal.keys, own):
+            return True
+        if len(own) > 1:
+            return bool(rows) and not any(_has_rows_of(own, other) for other in rows)
+        tokens = {other.leading for other in seen if len(other.leading) > 1}
+        doubtful = any(own[0] == other[1] and (other[0] == other[1] or own not in rows) for other in tokens)
+        if doubtful:
+            self.warn_once(
+                f"layer {layer}",
+                f"whether layer {layer!r} saw one number of each row or of each position cannot be told from "
+                f"{list(own)}. Of its slots no row is known. Where it sees rows, say spaces={{{layer!r}: 'sample'}}.",
+            )
+        return doubtful or (bool(rows) and not any(own[0] == other[0] or own[0] == prod(other) for other in rows))
 
     def _own_space(self, layer: str) -> str:
         return _legal(layer, {*DEFAULTS, PATCHES, *self._named.values()})
@@ -204,13 +221,11 @@ def _check_case(spaces: Sequence[str]) -> None:
             )
 
 
-def _is_shared(signal: Signal, leading: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a call's slots are none of the batch's rows; `leading`: dimensions of calls that are the batch's."""
-    if signal.form.shared(signal.keys):
-        return True
-    own = signal.leading
-    fits = (other == own or prod(other) == prod(own) or (len(own) == 1 and own[0] in other[:2]) for other in leading)
-    return bool(leading) and not any(fits)
+def _has_rows_of(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether numbers of some dimensions may be of the same rows as keys of others."""
+    if own[0] == 1 and 1 not in other[:2]:  # looked up once, with an axis for the rows
+        return False
+    return own[0] in other[:2] or own[1] in other[:2] or prod(own) == prod(other)
 
 
 def _legal(layer: str, taken: set[str]) -> str:

@@ -73,9 +73,17 @@ class RowNumbers(KeyForm):
     def owned(self, key: Tensor) -> Tensor:
         return key.reshape(-1).to("cpu", torch.int64, copy=True)
 
-    def shared(self, keys: Tensor) -> bool:
-        """Positions from 0 on, which a network looks up once for all rows of a batch."""
-        return len(keys) > 1 and torch.equal(keys, torch.arange(len(keys)))
+    def shared(self, keys: Tensor, leading: tuple[int, ...]) -> bool:
+        """Positions from 0 on, or distances between them [L, L], which a network looks up once for all rows of a batch.
+
+        The shape does not tell them from tokens where a batch has as many rows as tokens.
+        """
+        if len(keys) > 1 and torch.equal(keys, torch.arange(len(keys))):
+            return True
+        if len(leading) != 2 or min(leading) < 2 or bool((keys == keys[0]).all()):
+            return False
+        table = keys.view(leading)
+        return torch.equal(table[1:, 1:], table[:-1, :-1])
 
     def laid(self, keys: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
         return laid_rows(keys.unsqueeze(1), shape, kept).squeeze(1)
