@@ -285,11 +285,13 @@ def roll_back(model: nn.Module, optimizer: Optimizer, number: int) -> None:
 
 
 Network("rolled-back", mlp, labelled, classify, before=roll_back, grades=dict.fromkeys(("0", "2"), "off"))
+Network("adam", mlp, labelled, classify, lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1))
+Network("adamw", mlp, labelled, classify, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01))
 Network(
-    "adam",
+    "rprop",
     mlp,
     labelled,
     classify,
-    lambda m: torch.optim.Adam(m.parameters()),
+    lambda m: torch.optim.Rprop(m.parameters()),
     grades=dict.fromkeys(("0", "2"), "scores only"),
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.optim import Optimizer
 
 from .network import STEPS, Batch, Network
 
@@ -80,8 +81,22 @@ class Encoder(nn.Module):
         return x.transpose(0, 1)
 
 
+def by_adamw(model: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
 ENCODER = tuple(f"encoder.layers.{n}.linear{k}" for n in range(2) for k in (1, 2))
 Network("bert", lambda: Encoder(True), texts, next_token, layers=("embedding", *ENCODER, "head"))
+Network("bert-adamw", lambda: Encoder(True), texts, next_token, by_adamw, layers=("embedding", *ENCODER, "head"))
+Network(
+    "gpt-adamw",
+    Gpt,
+    texts,
+    next_token,
+    by_adamw,
+    # The keys' bias moves no attention: its gradient is rounding alone, which Adam makes steps of.
+    grades={"blocks.0.qkv": "off", "blocks.1.qkv": "off"},
+)
 Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, layers=("embedding", *ENCODER, "head"))
 Network(
     "time-first-encoder",

@@ -39,7 +39,7 @@ class ArrayMemory(Snapshot):
     def final(self) -> dict[str, np.ndarray] | None:
         return None if self.end is None else dict(self.end)
 
-    def momentum(self) -> dict[str, np.ndarray]:
+    def buffers(self) -> dict[str, dict[str, np.ndarray]]:
         return {}
 
 
@@ -86,9 +86,9 @@ def memory(
     manifest = Manifest(
         layers=layers,
         skipped={},
-        optimizer="SGD" if rule else "Adam",
+        optimizer="SGD" if rule else "Rprop",
         rule=rule,
-        reason="" if rule else "Adam is not linear in the gradients.",
+        reason="" if rule else "Rprop has no update rule.",
         spaces=["sample"],
         columns={"samples": kinds, "steps": SETTINGS, "sample": {}},
         shards=[Shard(commits=1)],

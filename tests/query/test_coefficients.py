@@ -49,8 +49,12 @@ def test_every_history_of_settings_gives_the_weight_that_torch_gives(steps, buff
         optimizer.step()
         if factor is not None:
             updates.append(Update(number, number, factor, setting))
-        got = SGD.coefficients(updates, number + 1, has_buffer=buffer is not None)
-        rebuilt = got.initial * 1.3 + got.momentum * (buffer or 0.0) + got.per_step @ gradients[: number + 1]
+        got = SGD.coefficients(updates, number + 1, has_buffers=buffer is not None)
+        rebuilt = (
+            got.initial * 1.3
+            + got.buffers.get("momentum_buffer", 0.0) * (buffer or 0.0)
+            + got.per_step @ gradients[: number + 1]
+        )
         assert rebuilt == pytest.approx(float(weight.detach()), rel=1e-10, abs=1e-12)
 
 
@@ -73,7 +77,7 @@ def test_from_a_memory(tmp_path):
         got = coefficients(memory, "layer-0.bias", at_step)
         expected = [-0.05 * (1 - 0.9 ** (stop - s)) / 0.1 for s in range(stop)]
         assert got.per_step == pytest.approx(expected)
-        assert (got.initial, got.momentum) == (1.0, 0.0)
+        assert (got.initial, got.buffers) == (1.0, {})
     with pytest.raises(NotFound, match=r"^'x' is no recorded parameter\. Recorded are layer-0\.weight, layer-0\.bias"):
         coefficients(memory, "x")
     with pytest.raises(BadInput, match=r"^at_step is 4, and 3 steps were recorded\. Ask for 0 "):

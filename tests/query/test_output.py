@@ -157,7 +157,7 @@ def test_a_layer_that_never_moved_is_rebuilt_or_not_at_all():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"rule": ""}, "Adam is not linear in the gradients."),
+        ({"rule": ""}, "Rprop has no update rule."),
         (
             {"defects": [(6, "fc", "its weight was used twice in one step.")], "watch": {6: (0.2, 0.2)}},
             "its weight was used twice in one step (from step 6 on).",

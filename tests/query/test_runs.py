@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput, Damaged, Inexact
-from dualform.store.manifest import Manifest
+from dualform.store.manifest import FileMark, Manifest
+from dualform.store.weights import read_buffers, write_weights
 from tests.query.trained import _copy as state_of
 from tests.record.listed import batches, small_net
 
@@ -176,13 +177,44 @@ def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_pa
         grades = [layer.grade for layer in engine.info().layers]
         assert {(grade.name, grade.since, grade.error) for grade in grades} == {("off", FIRST, None)}
         assert grades[0].reason == (
-            f"run 1 ({tmp_path / 'b'}) did not begin with the momentum that run 0 ({tmp_path / 'a'}) left "
+            f"run 1 ({tmp_path / 'b'}) did not begin with the momentum_buffer that run 0 ({tmp_path / 'a'}) left "
             f"(from step {FIRST} on)."
         )
         assert engine.output("0", "test", at_step=FIRST).grade.exact
         with pytest.raises(Inexact):
             engine.weights()
         assert torch.allclose(engine.weights(allow_inexact=True)["0.weight"], training.history[-1]["0.weight"])
+
+
+def as_first_written(path):
+    """A memory's buffers as the first memories of format 2 had them: SGD's alone, without its name."""
+    manifest = Manifest.read(path)
+    held = read_buffers(path, manifest.files)
+    (path / "weights/buffers.safetensors").unlink(missing_ok=True)
+    manifest.files.pop("weights/buffers.safetensors", None)
+    if held:
+        momentum = {name: own["momentum_buffer"] for name, own in held.items()}
+        file, size, digest = write_weights(path, "momentum", momentum)
+        manifest.files[file] = FileMark(size, digest)
+    manifest.buffers = {name: own["momentum_buffer"] for name, own in manifest.buffers.items()}
+    manifest.write(path)
+
+
+@pytest.mark.parametrize("momentum", ["kept", "another"])
+def test_buffers_as_the_first_memories_of_this_format_have_them_are_read(tmp_path, momentum):
+    training = Training()
+    training.record(tmp_path / "a", FIRST)
+    training.resume(momentum)
+    training.record(tmp_path / "b", STEPS)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        expected = engine.weights(allow_inexact=True)["0.weight"]
+    for run in ("a", "b"):
+        as_first_written(tmp_path / run)
+    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
+        assert {layer.grade.name for layer in engine.info().layers} == {"exact" if momentum == "kept" else "off"}
+        assert torch.equal(engine.weights(allow_inexact=True)["0.weight"], expected)
+    with dualform.open(tmp_path / "b") as engine:
+        assert engine.verify()["0"].exact
 
 
 def test_a_run_without_momentum_needs_none(tmp_path):

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import prune
 
 import dualform
+from dualform.query.weights import exactness
 
 STEPS = 6
 
@@ -47,6 +48,25 @@ def replaced(model, optimizer):
             optimizer.param_groups[0]["params"] = list(model.parameters())
 
     return at_step
+
+
+def test_weights_that_are_swapped_for_others_between_updates_and_swapped_back(tmp_path):
+    """As for an evaluation with averaged weights: no version of the tensor moves, and the update finds it as it was."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = model[0].weight.data
+
+    def swap(number):
+        model[0].weight.data = torch.zeros_like(own) if number == 3 else own
+
+    def swap_back(number):
+        model[0].weight.data = own
+
+    record(tmp_path / "m", model, optimizer, at_step=swap, on_gradient=swap_back)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.verify()["0"].exact
+        layer = memory._view.layer("0")
+        assert [exactness.grade(memory._view, layer, step).name for step in (2, 3, 4)] == ["exact", "off", "exact"]
 
 
 def test_a_parameter_that_another_takes_the_place_of(tmp_path):

@@ -93,11 +93,11 @@ class ListSink:
             if log.updated and factor is not None and factor.factor is not None:
                 settings = log.groups[factor.group].settings
                 updates.append(Update(log.first_step, log.step, factor.factor, settings))
-        buffer = self.header.momentum.get(parameter)
-        weights = named(self.header.rule).coefficients(updates, steps, has_buffer=buffer is not None)
+        buffers = self.header.buffers.get(parameter, {})
+        weights = named(self.header.rule).coefficients(updates, steps, has_buffers=bool(buffers))
         total = weights.initial * self.header.initial[parameter].astype(np.float64)
-        if buffer is not None:
-            total = total + weights.momentum * buffer
+        for kind, factor in weights.buffers.items():
+            total = total + factor * buffers[kind]
         for layer, place in holders:
             for step, rows in self.parts(layer.name):
                 if step < steps:

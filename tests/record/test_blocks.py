@@ -38,10 +38,18 @@ class Product(Tap):
         return self.passed(self.listener, Call(x.detach(), (output,), raw=False))[0]
 
 
-def train(model, path, taps=(), steps=STEPS, shape=(B, L, D), momentum_before=0, **options):
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+
+
+def train(model, path, taps=(), steps=STEPS, shape=(B, L, D), momentum_before=0, make=sgd, **options):
     """Under momentum and weight decay; `momentum_before`: updates before the recording begins."""
     generator = torch.Generator().manual_seed(1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+    optimizer = make(model)
 
     def update():
         y = torch.randint(0, CLASSES, (B,), generator=generator)
@@ -340,6 +348,50 @@ def test_a_weight_of_four_axes(tmp_path, layout):
     with dualform.open(tmp_path / "m") as memory:
         assert_exact(memory, ["pixels", "head"])
         assert_live(memory, model)
+
+
+# An optimizer that is run again.
+
+
+@pytest.mark.parametrize("momentum_before", [0, 3], ids=["from the start", "with momentum from before"])
+@pytest.mark.parametrize("network", [Transposed, Packed, TiedTransposed, Pointwise])
+def test_blocks_under_adamw(tmp_path, network, momentum_before):
+    model = network()
+    taps = [tap for name in ("taps", "decode", "product") for tap in np.ravel(getattr(model, name, []))]
+    shape = (B, 4, 3, 3) if network is Pointwise else (B, L, D)
+    train(model, tmp_path / "m", taps, shape=shape, momentum_before=momentum_before, make=adamw)
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, grades(memory))
+        assert_live(memory, model)
+        for name, value in memory.weights().items():
+            standing, left = parted(memory, name)
+            assert 1e-4 < np.abs(left - standing).max() < np.abs(value.numpy() - standing).max() + 0.1
+
+
+def test_a_block_under_adamw_is_what_it_is_as_a_parameter_of_its_own(tmp_path):
+    class Single(nn.Module):
+        """Packed with q, k and v apart."""
+
+        def __init__(self):
+            super().__init__()
+            packed = Packed()
+            self.head, parts = packed.head, packed.c_attn.detach().split(D, 1)
+            for part, weight in zip("qkv", parts, strict=True):
+                layer = nn.Linear(D, D, bias=False)
+                layer.weight.data = weight.T.contiguous()
+                setattr(self, part, layer)
+
+        def forward(self, x):
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return self.head((torch.softmax(q @ k.transpose(1, 2) / D**0.5, -1) @ v).mean(1))
+
+    packed = Packed()
+    train(packed, tmp_path / "packed", packed.taps, make=adamw)
+    train(Single(), tmp_path / "single", make=adamw)
+    with dualform.open(tmp_path / "packed") as one, dualform.open(tmp_path / "single") as other:
+        for where in (None, "dataset = 'a'"):
+            expected = np.concatenate([other.weights(where)[f"{part}.weight"].numpy() for part in "qkv"]).T
+            np.testing.assert_allclose(one.weights(where)["c_attn"].numpy(), expected, atol=2e-6)
 
 
 # What has no block.

@@ -182,7 +182,7 @@ def test_an_update_that_no_slot_holds_shows_after_its_step(tmp_path):
 
 
 def test_without_values_or_without_a_rule_nothing_is_watched(tmp_path):
-    for number, (kind, options) in enumerate([(torch.optim.SGD, {"values": False}), (torch.optim.Adam, {})]):
+    for number, (kind, options) in enumerate([(torch.optim.SGD, {"values": False}), (torch.optim.Rprop, {})]):
         model = small_net()
         optimizer = kind(model.parameters(), lr=0.1)
         opened = Opened(model, optimizer, tmp_path / str(number), **options)
@@ -221,5 +221,6 @@ def test_rules_are_found_by_the_optimizers_own_type():
 
     assert of_type(torch.optim.SGD) is named("sgd")
     assert of_type(Own) is None
-    assert of_type(torch.optim.Adam) is None
+    assert of_type(torch.optim.AdamW) is named("adamw")
+    assert of_type(torch.optim.Rprop) is None
     assert named("") is None

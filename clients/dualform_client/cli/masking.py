@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dualform.answers import Grade
-from dualform.errors import BadInput
+from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
+from dualform_client.cli.printing import print_note
 
 WHAT_A_MASK_MEANS = (
     "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
@@ -21,8 +22,18 @@ def cancellation(
     layer: str | None = None,
     allow_inexact: bool = False,
 ) -> Mapping[str, float] | None:
-    """By layer, the removed terms' sum of norms over the norm of their sum. None without a mask."""
-    return None if where is None else memory.cancellation(where, at_step, layer, allow_inexact)
+    """By layer, the removed terms' sum of norms over the norm of their sum.
+
+    None without a mask, and, with a note, where it is not measured under the training's optimizer. For masks that were
+    answered: what else would be refused was refused with them.
+    """
+    if where is None:
+        return None
+    try:
+        return memory.cancellation(where, at_step, layer, allow_inexact)
+    except Inexact as unmeasured:
+        print_note(unmeasured.message)
+        return None
 
 
 def one_mask(where: str | None, by_space: Sequence[tuple[str, str]]) -> str | dict[str, str] | None:

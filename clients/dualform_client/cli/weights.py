@@ -63,7 +63,7 @@ def weights(
     _save(state, out)
     note = "" if masks is None else f"{WHAT_A_MASK_MEANS} {describe(removed or {})}".strip()
     if as_json:
-        masked = {} if removed is None else {"cancellation": removed, "note": note}
+        masked = {} if masks is None else {"cancellation": removed, "note": note}
         print_json({"out": str(out), **_report(state), **masked})
         return
     print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])

@@ -96,8 +96,8 @@ def boosting_chapter(page: Page, recipe: Recipe, seeds: Sequence[int], progress:
         f"Head 1 learns alone for {recipe.steps:,} updates and is frozen, then head 2 learns for "
         f"{recipe.later_steps:,}, then head 3; the text does not say whether the embeddings go on learning meanwhile, "
         f"so both are run, each with more updates than free training has. {len(seeds)} seeds, each with facts and a "
-        "start of its own. Adam stands beside as a comparison: the memory needs an optimizer that is linear in the "
-        "gradients, and SGD with momentum is."
+        "start of its own. Adam stands beside as a comparison: the memory was asked of SGD with momentum, under which "
+        "a slot has one coefficient."
     )
     drawn = draw_ways(report_folder(page.run) / "boosting.png", curves, recipe)
     page.figure(

@@ -17,6 +17,9 @@ from dualform.record.projection import Directions, Doubles, Outer
 from dualform.record.shape import Shape, laid_out
 from dualform.store.parameter import Parameter
 
+SLOTS_AT_ONCE = 1024
+"""Whose chosen columns are made at once."""
+
 
 class KeyForm:
     """Keys [..., d_in] become float32[n, d_in]."""
@@ -66,6 +69,13 @@ class KeyForm:
     def blocks(self, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Slots, and their keys as float32[m, d_in]; few enough at once that they need no great memory."""
         yield slice(0, len(keys)), keys
+
+    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Slots, and the chosen columns of their keys, float32[m, columns]; of SLOTS_AT_ONCE slots at most."""
+        for slots, own in self.blocks(keys):
+            for start in range(0, len(own), SLOTS_AT_ONCE):
+                part = own[start : start + SLOTS_AT_ONCE]
+                yield slice(slots.start + start, slots.start + start + len(part)), part.index_select(1, chosen)
 
     def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         """Add what slots bring to a block, as it is stored, along directions; see Directions.add_outer."""

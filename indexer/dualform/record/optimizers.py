@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dualform.rules import UpdateRule, of_type, settings_of
+from dualform.rules.update_rule import setting
 from dualform.store.batch import ParameterGroup
-
-_NUMBERS = (int, float, Tensor)
 
 
 def rule_of(optimizer: Optimizer) -> UpdateRule | None:
@@ -77,18 +76,14 @@ def unscaling(optimizer: Optimizer) -> float:
 
 
 def read_groups(optimizer: Optimizer, rule: UpdateRule | None) -> tuple[ParameterGroup, ...]:
-    """The settings of every parameter group as they stand; what an optimizer does not have is 0 or False."""
-    kinds = settings_of("" if rule is None else rule.name)
+    """The settings of every parameter group as they stand; without a rule, the rate alone."""
+    if rule is not None:
+        return tuple(ParameterGroup(rule.read(group)) for group in optimizer.param_groups)
+    kinds = settings_of("")
     return tuple(
-        ParameterGroup({name: _setting(group.get(name, 0.0), kind) for name, kind in kinds.items()})
+        ParameterGroup({name: setting(group.get(name), kind) for name, kind in kinds.items()})
         for group in optimizer.param_groups
     )
-
-
-def _setting(value: Any, kind: str) -> float | bool:
-    if kind == "BOOLEAN":
-        return bool(value)
-    return float(value) if isinstance(value, _NUMBERS) else 0.0
 
 
 def group_of(optimizer: Optimizer) -> dict[int, int]:
@@ -97,7 +92,7 @@ def group_of(optimizer: Optimizer) -> dict[int, int]:
 
 
 def buffers_of(optimizer: Optimizer, rule: UpdateRule, tensors: Iterable[Tensor]) -> list[Tensor | None]:
-    """The optimizer's own buffer of each parameter; None where there is none."""
-    state, kind = optimizer.state, rule.buffer
-    found = [(state.get(tensor) or {}).get(kind) for tensor in tensors]
+    """What the optimizer keeps of each parameter, buffers of one after those of another; None where it has none."""
+    state, kinds = optimizer.state, (*rule.buffers, *rule.statistics)
+    found = [own.get(kind) for own in (state.get(tensor) or {} for tensor in tensors) for kind in kinds]
     return [buffer if isinstance(buffer, Tensor) else None for buffer in found]

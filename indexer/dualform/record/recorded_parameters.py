@@ -101,6 +101,11 @@ class RecordedParameters(Sequence[RecordedParameter]):
     def __iter__(self) -> Iterator[RecordedParameter]:
         return iter(self._all)
 
+    @cached_property
+    def spans(self) -> Sequence[slice]:
+        """Where each parameter's numbers stand among the P."""
+        return [slice(parameter.start, parameter.stop) for parameter in self._all]
+
     def project(self, tensors: Sequence[Tensor | None]) -> Doubles:
         """float64[P]: the blocks of tensors projected, of which each is of its parameter's shape; 0.0 for None."""
         if self._parted:

@@ -20,6 +20,7 @@ from dualform.record.taps import Tap
 from dualform.rules import settings_of
 from dualform.store.header import Header
 from dualform.store.layer import Layer
+from dualform.store.weights import Buffers
 
 
 class Start:
@@ -34,15 +35,21 @@ class Start:
         self.aliases = {name: known for name, known in aliases_of(model, taps).items() if name in self.initial}
         """Further names of recorded parameters in the state dict -> the name they are recorded under."""
         self._parameters = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
-        self.buffers: Mapping[str, NDArray[Any]] = self.buffers_now()
-        """The optimizer's buffers, by parameter name, of those that have one."""
+        self.buffers: Buffers = self.buffers_now()
+        """What the optimizer keeps, by parameter and the optimizer's own name for it, of those that have any."""
 
-    def buffers_now(self) -> Mapping[str, NDArray[Any]]:
+    def buffers_now(self) -> Buffers:
         """As `buffers`, at this moment."""
         if self._rule is None:
             return {}
-        found = zip(self._parameters, buffers_of(self._optimizer, self._rule, self._parameters.values()), strict=True)
-        return arrays({name: buffer for name, buffer in found if buffer is not None})
+        found: dict[str, dict[str, NDArray[Any]]] = {}
+        kinds = (*self._rule.buffers, *self._rule.statistics)
+        places = [(name, kind) for name in self._parameters for kind in kinds]
+        held = buffers_of(self._optimizer, self._rule, self._parameters.values())
+        for (name, kind), buffer in zip(places, held, strict=True):
+            if buffer is not None:
+                found.setdefault(name, {}).update(arrays({kind: buffer}))
+        return found
 
     def header(
         self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]
@@ -57,7 +64,7 @@ class Start:
             settings=settings_of(rule),
             reason=why_no_rule(self._optimizer),
             initial=self.initial,
-            momentum=self.buffers,
+            buffers=self.buffers,
             label_names=label_names,
             aliases=self.aliases,
         )

@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dualform.record.entry_gradients import EntryGradients
 from dualform.record.gradient_factor import Gradient, GradientFactors
+from dualform.record.image import Image
 from dualform.record.live_tensors import LiveTensors
 from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
 from dualform.record.projection import Doubles, surely_finite
 from dualform.record.ranks import Ranks
+from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.record.taps import Tap
 from dualform.record.watch import Watch, roundoff
 from dualform.store.batch import Defect, Factor, ParameterGroup, StepLog, WatchLog
+from dualform.store.weights import Buffers
 
 _SEED = 0
 
@@ -34,7 +38,7 @@ class Updates:
         optimizer: Optimizer,
         taps: Sequence[Tap],
         initial: Mapping[str, NDArray[Any]] | None = None,
-        buffers: Mapping[str, NDArray[Any]] | None = None,
+        buffers: Buffers | None = None,
         model: nn.Module | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -55,8 +59,14 @@ class Updates:
         self._parameters = RecordedParameters(valued, generator)
         self._factors = GradientFactors(self._parameters, generator) if valued else None
         self._watch: Watch | None = None
-        if valued and self._rule is not None:
-            self._watch = Watch(self._parameters, self._rule, initial or {}, buffers or {})
+        self._entries: EntryGradients | None = None
+        """Where the rule is watched through entries."""
+        if valued and self._rule is not None and self._rule.commutes_with:
+            image: Image = self._parameters
+            if self._rule.commutes_with == "entries":
+                image = RecordedEntries(self._parameters, generator)
+                self._entries = EntryGradients(image)
+            self._watch = Watch(self._parameters, image, self._rule, initial or {}, buffers or {})
         self._live = None if model is None else LiveTensors(model, (p.parameter for p in self._parameters))
         self._tensors = [parameter.tensor for parameter in self._parameters]
         """Those that stand in the parameters' places now."""
@@ -95,6 +105,8 @@ class Updates:
         valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]
         others = [row for row in rows if row[0] not in self._valued or row[2] is None]
         finite = self._factors is None or self._factors.add(step, valued, fresh)
+        if self._entries is not None:
+            self._entries.add(step, valued)
         return finite and all(surely_finite(part) for row in others for part in row[1:] if part is not None)
 
     def forget(self, step: int) -> None:
@@ -102,6 +114,8 @@ class Updates:
         self._unused = [other for other in self._unused if other != step]
         if self._factors is not None:
             self._factors.forget(step)
+        if self._entries is not None:
+            self._entries.forget(step)
 
     def await_update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """A step ended without an update; one may follow until the next step begins."""
@@ -127,6 +141,8 @@ class Updates:
         if self._factors is not None:
             if self._ranks is not None:
                 self._factors.pending = self._ranks.summed(self._factors.pending)
+                if self._entries is not None:
+                    self._entries.pending = self._ranks.summed(self._entries.pending)
                 self.tell_parted(step)
             gradient = self._factors.measure(frozenset(groups))
             self._factors.renew()
@@ -141,8 +157,9 @@ class Updates:
 
     def updated(self) -> None:
         """The optimizer has written the weights."""
-        if self._watch is not None and self._rule is not None:
+        if self._watch is not None:
             self._watch.updated()
+        if self._rule is not None:
             self._buffers = buffers_of(self._optimizer, self._rule, self._tensors)
 
     def stray(self, step: int) -> None:
@@ -236,14 +253,19 @@ class Updates:
         dtypes: Mapping[str, torch.dtype],
     ) -> None:
         """The weights as they are before the update of `step`, and the update."""
-        if self._watch is None or self._rule is None:
+        if self._rule is not None:
+            self._tell_buffers(step, (*self._rule.buffers, *self._rule.statistics))
+        if self._watch is None:
             return
-        self._tell_buffers(step, self._rule.buffer)
         self._watched += self._watch.observe(step - 1)
         own = zip(groups, (group.settings for group in settings), strict=True)
         known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
         error = [max([known[dtypes.get(layer)] for layer in p.layers]) for p in self._parameters]
-        self._watch.advance(gradient, factors, list(own), np.array(error))
+        sums, magnitudes = gradient.sums, gradient.scales
+        if self._entries is not None:
+            taken = self._entries.take(gradient.first_step)
+            sums, magnitudes = taken.sums, taken.scales
+        self._watch.advance(sums, magnitudes, factors, list(own), np.array(error))
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
         if gradient.explained.all():
@@ -254,14 +276,15 @@ class Updates:
                 why = _why(residual, parameter.name, step, dtypes.get(layer))
                 self.defect(step, layer, "gradient", why)
 
-    def _tell_buffers(self, step: int, kind: str) -> None:
+    def _tell_buffers(self, step: int, kinds: Sequence[str]) -> None:
         """Note buffers that are not those that the last update left: an optimizer's state cleared or loaded."""
         if self._buffers is None or self._rule is None:
             return
         now = buffers_of(self._optimizer, self._rule, self._tensors)
         if all(map(is_, now, self._buffers)):
             return
-        for parameter, buffer, before in zip(self._parameters, now, self._buffers, strict=True):
+        places = [(parameter, kind) for parameter in self._parameters for kind in kinds]
+        for (parameter, kind), buffer, before in zip(places, now, self._buffers, strict=True):
             for layer in () if buffer is before else self._layers_of(parameter):
                 what = "cleared" if buffer is None else "replaced"
                 self.defect(

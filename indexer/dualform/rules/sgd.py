@@ -10,17 +10,17 @@ is done per parameter, since an update skips a parameter that has no gradient, m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from dualform.rules.update_rule import Coefficients, Doubles, Settings, State, Update
+from dualform.rules.update_rule import Coefficients, Doubles, Image, LinearRule, Scale, Settings, State, Update
+
+_BUFFER = "momentum_buffer"
 
 
-class SGD:
-    """As UpdateRule says."""
+class SGD(LinearRule):
+    """As LinearRule says."""
 
     name = "sgd"
     settings: Mapping[str, str] = {
@@ -31,33 +31,30 @@ class SGD:
         "nesterov": "BOOLEAN",
         "maximize": "BOOLEAN",
     }
-    buffer = "momentum_buffer"
+    buffers = (_BUFFER,)
+    commutes_with: Image = "directions"
 
-    def refusal(self, group: Mapping[str, Any]) -> str:
-        for setting, kind in self.settings.items():
-            value = group.get(setting, 0.0)
-            if kind == "DOUBLE" and not math.isfinite(float(value)):
-                return f"its {setting} is {float(value)}"
-        return ""
+    def keeps(self, settings: Settings) -> bool:
+        return bool(settings["momentum"])
 
-    def advance(self, state: State, gradient: Doubles, settings: Settings) -> State:
+    def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         rate, momentum = settings["lr"], settings["momentum"]
         descent = -gradient if settings["maximize"] else gradient
         if settings["weight_decay"]:
             descent = descent + settings["weight_decay"] * state.weight
         if not momentum:  # the buffer is left as it is
-            return State(state.weight - rate * descent, state.buffer)
+            return State(state.weight - rate * descent, state.buffers)
         buffer = descent  # the first gradient is taken whole
-        if state.buffer is not None:
-            buffer = momentum * state.buffer
+        if (before := state.buffers.get(_BUFFER)) is not None:
+            buffer = momentum * before
             buffer += (1 - settings["dampening"]) * descent if settings["dampening"] else descent
         step = descent + momentum * buffer if settings["nesterov"] else buffer
-        return State(state.weight - rate * step, buffer)
+        return State(state.weight - rate * step, {_BUFFER: buffer})
 
-    def coefficients(self, updates: Sequence[Update], steps: int, has_buffer: bool = False) -> Coefficients:
+    def coefficients(self, updates: Sequence[Update], steps: int, has_buffers: bool = False) -> Coefficients:
         per_step = np.zeros(steps)
         on_weight, on_buffer = 1.0, 0.0
-        for update, fresh in reversed(list(_with_fresh(updates, has_buffer))):
+        for update, fresh in reversed(list(_with_fresh(updates, has_buffers))):
             settings = update.settings
             sign = -update.factor if settings["maximize"] else update.factor
             decay, lr, m = settings["weight_decay"], settings["lr"], settings["momentum"]
@@ -73,7 +70,7 @@ class SGD:
                 buffer = -on_weight * lr * of_buffer + on_buffer * m
             per_step[update.first_step : update.last_step + 1] += gain * sign
             on_weight, on_buffer = weight, buffer
-        return Coefficients(on_weight, on_buffer if has_buffer else 0.0, per_step)
+        return Coefficients(on_weight, {_BUFFER: on_buffer} if has_buffers else {}, per_step)
 
 
 def _with_fresh(updates: Iterable[Update], has_buffer: bool) -> Iterable[tuple[Update, bool]]:

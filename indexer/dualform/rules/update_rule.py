@@ -1,30 +1,47 @@
 """What an update rule says: how one optimizer turns gradients into weights, while training and afterwards.
 
 A rule is pure arithmetic on float64 arrays. It knows neither torch nor the store, so the recorder, which runs it
-forward beside the training, and the engine, which runs it backwards from a step, use the same one.
+beside the training, and the engine, which runs it again from the stored slots, use the same one.
+
+What is nonlinear in an update is put into its scale, which the whole gradient decides. Given the scale, an update is
+linear in (weight, buffers, gradient), so that the gradient of some slots can take its share through the same scales.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Doubles: TypeAlias = NDArray[np.float64]
+Arrays: TypeAlias = Mapping[str, Doubles]
 Settings: TypeAlias = Mapping[str, float | bool]
 """A parameter group's settings at one update, under the optimizer's own names."""
+Image: TypeAlias = Literal["directions", "entries", ""]
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A parameter, or a linear image of it, and the optimizer's buffer for it. Arrays of one shape."""
+    """A parameter, or an image of it, and what the optimizer keeps of it."""
 
     weight: Doubles
-    buffer: Doubles | None = None
-    """None while the optimizer has none."""
+    buffers: Arrays = field(default_factory=dict)
+    """By the optimizer's own names, arrays that broadcast to the weight's shape; those that it does not have are
+    missing. Statistics are among them where the state is that of the whole gradient."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """What an update makes of the whole gradient."""
+
+    factors: Doubles
+    """What `advance` needs of it."""
+    statistics: Arrays
+    """The whole gradient's own buffers after the update."""
 
 
 @dataclass(frozen=True)
@@ -45,35 +62,77 @@ class Coefficients:
 
     initial: float
     """a_0(T), of W_0."""
-    momentum: float
-    """Of the buffer that existed before recording began; 0.0 where there was none."""
+    buffers: Mapping[str, float]
+    """Of each buffer that existed before recording began."""
     per_step: Doubles
     """float64[T]: by recorded step, gradient factor included; 0.0 for gradients that no update up to T used."""
 
 
 class UpdateRule(Protocol):
-    """One optimizer's update."""
+    """One optimizer's update. A rule derives from this and says what differs from the defaults."""
 
-    @property
-    def name(self) -> str:
-        """What the manifest calls it."""
+    name: str
+    """What the manifest calls it."""
+    settings: Mapping[str, str]
+    """The settings that decide an update, with their DuckDB types, DOUBLE or BOOLEAN; `lr` comes first."""
+    buffers: tuple[str, ...] = ()
+    """What the optimizer keeps of a parameter that is linear in its gradients, so that every slot has its share."""
+    statistics: tuple[str, ...] = ()
+    """What it keeps that belongs to the whole gradient."""
+    commutes_with: Image = ""
+    """What a parameter may be looked at through while training: "directions", W times a fixed matrix, for rules without
+    a scale; "entries" for rules that treat each number of a parameter on its own; "" for those that need all of it."""
 
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings that decide an update, with their DuckDB types; the learning rate comes first."""
-
-    @property
-    def buffer(self) -> str:
-        """Under which name the optimizer keeps its buffer of a parameter."""
+    def read(self, group: Mapping[str, Any]) -> Settings:
+        """The settings of a parameter group as they stand; what the optimizer does not have is 0 or False."""
+        return {name: setting(group.get(name), kind) for name, kind in self.settings.items()}
 
     def refusal(self, group: Mapping[str, Any]) -> str:
         """Why the rule cannot follow a parameter group with these settings; empty where it can."""
+        for name, value in self.read(group).items():
+            if not math.isfinite(value):
+                return f"its {name} is {value}"
+        return ""
 
-    def advance(self, state: State, gradient: Doubles, settings: Settings) -> State:
-        """The state after one update with this gradient."""
+    def keeps(self, settings: Settings) -> bool:
+        """Whether an update with these settings depends on what the updates before it left in the buffers."""
+        return True
 
-    def coefficients(self, updates: Sequence[Update], steps: int, has_buffer: bool = False) -> Coefficients:
+    def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale | None:
+        """What an update makes of the whole gradient; None where it is linear. `state`: before the update."""
+        return None
+
+    def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
+        """The state after one update with this gradient, without statistics. Linear in weight, buffers and gradient."""
+        ...
+
+
+@runtime_checkable
+class LinearRule(UpdateRule, Protocol):
+    """A rule that gives each gradient one coefficient, so that no trajectory needs to be run again."""
+
+    def coefficients(self, updates: Sequence[Update], steps: int, has_buffers: bool = False) -> Coefficients:
         """Coefficients after `updates`, in order, of a training of `steps` recorded steps.
 
-        `has_buffer`: the optimizer had a buffer of the parameter when recording began.
+        `has_buffers`: the optimizer had buffers of the parameter when recording began.
         """
+        ...
+
+
+def updated(rule: UpdateRule, state: State, gradient: Doubles, settings: Settings) -> tuple[State, Scale | None]:
+    """The state of the whole after one update, statistics included, and the scale that the update took."""
+    scale = rule.scale(state, gradient, settings)
+    after = rule.advance(state, gradient, settings, scale)
+    if scale is None:
+        return after, None
+    return State(after.weight, {**after.buffers, **scale.statistics}), scale
+
+
+def setting(value: Any, kind: str) -> float | bool:
+    """A setting as it is logged; 0 or False for None and for what is no number."""
+    if kind == "BOOLEAN":
+        return bool(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from dualform.store.layer import Layer
 from dualform.store.tables import SETTINGS, ColumnTypes
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class Header:
     """Why there is no rule; empty where there is one."""
     initial: Mapping[str, NDArray[Any]]
     """The model's state dict before the first step."""
-    momentum: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Momentum buffers that existed by then, by parameter name."""
+    buffers: Mapping[str, Arrays] = field(default_factory=dict)
+    """What the optimizer kept by then, by parameter and by its own name for it."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Layers that are not recorded, and why; those that no step has reached yet among them."""
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class Ending:
     """Whether it came to its end."""
     final: Mapping[str, NDArray[Any]] | None = None
     """The model's state dict as the training left it."""
-    buffers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """The optimizer's by then, by parameter name, of which a checksum is kept."""
+    buffers: Mapping[str, Arrays] = field(default_factory=dict)
+    """What the optimizer keeps by then, of which checksums are kept."""
     skipped: Mapping[str, str] | None = None
     """The layers that were never recorded, and why; None where that is as it was."""

@@ -84,8 +84,8 @@ class Manifest:
     files: dict[str, FileMark] = field(default_factory=dict)
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rows and layers of each probe."""
-    buffers: dict[str, str] = field(default_factory=dict)
-    """By parameter, the checksum of the buffer that the optimizer had when the recorder left, where it had one."""
+    buffers: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By parameter and buffer, the checksum of what the optimizer kept when the recorder left."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of recorded parameters in the state dict -> the name they are recorded under: tied weights."""
     recording: bool = True
@@ -160,7 +160,7 @@ class Manifest:
             shards=[Shard.from_json(shard) for shard in fields["shards"]],
             files={name: FileMark(**mark) for name, mark in fields["files"].items()},
             probes=fields["probes"],
-            buffers=fields.get("buffers", {}),
+            buffers=_buffers(fields.get("buffers", {})),
             aliases=fields.get("aliases", {}),  # older files of this format have none
             recording=fields["recording"],
             format=fields["format"],
@@ -181,6 +181,11 @@ def first_manifest(header: Header, shards: list[Shard]) -> Manifest:
         aliases=dict(header.aliases),
         shards=shards,
     )
+
+
+def _buffers(fields: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The first memories of this format knew SGD's buffer alone, and named none."""
+    return {name: {"momentum_buffer": own} if isinstance(own, str) else own for name, own in fields.items()}
 
 
 def _check_format(folder: Path, version: Any) -> None:

@@ -75,9 +75,9 @@ class Runs(Snapshot):
         """The weights after the last run's last step; None where it was cut off before its end."""
         return self.runs[-1].final()
 
-    def momentum(self) -> dict[str, NDArray[Any]]:
-        """Momentum buffers that the optimizer already had when the first run began."""
-        return self.runs[0].momentum()
+    def buffers(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """What the optimizer already kept when the first run began."""
+        return self.runs[0].buffers()
 
     def probe(self, name: str) -> StoredProbe:
         """The probe of the last run that has one of this name. Raises NotFound as `Snapshot.probe`."""

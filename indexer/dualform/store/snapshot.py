@@ -29,7 +29,7 @@ from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.sources.key_source import KeySource
 from dualform.store.space import Space
-from dualform.store.weights import read_weights
+from dualform.store.weights import read_buffers, read_weights
 
 __all__ = ["Snapshot", "as_numpy"]
 
@@ -226,9 +226,9 @@ class Snapshot:
         """None where the training was cut off before its end."""
         return read_weights(self.path, "final", self.manifest.files)
 
-    def momentum(self) -> dict[str, NDArray[Any]]:
-        """Momentum buffers that the optimizer already had when recording began."""
-        return read_weights(self.path, "momentum", self.manifest.files) or {}
+    def buffers(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """What the optimizer already kept when recording began, by parameter and its own name for it."""
+        return read_buffers(self.path, self.manifest.files)
 
     @property
     def probes(self) -> dict[str, ProbeInfo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import safetensors.numpy
@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from dualform.errors import Damaged
 from dualform.store.durable import checksum, write_whole
 from dualform.store.manifest import FileMark
+
+Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]
+"""What an optimizer keeps, by parameter and by the optimizer's own name for it."""
+_BUFFERS, _MOMENTUM = "buffers", "momentum"
 
 
 def write_weights(memory: Path, name: str, weights: Mapping[str, NDArray[Any]]) -> tuple[str, int, str]:
@@ -30,6 +34,24 @@ def read_weights(memory: Path, name: str, files: Mapping[str, FileMark]) -> dict
     if file not in files:
         return None
     return safetensors.numpy.load(read_checked(memory / file, files[file]))
+
+
+def write_buffers(memory: Path, buffers: Buffers) -> tuple[str, int, str]:
+    """Write weights/buffers.safetensors, each array as BUFFER/PARAMETER; returns as `write_weights`."""
+    named = {f"{kind}/{name}": array for name, own in buffers.items() for kind, array in own.items()}
+    return write_weights(memory, _BUFFERS, named)
+
+
+def read_buffers(memory: Path, files: Mapping[str, FileMark]) -> dict[str, dict[str, NDArray[Any]]]:
+    """The buffers that were stored; empty where none were. Raises Damaged, naming the file."""
+    # SGD's were momentum.safetensors, by parameter, in the first memories of format 2.
+    stored = {f"momentum_buffer/{name}": a for name, a in (read_weights(memory, _MOMENTUM, files) or {}).items()}
+    stored |= read_weights(memory, _BUFFERS, files) or {}
+    found: dict[str, dict[str, NDArray[Any]]] = {}
+    for name, array in stored.items():
+        kind, _, parameter = name.partition("/")
+        found.setdefault(parameter, {})[kind] = array
+    return found
 
 
 def read_checked(path: Path, mark: FileMark) -> bytes:

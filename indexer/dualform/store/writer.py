@@ -31,7 +31,7 @@ from dualform.store.probes import ProbeArrays, write_probe
 from dualform.store.slot_rows import SlotRows
 from dualform.store.tables import TABLES, rows_table
 from dualform.store.views import view_name, view_statement
-from dualform.store.weights import write_weights
+from dualform.store.weights import write_buffers, write_weights
 
 SEGMENT_BYTES = 256 << 20
 """A commit comes after this much was appended: what waits in memory."""
@@ -102,8 +102,8 @@ class Writer:
         self._durable_at = time.monotonic()
         if not shard_number:
             self._set_weights("initial", header.initial)
-            if header.momentum:
-                self._set_weights("momentum", header.momentum)
+            if header.buffers:
+                self._mark(*write_buffers(self.path, header.buffers))
         for created in (self._folder / "layers", self._folder, self.path, self.path.parent):
             sync_folder(created)
         self._write_manifest()
@@ -203,7 +203,10 @@ class Writer:
         """Commit, and say how the training ended. Weights are the first shard's to write."""
         if ending.final is not None and self._place[0] == self.path:
             self._set_weights("final", ending.final)
-        self.manifest.buffers = {name: checksum(array.tobytes()) for name, array in ending.buffers.items()}
+        self.manifest.buffers = {
+            name: {kind: checksum(array.tobytes()) for kind, array in own.items()}
+            for name, own in ending.buffers.items()
+        }
         if ending.skipped is not None:
             self.manifest.skipped = dict(ending.skipped)
         self.commit()
@@ -241,5 +244,7 @@ class Writer:
         return [view_statement(view_name(s, spaces), s, columns["samples"], columns[s]) for s in spaces]
 
     def _set_weights(self, name: str, weights: Mapping[str, NDArray[Any]]) -> None:
-        file, size, digest = write_weights(self.path, name, weights)
+        self._mark(*write_weights(self.path, name, weights))
+
+    def _mark(self, file: str, size: int, digest: str) -> None:
         self.manifest.files[file] = FileMark(size, digest)

@@ -12,13 +12,16 @@ import math
 
 import numpy as np
 
+from dualform.errors import Inexact
 from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
 from dualform.query.view import Check, View
+from dualform.query.weights.coefficients import rule_of
 from dualform.query.weights.exactness import require
 from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
+from dualform.rules import LinearRule
 from dualform.store.layer import Layer
 
 
@@ -27,10 +30,17 @@ def cancellation(
 ) -> float:
     """The figure for the slots that `selection` leaves out; NaN where those move nothing.
 
-    Raises Inexact as `require` says.
+    Raises Inexact as `require` says, and where the optimizer gives no slot a coefficient.
     """
     check_step(at_step, view.snapshot.steps)
     require(view, layer, at_step, allow_inexact)
+    if not isinstance(rule_of(view.snapshot), LinearRule):
+        raise Inexact(
+            f"how much the slots of layer {layer.name!r} cancel is not measured under {view.snapshot.optimizer}: the "
+            "size of each slot's share would take a pass over the training of its own.",
+            hint="Weights and outputs under a mask are answered all the same.",
+            field="layer",
+        )
     key = ("cancellation", layer.name, selection.identity, at_step)
     return view.cache.get(key, lambda: _measure(view, layer, selection, at_step, check))
 

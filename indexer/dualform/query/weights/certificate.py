@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
+from dualform.query.weights.coefficients import rule_of
 from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, why_scores_only
 from dualform.query.weights.rebuilt import length, standing_terms, way
 from dualform.store.layer import Layer
@@ -33,14 +34,19 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     if not terms:
         cut_off = replace(measured, name="off", reason="the training was cut off, so there are no final weights.")
         return Certificate(None, cut_off if measured.exact else measured)
+    watched = bool(rule_of(view.snapshot).commutes_with)
     error, moved = length(terms), length(way(view, layer))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
-        return _confirmed(math.inf if error else 0.0, measured)
-    return _confirmed(error / moved, measured)
+        return _confirmed(math.inf if error else 0.0, measured, watched)
+    return _confirmed(error / moved, measured, watched)
 
 
-def _confirmed(error: float, measured: Grade) -> Certificate:
+def _confirmed(error: float, measured: Grade, watched: bool) -> Certificate:
     """The certificate of what the pass over the slots found: a grade that it contradicts is not repeated."""
+    if measured.error is None and not watched:
+        exact = error <= EXACT
+        reason = "" if exact else "the record rebuilds the weights no better, and the optimizer was not watched."
+        return Certificate(error, Grade("exact" if exact else "off", error, reason=reason))
     limit = BFLOAT16 if measured.name == "exact to bfloat16" else EXACT
     if measured.name == "off" or error <= max(limit, _AGREES * (measured.rounding or 0.0)):
         return Certificate(error, measured)

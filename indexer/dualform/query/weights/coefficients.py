@@ -10,26 +10,39 @@ import pyarrow.compute as pc
 
 from dualform.errors import Inexact, NotFound
 from dualform.questions.arguments import check_step
-from dualform.rules import Coefficients, Settings, Update, named
+from dualform.rules import Coefficients, LinearRule, Settings, Update, UpdateRule, named
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
-__all__ = ["Coefficients", "coefficients", "updates"]
+__all__ = ["Coefficients", "coefficients", "rule_of", "updates"]
 
 
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -> Coefficients:
     """Coefficients of a recorded block, by its name, once `at_step` recorded steps were taken; None for all.
 
     Raises NotFound for a block that is not recorded, BadInput for a step that was not reached, Inexact where the
-    optimizer has no update rule. Whether the layer is exact is for the caller to ask.
+    optimizer has no update rule, or one that gives no slot a coefficient. Whether the layer is exact is for the caller
+    to ask.
     """
     block = _block_named(memory, parameter)
     check_step(at_step, memory.steps)
     stop = memory.steps if at_step is None else at_step
+    rule = rule_of(memory)
+    if not isinstance(rule, LinearRule):
+        raise Inexact(
+            f"{memory.optimizer} gives a slot no coefficient: what it makes of one gradient depends on all of them.",
+            hint="Ask for outputs or weights under a mask: they take each slot's share through the same scales.",
+            field="layer",
+        )
+    return rule.coefficients(updates(memory, parameter, stop), stop, block.name in memory.buffers())
+
+
+def rule_of(memory: Snapshot) -> UpdateRule:
+    """The update rule of a training. Raises Inexact where there is none."""
     rule = named(memory.rule)
     if rule is None:
         raise Inexact(f"there is no update rule for {memory.optimizer}.", field="layer")
-    return rule.coefficients(updates(memory, parameter, stop), stop, block.name in memory.momentum())
+    return rule
 
 
 def _block_named(memory: Snapshot, name: str) -> Parameter:

@@ -21,8 +21,10 @@ import pyarrow.compute as pc
 from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.view import View
+from dualform.query.weights.coefficients import rule_of
 from dualform.query.weights.distances import Distances, distances
 from dualform.query.weights.seams import Seam
+from dualform.rules import named
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
 
@@ -41,6 +43,8 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     stop = view.snapshot.steps if at_step is None else at_step
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
+    if not rule_of(view.snapshot).commutes_with:
+        return Grade("off", reason=f"{view.snapshot.optimizer} was not watched while training; `verify` measures it.")
     found = [_reading(of, stop) for of in distances(view, layer)]
     known = [reading for reading in found if reading is not None]
     if len(known) < len(found):
@@ -109,6 +113,11 @@ def why_scores_only(view: View, layer: Layer) -> str:
     if not view.snapshot.rule:
         reason = view.snapshot.reason or f"there is no update rule for {view.snapshot.optimizer}"
         return f"{reason.rstrip('.')}."
+    rule = named(view.snapshot.rule)
+    if rule is None:
+        return f"its update rule {view.snapshot.rule!r} is not known here (dualform.rules.register tells of it)."
+    if not rule.commutes_with and any(block.rows or block.columns for block in layer.parameters):
+        return f"{view.snapshot.optimizer} is run again on whole parameters, of which this layer stands for a part."
     if not layer.values:
         return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
     return ""
@@ -187,6 +196,8 @@ def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
         return f"weights were changed outside the optimizer's update, after that of step {since}."
     if layer.dtype == "bfloat16":
         return "rounding of gradients and weights to bfloat16."
+    if rule_of(view.snapshot).commutes_with != "directions":
+        return "float32 rounding of small steps, or of gradients near zero, which the optimizer scales up."
     return "float32 rounding of small steps."
 
 

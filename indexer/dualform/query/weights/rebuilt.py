@@ -4,6 +4,7 @@ Shapes: T slots, d_in, d_out.
 
     W_T = a_0 W_0 + a_B B_0 + sum_t a_t delta_t x_t^T        b_T likewise, with x_t = 1
 
+under a linear update rule; another one is run again (trajectory.py),
 for every parameter block of the layer, which may be some of W's columns and has coefficients of its own,
 over the slots that the mask leaves. They keep the coefficient that they have in the whole training: a mask is
 arithmetic removal from this sum, not a training without the others. W_0 and the momentum buffer B_0 that the optimizer
@@ -17,7 +18,7 @@ outside the record. It stands like W_0 whatever the mask leaves, and it is no pa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +28,15 @@ from numpy.typing import NDArray
 from dualform.answers import Grade
 from dualform.errors import BadInput
 from dualform.query.view import Check, View
+from dualform.query.weights.coefficients import rule_of
 from dualform.query.weights.exactness import require
+from dualform.query.weights.slot_gradients import Holder
 from dualform.query.weights.slot_sum import slot_sum
+from dualform.query.weights.trajectory import trajectory
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
+from dualform.rules import LinearRule
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
@@ -110,12 +115,13 @@ def build(
 ) -> dict[str, Doubles]:
     """The layer's blocks by name, of the record alone, whatever its grade."""
     found: dict[str, Doubles] = {}
+    linear = isinstance(rule_of(view.snapshot), LinearRule)
     for block in layer.parameters:
-        terms = []
-        for holder, place, chosen in _holders(view, layer, block, selection, partners):
-            term = _term(view, holder, place, chosen, at_step, check)
-            terms.append(term if place.transposed == block.transposed else term.T)
-        found[block.block_name] = np.add.reduce(terms) + _initial(view, layer, block, at_step)
+        holders = _holders(view, layer, block, selection, partners)
+        if linear:
+            found[block.block_name] = _summed(view, layer, block, holders, at_step, check)
+        else:
+            found[block.block_name] = trajectory(view, block, holders, at_step, check)
     return found
 
 
@@ -137,7 +143,7 @@ def blocks_of(layer: Layer, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Dou
 
 def _holders(
     view: View, layer: Layer, block: Parameter, selection: Selection, partners: Mapping[str, Selection] | None
-) -> list[tuple[Layer, Parameter, Selection]]:
+) -> list[Holder]:
     """Every layer that holds a block, its place there, and the slots of that layer that stay."""
     found = []
     for other in view.snapshot.layers.values():
@@ -169,6 +175,18 @@ def tied(view: View, layer: Layer, where: str | None) -> dict[str, Selection]:
     return found
 
 
+def _summed(
+    view: View, layer: Layer, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
+) -> Doubles:
+    """A block under a linear rule."""
+    terms = []
+    for holder, place, chosen in holders:
+        term = _term(view, holder, place, chosen, at_step, check)
+        terms.append(term if place.transposed == block.transposed else term.T)
+    summed: Doubles = np.add.reduce(terms) + _initial(view, layer, block, at_step)
+    return summed
+
+
 def _term(
     view: View, layer: Layer, place: Parameter, selection: Selection, at_step: int | None, check: Check
 ) -> Doubles:
@@ -185,9 +203,9 @@ def _initial(view: View, layer: Layer, block: Parameter, at_step: int | None) ->
     factors = view.coefficients(layer, block.block_name, at_step)
     initial = block.block_of(view.stored_weights("initial")[block.name])
     standing: Doubles = factors.initial * initial.astype(np.float64)
-    momentum = view.snapshot.momentum().get(block.name)
-    if momentum is not None:
-        standing += factors.momentum * block.block_of(momentum).astype(np.float64)
+    held = view.snapshot.buffers().get(block.name, {})
+    for kind, factor in factors.buffers.items():
+        standing += factor * block.block_of(held[kind]).astype(np.float64)
     return standing
 
 

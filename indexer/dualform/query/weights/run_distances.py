@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.query.view import View
-from dualform.query.weights.coefficients import coefficients
+from dualform.query.weights.coefficients import coefficients, rule_of
 from dualform.query.weights.seams import Seam, seam, weights
+from dualform.rules import LinearRule
 from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
@@ -63,9 +64,12 @@ def _with_end(steps: Steps, rows: Doubles, recorded: int) -> tuple[Steps, Double
 def _before(run: Snapshot, block: str, end: Doubles, between: Seam | None) -> Doubles:
     """float64[5]: what is wrong from the beginning of a run, at most, while the run goes on.
 
-    Weight decay shrinks what is wrong with the weights; that is not counted on.
+    Weight decay shrinks what is wrong with the weights; that is not counted on. Of rules that are run again no more is
+    known.
     """
-    gain = max(1.0, abs(coefficients(run, block).initial))
+    gain = 1.0
+    if isinstance(rule_of(run), LinearRule):
+        gain = max(1.0, abs(coefficients(run, block).initial))
     apart = between.distance if between else 0.0
     return np.array([apart, gain * (end[_ACCUMULATED] + apart), end[_WAY], gain * end[_ROUNDING], 0.0])
 

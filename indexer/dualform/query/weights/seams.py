@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dualform.query.view import View
 from dualform.query.weights.coefficients import updates
+from dualform.rules import named
 from dualform.store.durable import checksum
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
@@ -31,7 +32,7 @@ class Seam:
 def seam(view: View, block: Parameter, run: int) -> Seam | None:
     """Between a run, from 1 on, and the one before; None where all is as it was left.
 
-    Momentum is compared of the whole parameter, of which runs keep one checksum.
+    Buffers are compared of the whole parameter, of which runs keep one checksum each.
     """
     before, after = view.snapshot.runs[run - 1], view.snapshot.runs[run]
     earlier, later = f"run {run - 1} ({before.path})", f"run {run} ({after.path})"
@@ -43,10 +44,9 @@ def seam(view: View, block: Parameter, run: int) -> Seam | None:
     if began.tobytes() != ended.tobytes():
         distance = float(np.linalg.norm(began.astype(np.float64) - ended.astype(np.float64)))
         return Seam(step, distance or math.inf, f"{later} did not begin with the weights that {earlier} ended with")
-    buffer = after.momentum().get(block.name)
-    found = None if buffer is None else checksum(buffer.tobytes())
-    if found != before.manifest.buffers.get(block.name) and _uses_momentum(after, block.block_name):
-        return Seam(step, math.inf, f"{later} did not begin with the momentum that {earlier} left")
+    for kind, found in _buffers(after, block).items():
+        if found != before.manifest.buffers.get(block.name, {}).get(kind):
+            return Seam(step, math.inf, f"{later} did not begin with the {kind} that {earlier} left")
     return None
 
 
@@ -56,8 +56,15 @@ def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping
     return held.arrays
 
 
-def _uses_momentum(run: Snapshot, block: str) -> bool:
-    return any(update.settings.get("momentum") for update in updates(run, block, run.steps))
+def _buffers(run: Snapshot, block: Parameter) -> dict[str, str | None]:
+    """The checksum of each buffer that a run's updates went on with, as it was at the beginning; None where missing."""
+    rule = named(run.rule)
+    if rule is None or not any(rule.keeps(update.settings) for update in updates(run, block.block_name, run.steps)):
+        return {}
+    held = run.buffers().get(block.name, {})
+    return {
+        kind: checksum(held[kind].tobytes()) if kind in held else None for kind in (*rule.buffers, *rule.statistics)
+    }
 
 
 class _Arrays:

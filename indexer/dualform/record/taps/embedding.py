@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.record.key_form import KeyForm, laid_rows
+from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm, laid_rows
 from dualform.record.projection import Directions, Doubles, Outer, full_precision
 from dualform.record.shape import Shape
 from dualform.record.taps.tap import Call, ModuleTap
@@ -93,6 +93,11 @@ class RowNumbers(KeyForm):
         for start in range(0, max(1, len(keys)), size):
             part = slice(start, start + size)
             yield part, nn.functional.one_hot(keys[part], self._rows).float()
+
+    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        for start in range(0, len(keys), SLOTS_AT_ONCE):
+            part = slice(start, start + SLOTS_AT_ONCE)
+            yield part, (keys[part, None] == chosen).float()
 
     def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         if not block.transposed or (block.start, block.stop) != (0, self._rows):

@@ -1,0 +1,110 @@
+"""The trajectory of a parameter block, run once more from the stored slots: for rules that give no slot a coefficient.
+
+At each update all slots make the whole gradient, which decides the update's scale; what a mask leaves goes through the
+same scale beside it, beginning with the weights and buffers from before, which no mask removes. The work is one product
+of values and keys for each update, and a state or two of the block in float64 is all that is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.kernels.workers import share
+from dualform.query.view import Check, View
+from dualform.query.weights.coefficients import rule_of, updates
+from dualform.query.weights.slot_gradients import Doubles, Holder, SlotGradients
+from dualform.rules import Settings, State, UpdateRule, updated
+from dualform.store.parameter import Parameter
+
+_PIECE = 1 << 15
+"""Numbers that a rule which treats each on its own is given at once: within the processor's cache."""
+
+
+def trajectory(view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check) -> Doubles:
+    """The block, as its layer uses it, as the slots that stay leave it once `at_step` steps were taken: float64.
+
+    Raises Inexact where the optimizer has no update rule.
+    """
+    chosen = tuple((layer.name, selection.identity) for layer, _, selection in holders)
+    key = ("trajectory", block.block_name, chosen, at_step)
+    found: Doubles = view.cache.get(key, lambda: _run(view, block, holders, at_step, check))
+    return found.T if block.transposed else found
+
+
+def _run(view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check) -> Doubles:
+    rule = rule_of(view.snapshot)
+    states = _States(rule, *_start(view, block))
+    gradients = SlotGradients(view, holders, states.whole.weight.shape)
+    stop = view.snapshot.steps if at_step is None else at_step
+    for update in updates(view.snapshot, block.block_name, stop):
+        whole, kept = gradients.of(update.first_step, update.last_step, check)
+        states.advance(update.factor * whole, None if gradients.all_stay else update.factor * kept, update.settings)
+    return (states.whole if gradients.all_stay else states.kept).weight
+
+
+def _start(view: View, block: Parameter) -> tuple[Doubles, dict[str, Doubles]]:
+    """The weight and what the optimizer kept of it before the first step."""
+    held = view.snapshot.buffers().get(block.name, {})
+    parts = {kind: block.stored_block_of(array) if array.ndim else array for kind, array in held.items()}
+    weight = block.stored_block_of(view.stored_weights("initial")[block.name])
+    return _doubles(weight), {kind: _doubles(array) for kind, array in parts.items()}
+
+
+def _doubles(array: NDArray[Any]) -> Doubles:
+    """Contiguous, and nobody else's."""
+    return np.array(array, dtype=np.float64, order="C")
+
+
+class _States:
+    """The block as all slots make it, and as those that stay do."""
+
+    def __init__(self, rule: UpdateRule, weight: Doubles, buffers: dict[str, Doubles]) -> None:
+        self._rule = rule
+        self.whole = State(weight, buffers)
+        self.kept = State(weight.copy(), {kind: buffers[kind].copy() for kind in rule.buffers if kind in buffers})
+
+    def advance(self, whole: Doubles, kept: Doubles | None, settings: Settings) -> None:
+        """One update with the whole gradient, and the part of it that stays; None for all of it."""
+        kinds = {*self._rule.buffers, *self._rule.statistics}
+        if self._rule.commutes_with != "entries" or kinds != self.whole.buffers.keys():
+            self.whole, self.kept = self._advanced(self.whole, self.kept, whole, kept, settings)
+            return
+        pieces = range(0, whole.size, _PIECE)
+        after = [State(np.empty(0))] * len(pieces)
+
+        def work(_: int, number: int) -> None:
+            part = slice(pieces[number], pieces[number] + _PIECE)
+            own, share_of = _piece(self.whole, part), _piece(self.kept, part)
+            gradient = whole.reshape(-1)[part]
+            stays = None if kept is None else kept.reshape(-1)[part]
+            after[number], other = self._advanced(own, share_of, gradient, stays, settings)
+            _write(own, after[number])
+            if stays is not None:
+                _write(share_of, other)
+
+        share(range(len(pieces)), work)
+        ones = {kind: array for kind, array in after[0].buffers.items() if not array.ndim}
+        self.whole = State(self.whole.weight, {**self.whole.buffers, **ones})
+
+    def _advanced(
+        self, whole: State, kept: State, gradient: Doubles, stays: Doubles | None, settings: Settings
+    ) -> tuple[State, State]:
+        after, scale = updated(self._rule, whole, gradient, settings)
+        return after, kept if stays is None else self._rule.advance(kept, stays, settings, scale)
+
+
+def _piece(state: State, part: slice) -> State:
+    """Some numbers of a state; what stands for all of them whole."""
+    buffers = {kind: array.reshape(-1)[part] if array.ndim else array for kind, array in state.buffers.items()}
+    return State(state.weight.reshape(-1)[part], buffers)
+
+
+def _write(to: State, state: State) -> None:
+    to.weight[:] = state.weight
+    for kind, array in to.buffers.items():
+        if array.ndim:
+            array[:] = state.buffers[kind]

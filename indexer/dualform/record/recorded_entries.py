@@ -1,0 +1,118 @@
+"""Fixed random entries of the recorded blocks: the image for rules that treat each number on its own.
+
+Shapes: d_out and columns of a weight, n slots, P numbers over all parameters.
+
+    a weight W: up to ENTRIES of its numbers, spread over its rows and columns evenly        a bias: itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm
+from dualform.record.projection import Doubles, full_precision
+from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
+from dualform.store.parameter import Parameter
+
+ENTRIES = 1024
+"""Of a weight: norms come out to a few percent, and hardly a row or column of a usual layer is overlooked."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """Entries of one block, as it is stored; one column of zeros for a bias."""
+
+    rows: Tensor
+    columns: Tensor
+    scale: float
+    """The root of how many numbers each stands for."""
+
+
+class RecordedEntries:
+    """As Image says; and the gradients of the same entries, from slots."""
+
+    def __init__(self, parameters: RecordedParameters, generator: np.random.Generator) -> None:
+        self._parameters = parameters
+        self._chosen = [_choose(parameter.block_shape, generator) for parameter in parameters]
+        stops = np.cumsum([0, *(len(chosen.rows) for chosen in self._chosen)]).tolist()
+        self.size: int = stops[-1]
+        """P."""
+        self.spans = [slice(start, stop) for start, stop in pairwise(stops)]
+        self.scales = [chosen.scale for chosen in self._chosen]
+        self._held: dict[str, list[tuple[int, RecordedParameter, Parameter]]] = {}
+        """By layer, its parameters, their index, and their places in it."""
+        for index, parameter in enumerate(parameters):
+            for layer, place in parameter.terms:
+                self._held.setdefault(layer, []).append((index, parameter, place))
+
+    def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
+        found = np.zeros(self.size)
+        for index, parameter in enumerate(self._parameters):
+            if chosen is None or chosen[index]:
+                found[self.spans[index]] = np.nan if parameter.lost else self._of(index, parameter, parameter.tensor)
+        return found
+
+    def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
+        """A number that the optimizer keeps for a whole parameter, as a count of updates, stands at each entry."""
+        found = np.zeros(self.size)
+        for index, parameter in enumerate(self._parameters):
+            if (array := arrays.get(parameter.parameter)) is not None:
+                one = array.ndim == 0 and parameter.tensor.ndim
+                found[self.spans[index]] = array if one else self._of(index, parameter, torch.from_numpy(array))
+        return found
+
+    def add_outer(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, magnitudes: Doubles) -> None:
+        """Add the gradient that slots of a layer make, and the sum of its terms' magnitudes; both float64[P].
+
+        Keys as their form has them, and errors [n, d_out].
+        """
+        for index, parameter, place in self._held.get(layer, ()):
+            span = self.spans[index]
+            with full_precision():
+                for terms in self._terms(index, parameter, place, keys, errors, self._parameters.forms[layer]):
+                    sums[span] += terms.sum(0).cpu().numpy()
+                    magnitudes[span] += terms.abs_().sum(0).cpu().numpy()
+
+    def _of(self, index: int, parameter: RecordedParameter, tensor: Tensor) -> Doubles:
+        chosen, block = self._chosen[index], parameter.block_of(tensor)
+        matrix = block.reshape(len(block) if block.ndim else 1, -1)
+        numbers: Doubles = matrix[chosen.rows.to(block.device), chosen.columns.to(block.device)].double().cpu().numpy()
+        return numbers
+
+    def _terms(
+        self, index: int, parameter: RecordedParameter, place: Parameter, keys: Tensor, errors: Tensor, form: KeyForm
+    ) -> Iterator[Tensor]:
+        """float64[m, entries]: what some slots bring to each chosen entry."""
+        rows, columns = (part.to(errors.device) for part in (self._chosen[index].rows, self._chosen[index].columns))
+        if place.transposed:
+            rows, columns = columns, rows
+        if parameter.directions is None:  # a bias
+            for part in errors.split(SLOTS_AT_ONCE):
+                yield part.index_select(1, rows).double()
+            return
+        for slots, own in form.columns(keys, columns + place.start):
+            yield errors[slots].index_select(1, rows).double().mul_(own)
+
+
+def _choose(shape: Sequence[int], generator: np.random.Generator) -> _Chosen:
+    """Rows and columns in turn, each in an order of its own; all of a small parameter."""
+    rows = shape[0] if len(shape) else 1
+    columns = int(np.prod(shape[1:])) if len(shape) > 1 else 1
+    if rows * columns <= ENTRIES or columns == 1:
+        every = torch.arange(rows * columns)
+        return _Chosen(every // columns, every % columns, 1.0)
+    return _Chosen(_in_turn(rows, generator), _in_turn(columns, generator), (rows * columns / ENTRIES) ** 0.5)
+
+
+def _in_turn(count: int, generator: np.random.Generator) -> Tensor:
+    """int64[ENTRIES] below `count`, each as often as the others, in random order."""
+    passes = [generator.permutation(count) for _ in range(-(-ENTRIES // count))]
+    return torch.from_numpy(np.concatenate(passes)[:ENTRIES].copy())

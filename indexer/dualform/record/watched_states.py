@@ -1,0 +1,56 @@
+"""The states that the watch runs the update rule on. Shapes: K states of P numbers over all parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dualform.record.image import Image
+from dualform.record.projection import Doubles
+from dualform.rules import Settings, State, UpdateRule, updated
+from dualform.store.weights import Buffers
+
+
+class WatchedStates:
+    """States of all parameters, which are advanced together: as rebuilt since the start (0), as expected from the
+    weights seen last (1), and, for rules whose noise is that of a twin, the twin's (2).
+    """
+
+    def __init__(self, image: Image, names: Sequence[str], rule: UpdateRule, start: Doubles, buffers: Buffers) -> None:
+        """`start` float64[P]: the weights; `buffers`: what the optimizer keeps."""
+        self._rule, self._spans = rule, image.spans
+        self._count = 2 if rule.commutes_with == "directions" else 3
+        self.weight = np.stack([start] * self._count)
+        """float64[K, P]."""
+        self.buffers: dict[str, Doubles] = {}
+        """By the optimizer's own name, float64[K, P]."""
+        for kind in (*rule.buffers, *rule.statistics):
+            own = {name: held[kind] for name, held in buffers.items() if kind in held}
+            self.buffers[kind] = np.stack([image.project_arrays(own)] * self._count)
+        self.buffered = [name in buffers for name in names]
+        """By parameter: whether it has buffers."""
+
+    def advance(self, first: int, last: int, gradient: Doubles, settings: Settings) -> None:
+        """Take the states of the parameters from `first` to `last` on by one update that all of them get alike.
+
+        `gradient` float64[P], or float64[K, P] where each state has its own.
+        """
+        numbers = slice(self._spans[first].start, self._spans[last].stop)
+        buffers = {}
+        if self.buffered[first]:
+            buffers = {kind: own[:, numbers] for kind, own in self.buffers.items()}
+        after, _ = updated(self._rule, State(self.weight[:, numbers], buffers), gradient[..., numbers], settings)
+        self.weight = _written(self.weight, numbers, after.weight)
+        for kind, own in after.buffers.items():
+            self.buffers[kind] = _written(self.buffers[kind], numbers, own)
+        if after.buffers:
+            self.buffered[first : last + 1] = [True] * (last + 1 - first)
+
+
+def _written(vectors: Doubles, numbers: slice, part: Doubles) -> Doubles:
+    """float64[K, P] with a part of it replaced: the part itself where that is everything."""
+    if part.shape == vectors.shape:
+        return part
+    vectors[:, numbers] = part
+    return vectors

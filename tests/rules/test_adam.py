@@ -1,0 +1,153 @@
+"""The rule of Adam and AdamW against torch's own optimizers, and against a plain implementation of shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+from dualform.rules import State, named, of_type, updated
+
+KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIONS = st.fixed_dictionaries(
+    {
+        "lr": st.sampled_from([1e-3, 0.1]),
+        "betas": st.sampled_from([(0.9, 0.999), (0.0, 0.9), (0.5, 0.0)]),
+        "eps": st.sampled_from([1e-8, 1e-2]),
+        "weight_decay": st.sampled_from([0.0, 0.1]),
+        "maximize": st.booleans(),
+    }
+)
+HISTORY = st.lists(OPTIONS, min_size=1, max_size=7)
+VARIANTS = {"single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def run(rule, state, gradients, histories):
+    """The states after each update of the whole."""
+    found = []
+    for gradient, group in zip(gradients, histories, strict=True):
+        state, _ = updated(rule, state, gradient, rule.read(group))
+        found.append(state)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=30, deadline=None)
+@given(history=HISTORY, before=st.booleans(), seed=st.integers(0, 99))
+def test_every_history_of_settings_gives_what_torch_gives(kind, variant, history, before, seed):
+    generator = np.random.default_rng(seed)
+    gradients = generator.normal(size=(len(history), 3, 4)) * generator.choice([1e-6, 1.0], (3, 4))
+    weight = nn.Parameter(torch.tensor(generator.normal(size=(3, 4))))
+    optimizer = KINDS[kind]([weight], **VARIANTS[variant])
+    rule, buffers = named(kind), {}
+    if before:
+        weight.grad = torch.ones(3, 4, dtype=torch.float64)
+        optimizer.step()
+        buffers = {name: value.double().numpy().copy() for name, value in optimizer.state[weight].items()}
+    state = State(weight.detach().numpy().copy(), buffers)
+    (group,) = optimizer.param_groups
+    for number, options in enumerate(history):
+        group.update(options)
+        weight.grad = torch.tensor(gradients[number])
+        optimizer.step()
+        state, _ = updated(rule, state, gradients[number], rule.read(group))
+        np.testing.assert_allclose(state.weight, weight.detach().numpy(), rtol=1e-9, atol=1e-12)
+    for name, value in optimizer.state[weight].items():
+        np.testing.assert_allclose(state.buffers[name], value.numpy(), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(history=HISTORY, seed=st.integers(0, 99))
+def test_shares_add_up_to_the_whole_and_are_those_of_a_plain_loop(kind, history, seed):
+    generator, rule = np.random.default_rng(seed), named(kind)
+    shares = generator.normal(size=(3, len(history), 2, 5))  # of three masks
+    start = generator.normal(size=(2, 5))
+    standing, *parts = (State(start), *(State(np.zeros((2, 5))) for _ in range(3)))
+    whole = State(start)
+    for number, options in enumerate(history):
+        setting, gradient = rule.read(options), shares[:, number].sum(0)
+        after, scale = updated(rule, whole, gradient, setting)
+        # What no slot brought, the decay of W_0, takes no gradient.
+        standing = rule.advance(standing, np.zeros((2, 5)), setting, scale)
+        parts = [rule.advance(part, own[number], setting, scale) for part, own in zip(parts, shares, strict=True)]
+        whole = after
+    together = standing.weight + sum(part.weight for part in parts)
+    np.testing.assert_allclose(together, whole.weight, rtol=1e-9, atol=1e-12)
+    expected = plain_share(kind, history, shares.sum(0), shares[1], start)
+    np.testing.assert_allclose(parts[1].weight, expected, rtol=1e-5, atol=1e-9)
+
+
+def plain_share(kind, history, gradients, own, start):
+    """One mask's part of every number, by itself: number by number, update by update, as the formulas stand."""
+    found = np.zeros(start.shape)
+    for place in np.ndindex(start.shape):
+        w, m, v = start[place], 0.0, 0.0
+        part, part_m = 0.0, 0.0
+        for t, options in enumerate(history, 1):
+            (beta1, beta2), decay, lr = options["betas"], options["weight_decay"], options["lr"]
+            sign = -1 if options["maximize"] else 1
+            coupled = decay if kind == "adam" else 0.0
+            g = sign * gradients[t - 1][place] + coupled * w
+            part_g = sign * own[t - 1][place] + coupled * part
+            m, part_m = beta1 * m + (1 - beta1) * g, beta1 * part_m + (1 - beta1) * part_g
+            v = beta2 * v + (1 - beta2) * g * g
+            denominator = np.sqrt(v / (1 - beta2**t)) + options["eps"]
+            kept = 1.0 if kind == "adam" else 1 - lr * decay
+            w = kept * w - lr / (1 - beta1**t) * m / denominator
+            part = kept * part - lr / (1 - beta1**t) * part_m / denominator
+        found[place] = part
+    return found
+
+
+def test_factors_are_rounded_as_torch_rounds_them():
+    """Over a few thousand updates they decide more than all other rounding of float32."""
+    errors = {}
+    for rounded in (True, False):
+        torch.manual_seed(0)
+        weight = nn.Parameter(0.1 * torch.randn(200))
+        start = weight.detach().double().numpy().copy()
+        optimizer, rule, state = torch.optim.AdamW([weight], lr=1e-3), named("adamw"), State(start)
+        setting = {**rule.read(optimizer.param_groups[0]), "rounds_factors": rounded}
+        for _ in range(2000):
+            weight.grad = torch.randn(200) + 0.3
+            optimizer.step()
+            state, _ = updated(rule, state, weight.grad.double().numpy(), setting)
+        now = weight.detach().double().numpy()
+        errors[rounded] = np.linalg.norm(state.weight - now) / np.linalg.norm(now - start)
+    assert errors[True] < 2e-5
+    assert errors[False] > 4 * errors[True]
+
+
+def test_which_tensors_are_multiplied_by_rounded_factors():
+    rule = named("adam")
+    for dtype, rounded in ((torch.float32, True), (torch.bfloat16, True), (torch.float64, False)):
+        (group,) = torch.optim.Adam([nn.Parameter(torch.zeros(1, dtype=dtype))]).param_groups
+        assert rule.read(group)["rounds_factors"] is rounded
+
+
+def test_what_the_rule_refuses():
+    rule = of_type(torch.optim.AdamW)
+    for options, reason in (
+        ({"amsgrad": True}, "its amsgrad is True, and AMSGrad has no rule"),
+        ({"lr": torch.tensor(float("inf"))}, "its lr is inf"),
+        ({}, ""),
+    ):
+        (group,) = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], **options).param_groups
+        assert rule.refusal(group) == reason
+
+
+def test_decoupled_decay_is_read_from_the_group_where_it_says():
+    parameters = [nn.Parameter(torch.zeros(1))]
+    for optimizer, decoupled in (
+        (torch.optim.Adam(parameters, decoupled_weight_decay=True), True),
+        (torch.optim.Adam(parameters), False),
+        (torch.optim.AdamW(parameters), True),
+    ):
+        rule, (group,) = of_type(type(optimizer)), optimizer.param_groups
+        assert rule.read(group)["decoupled_weight_decay"] is decoupled
+        silent = {name: value for name, value in group.items() if name != "decoupled_weight_decay"}
+        assert rule.read(silent)["decoupled_weight_decay"] is (rule.name == "adamw")

@@ -1,0 +1,159 @@
+"""An optimizer of one's own is followed once its rule is registered, whatever kind of rule it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform import rules
+from dualform.errors import Inexact
+from tests.record.listed import batches, small_net, snapshot
+
+from .own import Normed, NormedRule, Plain, Sign, SignRule
+
+PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+KINDS = {"sign": Sign, "normed": Normed, "plain": Plain}
+STEPS = 30
+
+
+def record(path, kind, between=None, steps=STEPS):
+    model = small_net()
+    optimizer = kind(model.parameters(), lr=0.1 if kind is Plain else 0.01)
+    history = [snapshot(model)]
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for number, (x, y) in enumerate(batches(steps)):
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+            if between is not None:
+                between(number, model)
+            history.append(snapshot(model))
+    return model, history
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_record_rebuilds_the_weights_at_any_step(tmp_path, name):
+    _, history = record(tmp_path / "m", KINDS[name])
+    with dualform.open(tmp_path / "m") as memory:
+        for layer, certificate in memory.verify().items():
+            assert certificate.relative_error <= 1e-5, layer
+            assert certificate.exact
+        for at_step in (0, 1, 17, STEPS):
+            found = memory.weights(at_step=at_step, allow_inexact=True)
+            for parameter, weight in history[at_step].items():
+                assert found[parameter].numpy() == pytest.approx(weight, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_shares_of_masks_add_up_to_the_whole(tmp_path, name):
+    record(tmp_path / "m", KINDS[name])
+    with dualform.open(tmp_path / "m") as memory:
+        start = memory.weights(at_step=0, allow_inexact=True)["2.weight"].double()
+        whole, *parts = (
+            memory.weights(where, at_step=STEPS - 1, allow_inexact=True)["2.weight"].double() - start
+            for where in (None, "label = 0", "label = 1", "label = 2")
+        )
+        assert torch.allclose(sum(parts), whole, atol=1e-6)
+        assert all(float(part.norm()) > 0.05 * float(whole.norm()) for part in parts)
+
+
+def test_what_depends_on_the_whole_gradient_gives_no_coefficient(tmp_path):
+    record(tmp_path / "m", Sign)
+    with dualform.open(tmp_path / "m") as memory:
+        with pytest.raises(Inexact, match="Sign gives a slot no coefficient"):
+            memory.coefficients("0", [0])
+        with pytest.raises(Inexact, match=r"how much the slots of layer '0' cancel is not measured under Sign"):
+            memory.cancellation("label = 1")
+
+
+def test_a_rule_of_single_numbers_is_watched_through_entries(tmp_path):
+    def nudge(number, model):
+        if number == 12:
+            with torch.no_grad():
+                model[2].weight.add_(0.05 * torch.randn(6, 7))
+
+    _, history = record(tmp_path / "m", Sign, nudge)
+    with dualform.open(tmp_path / "m") as memory:
+        grades = {layer.name: layer.grade for layer in memory.info().layers}
+        assert (grades["0"].name, grades["4"].name) == ("exact", "exact")
+        assert (grades["2"].name, grades["2"].since) == ("off", 12)
+        assert grades["2"].error == pytest.approx(memory.verify()["2"].relative_error, rel=1e-3)
+        found = memory.output("2", np.ones((1, 7), np.float32), at_step=12)
+        expected = history[12]["2.weight"].sum(1) + history[12]["2.bias"]
+        assert np.asarray(found)[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_rule_of_whole_matrices_is_graded_by_verify_alone(tmp_path):
+    record(tmp_path / "m", Normed)
+    with dualform.open(tmp_path / "m") as memory:
+        grade = memory.info().layers[0].grade
+        assert (grade.name, grade.error) == ("off", None)
+        assert grade.reason == "Normed was not watched while training; `verify` measures it."
+        with pytest.raises(Inexact, match="Normed was not watched while training"):
+            memory.weights()
+        assert memory.verify()["0"].grade.name == "exact"
+
+
+def test_verify_finds_what_nobody_watched(tmp_path):
+    def nudge(number, model):
+        if number == 12:
+            with torch.no_grad():
+                model[0].weight.add_(0.05)
+
+    record(tmp_path / "m", Normed, nudge)
+    with dualform.open(tmp_path / "m") as memory:
+        grade = memory.verify()["0"].grade
+        assert grade.name == "off"
+        assert grade.error > 0.05
+
+
+def test_a_memory_of_a_rule_that_is_not_here_gives_scores_only(tmp_path, monkeypatch):
+    record(tmp_path / "m", Sign)
+    monkeypatch.delitem(rules._BY_TYPE, "tests.rules.own.Sign")
+    with dualform.open(tmp_path / "m") as memory:
+        grade = memory.info().layers[0].grade
+        assert grade.name == "scores only"
+        assert grade.reason == "its update rule 'sign' is not known here (dualform.rules.register tells of it)."
+        assert memory.topk("0", np.ones(5, np.float32), k=1).ids.shape == (1,)
+        with pytest.raises(Inexact, match="update rule 'sign' is not known here"):
+            memory.weights()
+
+
+def test_the_rule_of_the_page_is_right(tmp_path, monkeypatch):
+    class SoftSign(torch.optim.Optimizer):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                momentum.mul_(0.9).add_(parameter.grad)
+                parameter -= self.param_groups[0]["lr"] * momentum / (momentum.abs() + 0.01)
+
+    SoftSign.__module__, SoftSign.__qualname__ = "my_package", "SoftSign"
+    monkeypatch.setattr(rules, "_BY_TYPE", dict(rules._BY_TYPE))
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(compile(code, str(PAGE), "exec"), {})
+    record(tmp_path / "m", SoftSign)
+    with dualform.open(tmp_path / "m") as memory:
+        for certificate in memory.verify().values():
+            assert certificate.relative_error <= 1e-5
+            assert certificate.exact
+
+
+def test_a_name_is_one_rules_own():
+    rules.register(Sign, SignRule())  # once more is no harm, as in a notebook
+    with pytest.raises(ValueError, match="cannot be named 'sign': that is another one's"):
+        rules.register("some.Other", type("Other", (NormedRule,), {"name": "sign"})())
+    with pytest.raises(ValueError, match="cannot be named ''"):
+        rules.register("some.Other", type("Other", (NormedRule,), {"name": ""})())
+    with pytest.raises(ValueError, match="must begin with 'lr'"):
+        rules.register("some.Other", type("Other", (NormedRule,), {"name": "other", "settings": {}})())
