@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import Cancelled
 from dualform.query.weights.rebuilt import build
+from dualform.query.where import mask
 from dualform_service.server import Server
 from tests.record.listed import batches, small_net, snapshot
 
@@ -192,7 +193,7 @@ def test_masked_weights_are_those_of_a_plain_loop_and_shares_add_up(trained, cut
         whole, standing = memory.weights(), {}
         view = memory._view
         for layer in view.snapshot.layers.values():
-            none = view.select(layer, "label > 9")
+            none = mask.selection(view, layer, "label > 9")
             standing |= build(view, layer, none, None, lambda: None)
         for name in whole:
             np.testing.assert_allclose(found[name], naive(memory, name, name[0], where), rtol=1e-4, atol=2e-6)
@@ -229,8 +230,8 @@ def test_a_trajectory_is_cached_and_can_be_cancelled(trained, monkeypatch):
 
     with dualform.open(trained[0]) as memory:
         view = memory._view
-        layer = view.layer("0")
-        whole = view.select(layer, None)
+        layer = view.snapshot.layer("0")
+        whole = mask.selection(view, layer, None)
         with pytest.raises(Cancelled):
             build(view, layer, whole, None, check)
         first = build(view, layer, whole, None, lambda: None)

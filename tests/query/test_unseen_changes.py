@@ -65,7 +65,7 @@ def test_weights_that_are_swapped_for_others_between_updates_and_swapped_back(tm
     record(tmp_path / "m", model, optimizer, at_step=swap, on_gradient=swap_back)
     with dualform.open(tmp_path / "m") as memory:
         assert memory.verify()["0"].exact
-        layer = memory._view.layer("0")
+        layer = memory._view.snapshot.layer("0")
         assert [exactness.grade(memory._view, layer, step).name for step in (2, 3, 4)] == ["exact", "off", "exact"]
 
 
