@@ -35,6 +35,14 @@ def data(rank, step):
     return torch.randn(ROWS, 5, generator=generator), torch.randint(3, (ROWS,), generator=generator)
 
 
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
 class Table:
     """Where threads, each of them a rank, add up what they bring."""
 
@@ -69,7 +77,8 @@ class Seat:
 class Fleet:
     """Ranks as threads, whose gradients are averaged as data parallelism does it."""
 
-    def __init__(self, path, seconds=20.0, models=None):
+    def __init__(self, path, seconds=20.0, models=None, make=sgd):
+        self.make = make
         self.path, self.averaging = path, Table()
         measuring = Table(seconds)
         self.seats = [Seat(measuring, rank) for rank in range(COUNT)]
@@ -94,15 +103,16 @@ class Fleet:
     def _guarded(self, train, rank, options):
         try:
             model, ranks = self.models[rank], Ranks(rank, COUNT, self.seats[rank])
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = self.make(model)
             with Recorder(model, optimizer, self.path, ranks=ranks, **options) as recorder:
                 train(rank, model, optimizer, recorder)
         except BaseException as error:
             self.errors.append(error)
 
 
-def test_the_ranks_shards_are_one_exact_memory(tmp_path):
-    fleet = Fleet(tmp_path / "m")
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_the_ranks_shards_are_one_exact_memory(tmp_path, make):
+    fleet = Fleet(tmp_path / "m", make=make)
 
     def train(rank, model, optimizer, recorder):
         for step in range(STEPS):
