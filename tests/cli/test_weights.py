@@ -110,3 +110,31 @@ def test_what_a_server_is_asked_and_says(dualform, address, engine, tmp_path):
     assert load_file(tmp_path / "w.safetensors")["fc.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
     unmasked = dualform("weights", address, "--out", tmp_path / "whole.safetensors")
     assert "Not recorded" not in unmasked.err, "they are those of the network as it is"
+
+
+def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
+    """The trajectory is run again; how much the slots cancel is not measured, and said so."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with dualform_package.Recorder(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(5):
+            label = torch.randint(3, (6,))
+            with recorder.step(label=label):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(torch.randn(6, 4)), label).backward()
+                optimizer.step()
+        recorder.probe("test", torch.randn(2, 4))
+    out = tmp_path / "w.safetensors"
+    told = dualform("weights", tmp_path / "run", "--where", "label <> 1", "--out", out, "--json")
+    assert told.code == 0
+    assert told.json["cancellation"] is None
+    assert told.json["grade"]["0"]["name"] == "exact"
+    assert "cancel is not measured under AdamW" in told.err
+    with dualform_package.open(tmp_path / "run") as memory:
+        expected = memory.weights("label <> 1")
+    assert all(torch.equal(value, expected[name]) for name, value in load_file(out).items())
+    answer = dualform("output", tmp_path / "run", "--layer", "0", "--query", "test/1", "--where", "label <> 1")
+    assert answer.code == 0
+    assert "cancel is not measured under AdamW" in answer.err
+    assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]

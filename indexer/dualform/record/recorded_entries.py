@@ -95,8 +95,8 @@ class RecordedEntries:
         if place.transposed:
             rows, columns = columns, rows
         if parameter.directions is None:  # a bias
-            for part in errors.split(SLOTS_AT_ONCE):
-                yield part.index_select(1, rows).double()
+            for start in range(0, len(errors), SLOTS_AT_ONCE):
+                yield errors[start : start + SLOTS_AT_ONCE].index_select(1, rows).double()
             return
         for slots, own in form.columns(keys, columns + place.start):
             yield errors[slots].index_select(1, rows).double().mul_(own)
