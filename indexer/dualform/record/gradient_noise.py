@@ -31,7 +31,7 @@ class GradientNoise(Protocol):
         """The parameters of `run` are updated alike."""
 
     def lengths(self) -> Sequence[float]:
-        """By parameter, the norm after the update: of its numbers, scaled as Image.scales says."""
+        """By parameter, the norm after the update: of its numbers, scaled as Image.norm_factors says."""
 
 
 class NormNoise:
@@ -49,7 +49,7 @@ class NormNoise:
         return applied
 
     def carry(self, run: slice, settings: Settings) -> None:
-        kept = {**settings, "weight_decay": 0.0, "maximize": False}
+        kept = self._rule.error_settings(settings)
         buffers = {kind: own[run] for kind, own in self._buffers.items()}
         state = self._rule.advance(State(np.zeros(run.stop - run.start), buffers), self._own[run], kept)
         self._carried[run] = np.abs(state.weight)
@@ -89,7 +89,7 @@ class TwinNoise:
     def lengths(self) -> Sequence[float]:
         apart = self._states.weight[2] - self._states.weight[1]
         squares = np.add.reduceat(apart * apart, self._starts)
-        found: list[float] = (np.sqrt(squares) * self._image.scales).tolist()
+        found: list[float] = (np.sqrt(squares) * self._image.norm_factors).tolist()
         return found
 
     def _signs(self) -> NDArray[np.float64]:

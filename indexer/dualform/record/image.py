@@ -22,7 +22,7 @@ class Image(Protocol):
         """Where each parameter's numbers stand among the P."""
 
     @property
-    def scales(self) -> Sequence[float]:
+    def norm_factors(self) -> Sequence[float]:
         """By parameter, what makes norms of its numbers estimates of Frobenius norms."""
 
     def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:

@@ -9,9 +9,9 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
-from dualform.record.ranks import Ranks
 from dualform.record.sink import Sink
 from dualform.record.taps import Tap
+from dualform.record.training_shard import TrainingShard
 from dualform.store.header import Header
 
 
@@ -32,5 +32,5 @@ class Plan:
     """Names or patterns of layers whose rows the model chooses."""
     keys: bool = True
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    ranks: Ranks | None = None
-    """This process among those of a data-parallel training."""
+    ranks: TrainingShard | None = None
+    """This process among those of a training that several record together."""

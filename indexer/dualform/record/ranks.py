@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from numbers import Integral
 from pathlib import Path
 from typing import Protocol
 
@@ -24,16 +25,14 @@ import torch
 from torch import distributed
 
 from dualform.errors import AlreadyExists, BadInput, RecordingError
-from dualform.record.gradient_factor import Projection
 from dualform.record.projection import Doubles
+from dualform.record.training_shard import UPDATES, TrainingShard
 from dualform.store.header import Header
 from dualform.store.manifest import FILE, shard_folder
 from dualform.store.writer import Writer, check_new_folder
 
 WAIT_SECONDS = 60.0
 """How long a rank waits for the others: between one rank's optimizer step and another's, and for the first shard."""
-UPDATES = ("of the step that runs", "of the step before", "outside of all steps")
-"""What kinds of update a rank may be about to make."""
 
 
 class Exchange(Protocol):
@@ -72,7 +71,7 @@ class ProcessExchange:
 
 
 class Ranks:
-    """One rank among all of them."""
+    """One rank among all of them: a TrainingShard."""
 
     def __init__(self, number: int, count: int, exchange: Exchange) -> None:
         self.number, self.count = number, count
@@ -116,24 +115,15 @@ class Ranks:
                 return recorded
         return all(there for _, _, there in ranks)
 
-    def summed(self, pending: Sequence[Projection]) -> list[Projection]:
-        """The projections of the slots of all ranks, step by step; those of this rank where the ranks have parted."""
-        size = sum(len(own.sums) + len(own.scales) for own in pending[:1])
-        ranks = self._gathered(len(pending), sum(own.step for own in pending), size)
-        if ranks is None or not pending:
-            return list(pending)
+    def summed(self, numbers: Doubles, about: Sequence[float]) -> Doubles | None:
+        """As TrainingShard says; `about` is compared over the ranks before anything is added up."""
+        ranks = self._gathered(len(numbers), *about)
+        if ranks is None:
+            return None
         if any(other != ranks[0] for other in ranks):
             self._part("the ranks recorded other steps, or other layers, than one another")
-            return list(pending)
-        parts = [np.concatenate([own.sums, own.scales, [own.fresh]]) for own in pending]
-        total = self._total(np.concatenate(parts))
-        if total is None:
-            return list(pending)
-        return [self._whole(own, numbers) for own, numbers in zip(pending, np.split(total, len(parts)), strict=True)]
-
-    def _whole(self, own: Projection, numbers: Doubles) -> Projection:
-        sums, scales = numbers[: len(own.sums)], numbers[len(own.sums) : -1]
-        return Projection(own.step, sums, scales, fresh=bool(numbers[-1] == self.count))
+            return None
+        return self._total(numbers) if len(numbers) else numbers
 
     def _gathered(self, *numbers: float) -> list[tuple[float, ...]] | None:
         """What each rank says, in their order; None where they have parted."""
@@ -181,3 +171,20 @@ class Ranks:
                 )
             time.sleep(0.01)
         return Writer(header, shard_number=self.number, shards=self.count)
+
+
+def shard_of(rank: int, ranks: int | TrainingShard) -> TrainingShard | None:
+    """This process among those that record together; None where it is alone.
+
+    Raises BadInput for `ranks` that are neither a number nor a TrainingShard, and what Ranks.joined raises.
+    """
+    if isinstance(ranks, TrainingShard):
+        return ranks
+    if isinstance(ranks, Integral):
+        return Ranks.joined(rank, int(ranks))
+    said = {name for name in vars(TrainingShard) if not name.startswith("_")} | {*TrainingShard.__annotations__}
+    raise BadInput(
+        f"ranks is a {type(ranks).__name__} without {', '.join(sorted(said - set(dir(ranks))))}.",
+        hint="Give how many ranks there are, or what says all that dualform.record.training_shard.TrainingShard says.",
+        field="ranks",
+    )

@@ -32,7 +32,7 @@ class _Chosen:
 
     rows: Tensor
     columns: Tensor
-    scale: float
+    norm_factor: float
     """The root of how many numbers each stands for."""
 
 
@@ -46,12 +46,7 @@ class RecordedEntries:
         self.size: int = stops[-1]
         """P."""
         self.spans = [slice(start, stop) for start, stop in pairwise(stops)]
-        self.scales = [chosen.scale for chosen in self._chosen]
-        self._held: dict[str, list[tuple[int, RecordedParameter, Parameter]]] = {}
-        """By layer, its parameters, their index, and their places in it."""
-        for index, parameter in enumerate(parameters):
-            for layer, place in parameter.terms:
-                self._held.setdefault(layer, []).append((index, parameter, place))
+        self.norm_factors = [chosen.norm_factor for chosen in self._chosen]
 
     def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
         found = np.zeros(self.size)
@@ -74,7 +69,7 @@ class RecordedEntries:
 
         Keys as their form has them, and errors [n, d_out].
         """
-        for index, parameter, place in self._held.get(layer, ()):
+        for index, parameter, place in self._parameters.of_layer(layer):
             span = self.spans[index]
             with full_precision():
                 for terms in self._terms(index, parameter, place, keys, errors, self._parameters.forms[layer]):

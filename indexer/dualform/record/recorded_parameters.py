@@ -82,6 +82,10 @@ class RecordedParameters(Sequence[RecordedParameter]):
             where = tuple((holder.name, own) for holder, own, _ in terms)
             found = RecordedParameter(name, tensor, where, directions, start, stop, tensor.shape, shape)
             self._all.append(found)
+        self._of_layer: dict[str, list[tuple[int, RecordedParameter, Parameter]]] = {}
+        for index, parameter in enumerate(self._all):
+            for layer, place in parameter.terms:
+                self._of_layer.setdefault(layer, []).append((index, parameter, place))
         self._parted = any(parameter.shape != parameter.block_shape for parameter in self._all)
         """Whether there is a block that is not its parameter as it lies."""
         self.size = stop
@@ -89,7 +93,7 @@ class RecordedParameters(Sequence[RecordedParameter]):
         self._shapes = [parameter.block_shape for parameter in self._all]
         self._matrices = np.array([_matrix_of(parameter) for parameter in self._all], dtype=np.int64).reshape(-1, 5)
         """As kernels.project_all takes them; addresses are filled in."""
-        self.scales = [1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all]
+        self.norm_factors = [1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all]
         """What makes norms of what was projected estimates of Frobenius norms."""
 
     def __getitem__(self, index: Any) -> Any:
@@ -100,6 +104,10 @@ class RecordedParameters(Sequence[RecordedParameter]):
 
     def __iter__(self) -> Iterator[RecordedParameter]:
         return iter(self._all)
+
+    def of_layer(self, layer: str) -> Sequence[tuple[int, RecordedParameter, Parameter]]:
+        """A layer's parameters, weights before biases: index, parameter, and its place in the layer."""
+        return self._of_layer.get(layer, ())
 
     @cached_property
     def spans(self) -> Sequence[slice]:

@@ -29,13 +29,14 @@ from dualform.record.metadata import Metadata
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.plan import Plan
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
-from dualform.record.ranks import Ranks
+from dualform.record.ranks import shard_of
 from dualform.record.recording import Recording
 from dualform.record.selection import select
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Collector, Step, StepRecord
 from dualform.record.taps import Tap
+from dualform.record.training_shard import TrainingShard
 from dualform.record.unwrapped import unwrapped, unwrapped_model
 from dualform.store.header import Header
 from dualform.store.probes import ProbeArrays
@@ -61,7 +62,7 @@ class Recorder:
         on_error: Literal["raise", "warn"] = "raise",
         sink: Callable[[Header], Sink] = Writer,
         rank: int = 0,
-        ranks: int | Ranks = 1,
+        ranks: int | TrainingShard = 1,
     ) -> None:
         """`layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
@@ -78,7 +79,8 @@ class Recorder:
 
         `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
         `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
-        Where something else than torch.distributed joins the processes, `ranks` is a `Ranks` over it.
+        Where something else than torch.distributed joins the processes, `ranks` is a TrainingShard
+        (training_shard.py), as a `Ranks` over it.
 
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded.
@@ -86,7 +88,7 @@ class Recorder:
         self.path = Path(path)
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
-        self._ranks = ranks if isinstance(ranks, Ranks) else Ranks.joined(rank, ranks)
+        self._ranks = shard_of(rank, ranks)
         if self._ranks is not None:
             self._ranks.check_folder(self.path)
             sink = self._ranks.writer if sink is Writer else sink

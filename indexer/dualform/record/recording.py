@@ -12,7 +12,6 @@ from functools import partial
 from dualform.errors import RecordingError
 from dualform.record.metadata import Columns
 from dualform.record.plan import Plan
-from dualform.record.ranks import UPDATES
 from dualform.record.sink import SinkThread
 from dualform.record.slots import SlotMaker, Slots
 from dualform.record.spaces import Spaces
@@ -20,6 +19,7 @@ from dualform.record.start import Start, layer_of
 from dualform.record.state import state_of
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
+from dualform.record.training_shard import UPDATES
 from dualform.record.updates import Updates
 from dualform.store.batch import Batch
 from dualform.store.header import Ending

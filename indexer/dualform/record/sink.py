@@ -81,8 +81,7 @@ class SinkThread:
             raise error
         if error is not None:
             raise RecordingError(
-                f"writing the memory failed: {type(error).__name__}: {error}.",
-                hint="What was committed before is safe; free the disk or mend the folder and record anew.",
+                f"writing the memory failed: {type(error).__name__}: {error}.", hint=_hint_of(error)
             ) from error
 
     def put(self, batch: Batch) -> None:
@@ -183,3 +182,11 @@ class SinkThread:
                 self._error = raised
                 self._changed.notify_all()
             return None
+
+
+def _hint_of(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return "What was committed before is safe; free the disk or mend the folder and record anew."
+    return (
+        "What was committed before is safe. The sink itself failed, not the disk: the error that it raised says where."
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isnan
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dualform.record.entry_gradients import EntryGradients
 from dualform.record.gradient_factor import Gradient, GradientFactors
 from dualform.record.image import Image
-from dualform.record.live_tensors import LiveTensors
-from dualform.record.optimizers import buffers_of, group_of, read_groups, rule_of, unscaling
+from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
+from dualform.record.pending_gradients import PendingGradients
 from dualform.record.projection import Doubles, surely_finite
-from dualform.record.ranks import Ranks
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
+from dualform.record.replacements import Replacements
 from dualform.record.taps import Tap
+from dualform.record.training_shard import TrainingShard
 from dualform.record.watch import Watch, roundoff
 from dualform.store.batch import Defect, Factor, ParameterGroup, StepLog, WatchLog
 from dualform.store.weights import Buffers
@@ -40,13 +39,13 @@ class Updates:
         initial: Mapping[str, NDArray[Any]] | None = None,
         buffers: Buffers | None = None,
         model: nn.Module | None = None,
-        ranks: Ranks | None = None,
+        ranks: TrainingShard | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
         slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
-        `model`: where another tensor may take a parameter's place. `ranks`: those whose gradients are averaged.
+        `model`: where another tensor may take a parameter's place. `ranks`: this process among those whose gradients are averaged.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._ranks = ranks
@@ -59,22 +58,18 @@ class Updates:
         self._parameters = RecordedParameters(valued, generator)
         self._factors = GradientFactors(self._parameters, generator) if valued else None
         self._watch: Watch | None = None
-        self._entries: EntryGradients | None = None
+        self._entries: RecordedEntries | None = None
         """Where the rule is watched through entries."""
         if valued and self._rule is not None and self._rule.commutes_with:
             image: Image = self._parameters
             if self._rule.commutes_with == "entries":
-                image = RecordedEntries(self._parameters, generator)
-                self._entries = EntryGradients(image)
+                image = self._entries = RecordedEntries(self._parameters, generator)
             self._watch = Watch(self._parameters, image, self._rule, initial or {}, buffers or {})
-        self._live = None if model is None else LiveTensors(model, (p.parameter for p in self._parameters))
-        self._tensors = [parameter.tensor for parameter in self._parameters]
-        """Those that stand in the parameters' places now."""
+        self._pending = PendingGradients(self._parameters, self._entries)
+        self._replacements = Replacements(self._parameters, model, optimizer, self._rule)
         self._joined: set[int] = set()
         """Parameters of layers that have slots, by index."""
         self._joined_names: set[str] = set()
-        self._buffers: list[Tensor | None] | None = None
-        """The optimizer's buffers as its last update left them."""
         self._unused: list[int] = []
         self._logs: list[StepLog] = []
         self._defects: list[Defect] = []
@@ -104,18 +99,13 @@ class Updates:
         self._unused.append(step)
         valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]
         others = [row for row in rows if row[0] not in self._valued or row[2] is None]
-        finite = self._factors is None or self._factors.add(step, valued, fresh)
-        if self._entries is not None:
-            self._entries.add(step, valued)
+        finite = self._factors is None or self._pending.add(step, valued, fresh)
         return finite and all(surely_finite(part) for row in others for part in row[1:] if part is not None)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
         self._unused = [other for other in self._unused if other != step]
-        if self._factors is not None:
-            self._factors.forget(step)
-        if self._entries is not None:
-            self._entries.forget(step)
+        self._pending.forget(step)
 
     def await_update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """A step ended without an update; one may follow until the next step begins."""
@@ -140,11 +130,9 @@ class Updates:
         self._follow(step)
         if self._factors is not None:
             if self._ranks is not None:
-                self._factors.pending = self._ranks.summed(self._factors.pending)
-                if self._entries is not None:
-                    self._entries.pending = self._ranks.summed(self._entries.pending)
+                self._pending.sum_over(self._ranks)
                 self.tell_parted(step)
-            gradient = self._factors.measure(frozenset(groups))
+            gradient = self._factors.measure(self._pending.steps, frozenset(groups))
             self._factors.renew()
             first = step if gradient.first_step is None else gradient.first_step
             own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
@@ -152,6 +140,7 @@ class Updates:
             factors = self._logged(own, applied.tolist(), gradient.residuals.tolist())
             self._tell_unexplained(step, gradient, dtypes)
             self._watch_update(step, gradient, applied, [settings[group] for group in own], own, dtypes)
+            self._pending.clear()
         self._unused = []
         self._logs.append(StepLog(step, True, first, settings, factors))
 
@@ -159,8 +148,7 @@ class Updates:
         """The optimizer has written the weights."""
         if self._watch is not None:
             self._watch.updated()
-        if self._rule is not None:
-            self._buffers = buffers_of(self._optimizer, self._rule, self._tensors)
+        self._replacements.updated()
 
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
@@ -188,20 +176,8 @@ class Updates:
 
     def _follow(self, step: int) -> None:
         """Look at the tensors that stand in the places of the recorded ones from now on."""
-        live = self._live
-        if live is None:
-            return
-        for index, parameter in enumerate(self._parameters):
-            if parameter.lost or not live.has(parameter.parameter):
-                continue
-            now = live.named(parameter.parameter)
-            if now is parameter.tensor and now.shape == parameter.shape:
-                continue
-            if now is None or now.shape != parameter.shape:
-                parameter.lost, what = True, "is no tensor of its shape any more"
-            else:
-                parameter.tensor, what = now, "was replaced by another tensor"
-                self._tensors[index] = now
+        for index, what in self._replacements.follow():
+            parameter = self._parameters[index]
             if self._watch is not None:
                 self._watch.follow(index)
             for layer in self._layers_of(parameter):
@@ -253,18 +229,18 @@ class Updates:
         dtypes: Mapping[str, torch.dtype],
     ) -> None:
         """The weights as they are before the update of `step`, and the update."""
-        if self._rule is not None:
-            self._tell_buffers(step, (*self._rule.buffers, *self._rule.statistics))
+        for parameter, what in self._replacements.of_buffers():
+            for layer in self._layers_of(parameter):
+                self.defect(step, layer, "buffer", f"{what} before step {step}")
         if self._watch is None:
             return
         self._watched += self._watch.observe(step - 1)
         own = zip(groups, (group.settings for group in settings), strict=True)
         known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
         error = [max([known[dtypes.get(layer)] for layer in p.layers]) for p in self._parameters]
-        sums, magnitudes = gradient.sums, gradient.scales
+        sums, magnitudes = gradient.sums, gradient.bounds
         if self._entries is not None:
-            taken = self._entries.take(gradient.first_step)
-            sums, magnitudes = taken.sums, taken.scales
+            sums, magnitudes = self._pending.entries_since(gradient.first_step)
         self._watch.advance(sums, magnitudes, factors, list(own), np.array(error))
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -275,21 +251,6 @@ class Updates:
             for layer in () if gradient.explained[index] else self._layers_of(parameter):
                 why = _why(residual, parameter.name, step, dtypes.get(layer))
                 self.defect(step, layer, "gradient", why)
-
-    def _tell_buffers(self, step: int, kinds: Sequence[str]) -> None:
-        """Note buffers that are not those that the last update left: an optimizer's state cleared or loaded."""
-        if self._buffers is None or self._rule is None:
-            return
-        now = buffers_of(self._optimizer, self._rule, self._tensors)
-        if all(map(is_, now, self._buffers)):
-            return
-        places = [(parameter, kind) for parameter in self._parameters for kind in kinds]
-        for (parameter, kind), buffer, before in zip(places, now, self._buffers, strict=True):
-            for layer in () if buffer is before else self._layers_of(parameter):
-                what = "cleared" if buffer is None else "replaced"
-                self.defect(
-                    step, layer, "buffer", f"the optimizer's {kind} of {parameter.name} was {what} before step {step}"
-                )
 
 
 def _why(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:

@@ -107,10 +107,10 @@ class Watch:
 
     def _log(self, step: int, index: int, squares: Sequence[float], noise: float) -> WatchLog:
         """Of one parameter, from squared norms of what was projected, as Parts.distances gives them."""
-        scale, rounding = self._image.scales[index], self._rounding[index]
+        norm, rounding = self._image.norm_factors[index], self._rounding[index]
         if self._due[index]:
-            self._floor[index] += min(rounding, _FLOAT32) ** 2 / 3 * scale * scale * squares[4]
-        one_step, accumulated, way, size = [scale * sqrt(square) for square in squares[:4]]
+            self._floor[index] += min(rounding, _FLOAT32) ** 2 / 3 * norm * norm * squares[4]
+        one_step, accumulated, way, size = [norm * sqrt(square) for square in squares[:4]]
         floor = sqrt(self._floor[index] + (_FLOAT64 * size) * (_FLOAT64 * size))
         noise = sqrt((rounding * size) * (rounding * size) / 3 + noise * noise)
         return WatchLog(step, self._parameters[index].name, one_step, accumulated, way, floor, noise)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.rules.update_rule import Doubles, Image, Scale, Settings, State, UpdateRule, setting
+from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule, setting
 
 
 class Adam(UpdateRule):
@@ -37,7 +37,7 @@ class Adam(UpdateRule):
     }
     buffers = ("exp_avg",)
     statistics = ("exp_avg_sq", "step")
-    commutes_with: Image = "entries"
+    commutes_with: ImageKind = "entries"
 
     def __init__(self, name: str, decoupled: bool) -> None:
         """`decoupled`: weight decay, of an optimizer whose groups do not say."""

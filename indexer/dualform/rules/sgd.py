@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dualform.rules.update_rule import Coefficients, Doubles, Image, LinearRule, Scale, Settings, State, Update
+from dualform.rules.update_rule import Coefficients, Doubles, ImageKind, LinearRule, Scale, Settings, State, Update
 
 _BUFFER = "momentum_buffer"
 
@@ -32,10 +32,13 @@ class SGD(LinearRule):
         "maximize": "BOOLEAN",
     }
     buffers = (_BUFFER,)
-    commutes_with: Image = "directions"
+    commutes_with: ImageKind = "directions"
 
     def keeps(self, settings: Settings) -> bool:
         return bool(settings["momentum"])
+
+    def error_settings(self, settings: Settings) -> Settings:
+        return {**settings, "maximize": False}
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         rate, momentum = settings["lr"], settings["momentum"]

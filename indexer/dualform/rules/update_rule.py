@@ -21,7 +21,8 @@ Doubles: TypeAlias = NDArray[np.float64]
 Arrays: TypeAlias = Mapping[str, Doubles]
 Settings: TypeAlias = Mapping[str, float | bool]
 """A parameter group's settings at one update, under the optimizer's own names."""
-Image: TypeAlias = Literal["directions", "entries", ""]
+ImageKind: TypeAlias = Literal["directions", "entries", ""]
+"""What numbers of a parameter are looked at in place of all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class UpdateRule(Protocol):
     """What the optimizer keeps of a parameter that is linear in its gradients, so that every slot has its share."""
     statistics: tuple[str, ...] = ()
     """What it keeps that belongs to the whole gradient."""
-    commutes_with: Image = ""
+    commutes_with: ImageKind = ""
     """What a parameter may be looked at through while training: "directions", W times a fixed matrix, for rules without
     a scale; "entries" for rules that treat each number of a parameter on its own; "" for those that need all of it."""
 
@@ -97,6 +98,12 @@ class UpdateRule(Protocol):
     def keeps(self, settings: Settings) -> bool:
         """Whether an update with these settings depends on what the updates before it left in the buffers."""
         return True
+
+    def error_settings(self, settings: Settings) -> Settings:
+        """The settings with which `advance` carries the size of a gradient's error, which has no sign: those that only
+        turn a gradient round are left out. Asked of rules that commute with directions.
+        """
+        return settings
 
     def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale | None:
         """What an update makes of the whole gradient; None where it is linear. `state`: before the update."""

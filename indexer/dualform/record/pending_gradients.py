@@ -1,0 +1,115 @@
+"""What the slots of recorded steps say the gradients are, held until an update uses them.
+
+Shapes: P numbers over all parameters along all directions (recorded_parameters.py); E recorded entries, none unless the
+rule is watched through entries (recorded_entries.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+from torch import Tensor
+
+from dualform.record.projection import DIRECTIONS, Doubles, Outer, full_precision
+from dualform.record.recorded_entries import RecordedEntries
+from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.training_shard import TrainingShard
+
+
+@dataclass(frozen=True, eq=False)
+class StepGradient:
+    """What the slots of one step say the gradient is."""
+
+    step: int
+    fresh: bool
+    """Whether gradients of earlier steps were gone when the first of this step's arrived."""
+    sums: Doubles
+    """float64[P]."""
+    bounds: Doubles
+    """float64[parameters]: bound on the magnitudes that were summed, for the rounding error."""
+    entries: Doubles
+    """float64[E]: of the recorded entries."""
+    magnitudes: Doubles
+    """float64[E]: the sum of the magnitudes of each entry's terms."""
+
+    @property
+    def numbers(self) -> Doubles:
+        """All of it, as processes add it up: the step is fresh where the last number of the sum is 0."""
+        return np.concatenate([self.sums, self.bounds, self.entries, self.magnitudes, [not self.fresh]])
+
+    def with_numbers(self, numbers: Doubles) -> StepGradient:
+        """The same step with other numbers."""
+        lengths = [len(self.sums), len(self.bounds), len(self.entries), len(self.magnitudes)]
+        *parts, stale = np.split(numbers, np.cumsum(lengths))
+        return StepGradient(self.step, not stale[0], *parts)
+
+
+class PendingGradients:
+    """Collects them step by step. Used on the training's own thread."""
+
+    def __init__(self, parameters: RecordedParameters, entries: RecordedEntries | None) -> None:
+        self._parameters, self._entries = parameters, entries
+        self.steps: list[StepGradient] = []
+
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]], fresh: bool) -> bool:
+        """Take one step's slots: keys, as their form has them, and error signals float32[n, d_out] of layers, which may
+        come several times.
+
+        False where the outcome is not finite: there is NaN or infinity in them, or a number that overflows.
+        """
+        count = 0 if self._entries is None else self._entries.size
+        sums, bounds = np.zeros(self._parameters.size), np.zeros(len(self._parameters))
+        entries, magnitudes = np.zeros(count), np.zeros(count)
+        for layer, keys, errors in rows:
+            self._add_rows(layer, keys, errors, sums, bounds)
+            if self._entries is not None:
+                self._entries.add_outer(layer, keys, errors, entries, magnitudes)
+        self.steps.append(StepGradient(step, fresh, sums, bounds, entries, magnitudes))
+        # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
+        return all(map(isfinite, bounds.tolist()))
+
+    def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, bounds: Doubles) -> None:
+        outer: Outer | None = None
+        form = self._parameters.forms[layer]
+        for index, parameter, place in self._parameters.of_layer(layer):
+            own_sums = sums[parameter.start : parameter.stop]
+            if parameter.directions is None:
+                summed, square = _summed(errors) if outer is None else (outer.summed, outer.errors_square)
+                own_sums += summed
+                bounds[index] += square**0.5 * float(len(errors)) ** 0.5
+                continue
+            found = form.add_outer(parameter.directions, keys, errors, place, own_sums)
+            bounds[index] += found.errors_square**0.5 * (found.keys_square / DIRECTIONS) ** 0.5
+            outer = outer if place.transposed else found
+
+    def forget(self, step: int) -> None:
+        """Take a step back."""
+        self.steps = [own for own in self.steps if own.step != step]
+
+    def clear(self) -> None:
+        """An update has used them."""
+        self.steps = []
+
+    def sum_over(self, shard: TrainingShard) -> None:
+        """Make them those of the slots of all processes; they stay as they are where the processes have parted."""
+        parts = [own.numbers for own in self.steps]
+        total = shard.summed(np.concatenate([np.zeros(0), *parts]), [len(parts), sum(own.step for own in self.steps)])
+        if total is not None and parts:
+            each = np.split(total, len(parts))
+            self.steps = [own.with_numbers(numbers) for own, numbers in zip(self.steps, each, strict=True)]
+
+    def entries_since(self, first_step: int | None) -> tuple[Doubles, Doubles]:
+        """float64[E] each: gradients and magnitudes of the entries, of the steps from there on; None for no steps."""
+        used = [own for own in self.steps if first_step is not None and own.step >= first_step]
+        zeros = np.zeros(0 if self._entries is None else self._entries.size)
+        return sum((own.entries for own in used), zeros), sum((own.magnitudes for own in used), zeros)
+
+
+def _summed(errors: Tensor) -> tuple[Doubles, float]:
+    """float64[d_out]: the sum of errors [n, d_out]; and that of their squares."""
+    with full_precision():
+        wide = errors.double()
+        return wide.sum(0).cpu().numpy(), float(wide.square().sum())

@@ -1,0 +1,70 @@
+"""What comes to stand in the places of recorded parameters and of the optimizer's buffers while a training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dualform.record.live_tensors import LiveTensors
+from dualform.record.optimizers import buffers_of
+from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
+from dualform.rules import UpdateRule
+
+
+class Replacements:
+    """Looks for tensors that are not those that were there before."""
+
+    def __init__(
+        self, parameters: RecordedParameters, model: nn.Module | None, optimizer: Optimizer, rule: UpdateRule | None
+    ) -> None:
+        """`model`: None where no other tensor may take a parameter's place; `rule`: says which buffers there are."""
+        self._parameters, self._optimizer, self._rule = parameters, optimizer, rule
+        self._live = None if model is None else LiveTensors(model, (p.parameter for p in parameters))
+        self._tensors = [parameter.tensor for parameter in parameters]
+        """Those that stand in the parameters' places now."""
+        self._buffers: list[Tensor | None] | None = None
+        """The optimizer's buffers as its last update left them."""
+
+    def follow(self) -> Sequence[tuple[int, str]]:
+        """Look at the tensors that stand in the places of the recorded ones from now on; returns, by the parameter's
+        index, what became of those that do not stand there any more.
+        """
+        live, found = self._live, list[tuple[int, str]]()
+        if live is None:
+            return found
+        for index, parameter in enumerate(self._parameters):
+            if parameter.lost or not live.has(parameter.parameter):
+                continue
+            now = live.named(parameter.parameter)
+            if now is parameter.tensor and now.shape == parameter.shape:
+                continue
+            if now is None or now.shape != parameter.shape:
+                parameter.lost, what = True, "is no tensor of its shape any more"
+            else:
+                parameter.tensor, what = now, "was replaced by another tensor"
+                self._tensors[index] = now
+            found.append((index, what))
+        return found
+
+    def updated(self) -> None:
+        """The optimizer has written the weights, and its buffers."""
+        if self._rule is not None:
+            self._buffers = buffers_of(self._optimizer, self._rule, self._tensors)
+
+    def of_buffers(self) -> Sequence[tuple[RecordedParameter, str]]:
+        """What became of buffers that are not those that the last update left, as where a state is cleared or loaded."""
+        if self._buffers is None or self._rule is None:
+            return []
+        now = buffers_of(self._optimizer, self._rule, self._tensors)
+        if all(map(is_, now, self._buffers)):
+            return []
+        kinds = (*self._rule.buffers, *self._rule.statistics)
+        places = [(parameter, kind) for parameter in self._parameters for kind in kinds]
+        return [
+            (parameter, f"the optimizer's {kind} of {parameter.name} was {'cleared' if buffer is None else 'replaced'}")
+            for (parameter, kind), buffer, before in zip(places, now, self._buffers, strict=True)
+            if buffer is not before
+        ]
