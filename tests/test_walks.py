@@ -1,54 +1,126 @@
-"""CONTRIBUTING's walk of a batch is the way that a batch takes: what runs is on it, and what is on it runs."""
+"""CONTRIBUTING's walk of a batch is the way that a batch takes: what runs is on it, and what is on it runs.
+
+Three trainings take it: a network of linear layers under SGD, an embedding's under AdamW, and two ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dualform import Recorder
 from dualform.store import writer
 from dualform.store.snapshot import Snapshot
+from tests.record.test_ranks import COUNT, Fleet
 from tests.walk import Trace, walk
 
 MOST_STOPS = 22
+RANKS = "record/ranks.py"
+"""The stop of trainings with several ranks alone."""
 WALK = walk("A batch's way")
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory) -> set[str]:
-    """The files that run from a step's beginning until its batch was journaled, committed and opened."""
-    path = tmp_path_factory.mktemp("walk") / "m"
+def linear() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def embedded() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3), nn.Flatten(0, 1))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def features(rows: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 4), torch.arange(rows) % 3
+
+
+def tokens(rows: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(7, (rows, 3)), torch.arange(3 * rows) % 3
+
+
+@contextmanager
+def tracing():
+    """A trace of everything, in which rows go to the journal at once."""
     with pytest.MonkeyPatch.context() as patch, Trace() as trace:
         patch.setattr(writer, "JOURNAL_SECONDS", 0.0)
+        yield trace
+
+
+def ran_alone(make: Callable, optimize: Callable, data: Callable, path: Path) -> set[str]:
+    """The files that run from a step's beginning until its batch was journaled, committed and opened."""
+    model = make()
+    optimizer = optimize(model)
+    with tracing() as trace:
         with Recorder(model, optimizer, path) as recorder:
-            step(recorder, model, optimizer, rows=6)
+            step(recorder, model, optimizer, *data(6))
             trace.on = True
-            step(recorder, model, optimizer, rows=5)  # another shape, so that it is aligned anew
+            step(recorder, model, optimizer, *data(5))  # another shape, so that it is aligned anew
             recorder.flush()
             Snapshot.open(path)
             trace.on = False
     return trace.ran
 
 
-def step(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:
-    x, y = torch.randn(rows, 4), torch.arange(rows) % 3
-    with recorder.step(label=y, sample=torch.arange(rows)):
+def ran_as_ranks(path: Path) -> set[str]:
+    """The same of two ranks, each of them a thread."""
+    fleet = Fleet(path, models=[linear() for _ in range(COUNT)])
+    with tracing() as trace:
+
+        def train(rank, model, optimizer, recorder):
+            for rows in (6, 5):
+                trace.on = rows == 5
+                step(recorder, model, optimizer, *features(rows), reduce=lambda: fleet.average(rank, model))
+            recorder.flush()
+            fleet.averaging.barrier.wait()
+            Snapshot.open(path)
+            fleet.averaging.barrier.wait()
+            trace.on = False
+
+        fleet.run(train)
+    return trace.ran
+
+
+def step(recorder, model, optimizer, x: Tensor, y: Tensor, reduce: Callable[[], None] = lambda: None) -> None:
+    with recorder.step(label=y[: len(x)], sample=torch.arange(len(x))):
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
+        reduce()
         optimizer.step()
 
 
-def test_everything_that_runs_is_a_stop_or_beside_the_way(ran):
-    assert WALK.unnamed(ran) == []
+TRAININGS = {
+    "linear layers under SGD": lambda path: ran_alone(linear, sgd, features, path),
+    "an embedding under AdamW": lambda path: ran_alone(embedded, adamw, tokens, path),
+    "two ranks": ran_as_ranks,
+}
 
 
-def test_every_stop_runs(ran):
-    assert [file for file in WALK.stops if file not in ran] == []
+@pytest.fixture(scope="module", params=TRAININGS)
+def training(request, tmp_path_factory) -> tuple[str, set[str]]:
+    return request.param, TRAININGS[request.param](tmp_path_factory.mktemp("walk") / "m")
+
+
+def test_everything_that_runs_is_a_stop_or_beside_the_way(training):
+    assert WALK.unnamed(training[1]) == []
+
+
+def test_every_stop_runs(training):
+    name, ran = training
+    assert [file for file in WALK.stops if file not in ran] == ([] if name == "two ranks" else [RANKS])
 
 
 def test_the_stops_are_few_and_none_stands_beside_the_way():
@@ -56,5 +128,11 @@ def test_the_stops_are_few_and_none_stands_beside_the_way():
     assert len({*WALK.stops, *WALK.beside}) == len(WALK.stops) + len(WALK.beside)
 
 
-def test_both_threads_are_traced(ran):
-    assert {"record/recorder.py", "record/sink.py", "store/journal.py", "store/shard.py"} <= ran
+def test_both_threads_are_traced(training):
+    assert {"record/recorder.py", "record/sink.py", "store/journal.py", "store/shard.py"} <= training[1]
+
+
+def test_the_kinds_of_layer_and_of_optimizer_are_traced(training):
+    name, ran = training
+    own = {"record/taps/embedding.py", "record/recorded_entries.py", "rules/adam.py"}
+    assert own & ran == (own if "AdamW" in name else set())

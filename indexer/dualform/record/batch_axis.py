@@ -43,8 +43,9 @@ class BatchAxis:
     def of_space(self, name: str, layers: Sequence[Tap]) -> Space:
         """A space of tokens that is seen for the first time, by its layers that see tokens."""
         said = self._metadata.batch_dim(name)
-        if any(tap.key_form.kind == "patches" for tap in layers):
-            return Space(name, tokens=True, routed=False, axis=0, said=True, fixed=True)
+        fixed = [tap.key_form.batch_axis for tap in layers if tap.key_form.batch_axis is not None]
+        if fixed:
+            return Space(name, tokens=True, routed=False, axis=fixed[0], said=True, fixed=True)
         if said is not None:
             return Space(name, tokens=True, routed=False, axis=said, said=True)
         axes = self._spaces.axes

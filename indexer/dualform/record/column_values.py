@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.store.tables import KINDS, SLOTS, duckdb_type
+from dualform.store.tables import COLUMNS_HOLD, KINDS, SLOTS, duckdb_type
 
 Array: TypeAlias = NDArray[Any]
 
@@ -80,9 +80,7 @@ def column_of(name: str, value: Any) -> Array:
         entry[missing] = None
     kind, stored = entry.dtype.kind, duckdb_type(entry)
     if stored is None or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
-        raise BadInput(
-            f"{name} holds {_said(entry)}.", hint="A column holds integers, floats, booleans or texts.", field=name
-        )
+        raise BadInput(f"{name} holds {_said(entry)}.", hint=f"A column holds {COLUMNS_HOLD}.", field=name)
     if name in _INTEGERS and kind not in "iu":
         raise BadInput(
             f"{name} holds {_said(entry)}.",

@@ -24,10 +24,18 @@ SLOTS_AT_ONCE = 1024
 class KeyForm:
     """Keys [..., d_in] become float32[n, d_in]."""
 
-    source: ClassVar[str] = "rows"
-    """The store's key source for them (store/sources/)."""
-    kind: ClassVar[str] = "rows"
-    """What its slots are: "rows" of a batch or of its tokens, "numbers" that may be shared by the batch, "patches"."""
+    space: ClassVar[str] = ""
+    """The space of its slots where the layers that share it are alike (`places`), each having one of its own where they
+    are not; empty where slots are rows of a batch or of its tokens.
+    """
+    batch_axis: ClassVar[int | None] = None
+    """Which axis of `leading` is the batch, whatever is said of it; None where it is to be found out."""
+    looks_up: ClassVar[bool] = False
+    """Whether keys may be none of the batch's rows (`shared`), and so tell nothing of how many rows it has."""
+
+    def source_of(self, dtype: torch.dtype) -> str:
+        """The store's key source for them (store/sources/); `dtype`: what the training computed the layer in."""
+        return "bfloat16" if dtype == torch.bfloat16 else "rows"
 
     @property
     def geometry(self) -> Mapping[str, tuple[int, ...]]:
@@ -36,7 +44,7 @@ class KeyForm:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The size of a convolution's output; empty where slots are no patches."""
+        """Of layers that share a `space`: the sizes that are the same of all of them, as those of an output."""
         return ()
 
     def begin(self) -> None:

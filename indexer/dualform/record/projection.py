@@ -12,20 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import isfinite
-from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform import kernels
 from dualform.kernels import DIRECTIONS
 from dualform.kernels.arguments import address
+from dualform.rules.update_rule import Doubles
 
 __all__ = ["DIRECTIONS", "Directions", "Doubles", "Parts", "full_precision", "surely_finite"]
-
-Doubles: TypeAlias = NDArray[np.float64]
 
 _AT_ONCE = 1 << 22
 """Numbers of a matrix that torch widens at once: the weights of a large layer would take gigabytes."""

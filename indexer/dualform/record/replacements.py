@@ -55,7 +55,7 @@ class Replacements:
             self._buffers = buffers_of(self._optimizer, self._rule, self._tensors)
 
     def of_buffers(self) -> Sequence[tuple[RecordedParameter, str]]:
-        """What became of buffers that are not those that the last update left, as where a state is cleared or loaded."""
+        """What became of buffers that are not those that the last update left: a state was cleared, or loaded."""
         if self._buffers is None or self._rule is None:
             return []
         now = buffers_of(self._optimizer, self._rule, self._tensors)

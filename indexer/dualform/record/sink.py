@@ -187,6 +187,4 @@ class SinkThread:
 def _hint_of(error: BaseException) -> str:
     if isinstance(error, OSError):
         return "What was committed before is safe; free the disk or mend the folder and record anew."
-    return (
-        "What was committed before is safe. The sink itself failed, not the disk: the error that it raised says where."
-    )
+    return "What was committed before is safe. It is no fault of the disk: see the error that this one came from."

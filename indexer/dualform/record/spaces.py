@@ -27,8 +27,6 @@ RESERVED = frozenset({"slots", "samples", "commits", *TABLES})
 """Names of tables and views of the store."""
 DEFAULTS = ("sample", "token")
 """Spaces of layers that no name was given for: of rows, and of tokens."""
-PATCHES = "patch"
-"""That of convolutions."""
 
 
 @dataclass
@@ -65,7 +63,9 @@ class Spaces:
         _check_patterns("routed", routed or (), layers)
         for space in (named or {}).values():
             _check_name(space)
-        _check_case([*DEFAULTS, PATCHES, *dict.fromkeys((named or {}).values())])
+        self._defaults = list(dict.fromkeys([*DEFAULTS, *(t.key_form.space for t in taps if t.key_form.space)]))
+        """Spaces of layers that no name was given for: of rows, of tokens, and of what a key form says."""
+        _check_case([*self._defaults, *dict.fromkeys((named or {}).values())])
         self._layers = layers
         self._routed = {name for name in layers if any(matches(name, pattern) for pattern in routed or ())}
         self._named = {
@@ -96,23 +96,24 @@ class Spaces:
         return self._named.get(layer) or ("token" if len(leading) > 1 else "sample")
 
     def meet(self, calls: Mapping[str, Sequence[Signal]]) -> None:
-        """Give spaces to layers that are called for the first time and whose slots are patches, or no rows of the
+        """Give spaces to layers that are called for the first time and whose slots are no tokens, or no rows of the
         batch; `calls` of a step by layer.
         """
         new = {name: own[0] for name, own in calls.items() if name not in self.layers and name not in self._named}
-        sizes = {name: signal.form.places for name, signal in new.items() if signal.form.kind == "patches"}
-        alike = len(set(sizes.values())) == 1 and PATCHES not in self.known
-        for name in sizes:
-            self._named[name] = PATCHES if alike else self._own_space(name)
-        seen = [signal for own in calls.values() for signal in own if signal.form.kind != "patches"]
+        for space in dict.fromkeys(signal.form.space for signal in new.values() if signal.form.space):
+            sizes = {name: signal.form.places for name, signal in new.items() if signal.form.space == space}
+            alike = len(set(sizes.values())) == 1 and space not in self.known
+            for name in sizes:
+                self._named[name] = space if alike else self._own_space(name)
+        seen = [signal for own in calls.values() for signal in own if not signal.form.space]
         for name, signal in new.items():
-            if signal.form.kind == "numbers" and self._is_shared(name, signal, seen):
+            if signal.form.looks_up and self._is_shared(name, signal, seen):
                 self._routed.add(name)
                 self._named[name] = self._own_space(name)
 
     def _is_shared(self, layer: str, signal: Signal, seen: Sequence[Signal]) -> bool:
         """Whether a call's slots are no rows of the batch, or cannot be told from such; `seen`: the step's calls."""
-        own, rows = signal.leading, {other.leading for other in seen if other.form.kind == "rows"}
+        own, rows = signal.leading, {other.leading for other in seen if not other.form.looks_up}
         if signal.form.shared(signal.keys, own):
             return True
         if len(own) > 1:
@@ -128,7 +129,7 @@ class Spaces:
         return doubtful or (bool(rows) and not any(own[0] == other[0] or own[0] == prod(other) for other in rows))
 
     def _own_space(self, layer: str) -> str:
-        return _legal(layer, {*DEFAULTS, PATCHES, *self._named.values()})
+        return _legal(layer, {*self._defaults, *self._named.values()})
 
     def check_names(self, spoken: Sequence[str]) -> None:
         """Raises BadInput for a name of a space that there is not."""

@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.record.blocks import name_alike
-from dualform.record.key_form import KeyForm
 from dualform.record.optimizers import buffers_of, rule_of, why_no_rule
 from dualform.record.state import arrays, state_of
 from dualform.record.taps import Tap
@@ -88,14 +87,10 @@ def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype
         d_in=tap.d_in,
         d_out=tap.d_out,
         parameters=tuple(tap.parameters),
-        source=_source(tap.key_form, dtype) if keys else "none",
+        source=tap.key_form.source_of(dtype) if keys else "none",
         repeats=repeats and keys,
         values=tap.values,
         dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
         reason=tap.why_no_values,
         geometry=tap.key_form.geometry if keys else {},
     )
-
-
-def _source(form: KeyForm, dtype: torch.dtype) -> str:
-    return "bfloat16" if form.source == "rows" and dtype == torch.bfloat16 else form.source

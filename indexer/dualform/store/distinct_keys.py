@@ -1,6 +1,6 @@
 """Which keys of a layer were stored before: inputs that repeat, epoch after epoch, are stored once.
 
-Shapes: m rows of a batch, each standing for P entries.
+Shapes: m rows of a batch.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ _MOST_REMEMBERED = 4_000_000
 
 
 class DistinctKeys:
-    """The rows of one layer's keys, and the row of each of its entries."""
+    """Knows the distinct keys of one layer by their digests."""
 
-    def __init__(self, per_row: int) -> None:
-        """`per_row`: P."""
-        self._within = np.arange(per_row)
+    def __init__(self) -> None:
         self._row_of_key: dict[bytes, int] = {}
         self._rows = 0
-        self._of_entries: list[NDArray[np.int64]] = []
 
-    def new_among(self, keys: NDArray[Any]) -> NDArray[Any]:
-        """Those of the keys [m, …] that were not seen before, bit for bit; notes the row of every entry's key."""
+    def rows_of(self, keys: NDArray[Any]) -> tuple[NDArray[np.int64], list[int]]:
+        """Which of the layer's stored rows each of the keys [m, …] is, bit for bit, int64[m]; and the places among
+        them of those that were not seen before, which are rows of their own from now on.
+        """
         new: list[int] = []
         of_row = []
         for place, digest in enumerate(map(xxhash.xxh3_128_digest, _contents(keys))):
@@ -38,16 +37,7 @@ class DistinctKeys:
                 if len(self._row_of_key) < _MOST_REMEMBERED:
                     self._row_of_key[digest] = row
             of_row.append(row)
-        rows = np.array(of_row, dtype=np.int64)
-        self._of_entries.append((rows[:, None] * len(self._within) + self._within).reshape(-1))
-        return keys if len(new) == len(keys) else keys[new]
-
-    def take(self) -> NDArray[np.int64] | None:
-        """The key row of each entry since the last call; None where there are none."""
-        if not self._of_entries:
-            return None
-        rows, self._of_entries = np.concatenate(self._of_entries), []
-        return rows
+        return np.array(of_row, dtype=np.int64), new
 
 
 def _contents(keys: NDArray[Any]) -> list[bytes]:

@@ -6,11 +6,12 @@ Shapes: H entries, n that are asked for.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+Integers: TypeAlias = NDArray[np.int64]
 
 
 class Entries:

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dualform.store.entries import Integers
 from dualform.store.lists import Lists
 from dualform.store.tables import EXTENTS
 
-Integers = NDArray[np.int64]
 FEW = 1 << 20
 """Slots up to which only their own extents are looked at."""
 PLAIN = tuple(name for name in EXTENTS if name not in ("row", "position"))

@@ -32,7 +32,7 @@ class Layer:
     parameters: tuple[Parameter, ...]
     """Weights in the order of their columns, then biases."""
     source: str = "rows"
-    """How its keys are stored, by a name of the table in sources/: "rows", as float32, or "none": keys=False."""
+    """How its keys are stored, by the name of a format of sources/; docs/format.md has a table of them."""
     repeats: bool = False
     """Whether the layer's inputs repeat (raw data), so that each distinct key is stored once."""
     values: bool = True

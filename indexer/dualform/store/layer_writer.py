@@ -25,12 +25,14 @@ class LayerWriter:
         """Raises BadInput for a layer whose keys its source cannot store."""
         self.layer = layer
         self.folder = shard_folder / "layers" / layer.folder
-        self._format, self._forms, self._per_row = layer.key_format, layer.key_format.forms, layer.key_format.per_row
+        self._format, self._forms = layer.key_format, layer.key_format.forms
         self._form = 0
         """Which of the forms takes keys until the next commit."""
         self._keys = RowsWriter(layer, "keys", self.folder, blocks)
         self._values = RowsWriter(layer, "values", self.folder, blocks)
-        self._distinct = DistinctKeys(self._per_row) if layer.repeats and layer.keys else None
+        self._distinct = DistinctKeys() if layer.repeats and layer.keys else None
+        self._key_rows: list[NDArray[np.int64]] = []
+        """Of a layer whose inputs repeat, the key row of each entry since they were last taken."""
         self._entries = 0
         self._ranges: list[list[int]] = []
         self._first_entry = 0
@@ -40,8 +42,9 @@ class LayerWriter:
 
         Raises BadInput where there are not as many rows as slots, or where they cannot be stored without loss.
         """
-        if self.layer.keys or rows.keys.ndim < 3:  # nobody knows the patches of feature maps that are not stored
-            self._check_count("keys", len(rows.keys) * self._per_row, rows.call, slots)
+        keys = self._format.count(rows.keys)
+        if keys is not None:
+            self._check_count("keys", keys, rows.call, slots)
         if rows.values is not None:
             self._check_count("values", len(rows.values), rows.call, slots)
         elif self.layer.values and self.layer.keys:
@@ -68,7 +71,9 @@ class LayerWriter:
     def _gather(self, rows: LayerRows) -> int:
         keys = self._accepted(rows.keys)
         if self._distinct:
-            keys = self._distinct.new_among(keys)
+            rows_of_keys, new = self._distinct.rows_of(keys)
+            self._key_rows.append(_entry_rows(rows_of_keys, self._format.per_row))
+            keys = keys if len(new) == len(keys) else keys[new]
         written = self._gather_keys(keys)
         if self.layer.values and rows.values is not None:
             written += self._values.append(rows.values, self.layer.value_form)
@@ -112,8 +117,13 @@ class LayerWriter:
 
     def take_key_rows(self) -> list[tuple[str, int, NDArray[np.int64]]]:
         """The row for the table `key_rows` since the last call: one, or none."""
-        rows = self._distinct.take() if self._distinct else None
-        if rows is None:
+        if not self._key_rows:
             return []
+        rows, self._key_rows = np.concatenate(self._key_rows), []
         first, self._first_entry = self._first_entry, self._entries
         return [(self.layer.name, first, rows)]
+
+
+def _entry_rows(rows: NDArray[np.int64], per_row: int) -> NDArray[np.int64]:
+    """int64[n]: the key row of each entry, of which a stored row stands for `per_row`."""
+    return (rows[:, None] * per_row + np.arange(per_row)).reshape(-1)

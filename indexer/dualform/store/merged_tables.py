@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from dualform.store.entries import Entries
+from dualform.store.entries import Entries, Integers
 from dualform.store.shard_tables import Tables, listed_key_rows, taken, whole
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
 
-Integers = NDArray[np.int64]
 _FROM_ALL = ("defects", "digests")
 
 

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from dualform.store.entries import Integers
 from dualform.store.shard_tables import Tables, taken
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
 
 RUN = "run"
 """The column of `samples` that names a datapoint's run, where the training recorded none of that name."""
 _STEPS = ("step", "first_step")
-Integers = NDArray[np.int64]
 
 
 class RunTables(Tables):

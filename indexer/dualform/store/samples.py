@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.store.extents import Integers
+from dualform.store.entries import Integers
 from dualform.store.shard_tables import Tables
 
 TABLE = "samples"

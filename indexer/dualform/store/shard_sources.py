@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -20,7 +20,7 @@ from dualform.store.sources.held_rows import HeldRows
 from dualform.store.sources.key_source import KeySource, StoredRows
 from dualform.store.sources.segment_rows import SegmentRows
 
-Sources = dict[tuple[str, str], list[KeySource]]
+Sources: TypeAlias = Mapping[tuple[str, str], Sequence[KeySource]]
 """Where rows come from, in order, by (layer, "keys" or "values")."""
 
 
@@ -32,7 +32,7 @@ def sources_of_shard(
     Raises Damaged, naming the file, for what no source of the layer can have written.
     """
     layers = {layer.name: layer for layer in manifest.layers}
-    found: Sources = {}
+    found: dict[tuple[str, str], list[KeySource]] = {}
     for row in whole(tables, "segments").to_pylist():
         layer, kind = layers[row["layer"]], row["kind"]
         segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
@@ -78,7 +78,7 @@ def _source(layer: Layer, kind: str, stored: StoredRows) -> KeySource:
 
 def stacked(parts: Sequence[Mapping[tuple[str, str], Sequence[KeySource]]]) -> Sources:
     """The sources of several parts, each numbering its rows behind those of the parts before it."""
-    found: Sources = {}
+    found: dict[tuple[str, str], list[KeySource]] = {}
     for key in dict.fromkeys(key for own in parts for key in own):
         before = 0
         for own in parts:

@@ -17,9 +17,9 @@ from typing import Protocol, TypeAlias
 import duckdb
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dualform.errors import Damaged, DualformError
+from dualform.store.entries import Integers
 from dualform.store.manifest import TableMark
 from dualform.store.shard import opened
 from dualform.store.tables import ColumnTypes, arrow_type, quoted, running_digest
@@ -28,7 +28,6 @@ _PAGE = 4096
 """Bytes; the header and the blocks of a DuckDB file are multiples of it."""
 _MOST_LINKS = 16
 """Parts of columns that are held for the next look-up."""
-Integers: TypeAlias = NDArray[np.int64]
 Commits: TypeAlias = dict[tuple[str, str], list[tuple[int, str]]]
 """(rows, digest) of each link of a column's chain of digests, by table and column: a commit adds one, or several to
 a list column of many entries."""

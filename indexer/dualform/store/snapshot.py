@@ -7,7 +7,7 @@ are compared by their running digest and segments by the checksum of each block,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,12 @@ from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, OrderedRows, Rows
 from dualform.store.samples import Samples, as_numpy
 from dualform.store.segment_cache import SegmentCache
+from dualform.store.shard_sources import Sources
 from dualform.store.shard_tables import Tables, whole
-from dualform.store.sources.key_source import KeySource
 from dualform.store.space import Space
 from dualform.store.weights import read_buffers, read_weights
 
 __all__ = ["Snapshot", "as_numpy"]
-
-Sources = Mapping[tuple[str, str], Sequence[KeySource]]
-"""Where rows come from, in order, by (layer, "keys" or "values")."""
 
 
 class Snapshot:

@@ -130,6 +130,8 @@ KINDS: Mapping[str, Kind] = {
     "BLOB": Kind(pa.binary(), np.dtype(np.object_)),
 }
 """By DuckDB type."""
+COLUMNS_HOLD = "integers, floats, booleans or texts"
+"""What a column of the user's may hold, in words: the kinds that have letters."""
 _OF_LETTER = {letter: name for name, kind in KINDS.items() for letter in kind.letters}
 
 

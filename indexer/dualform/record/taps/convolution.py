@@ -61,14 +61,17 @@ class TappedConv2d(ModuleTap, module_type=nn.Conv2d):
 class FeatureMaps(KeyForm):
     """Keys [B, C, H, W] stay what they are, float32: the patches of each are P slots."""
 
-    source = "patches"
-    kind = "patches"
+    space = "patch"
+    batch_axis = 0
 
     def __init__(
         self, kernel: tuple[int, ...], stride: tuple[int, ...], padding: Sequence[int | str], dilation: tuple[int, ...]
     ) -> None:
         self._sizes = {"kernel": kernel, "stride": stride, "padding": tuple(map(int, padding)), "dilation": dilation}
         self._shape: tuple[int, ...] = ()
+
+    def source_of(self, dtype: torch.dtype) -> str:
+        return "patches"
 
     @property
     def geometry(self) -> Mapping[str, tuple[int, ...]]:

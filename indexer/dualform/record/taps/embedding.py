@@ -58,11 +58,13 @@ class TappedEmbedding(ModuleTap, module_type=nn.Embedding):
 class RowNumbers(KeyForm):
     """Keys [...] of integers become int64[n]."""
 
-    source = "row numbers"
-    kind = "numbers"
+    looks_up = True
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
+
+    def source_of(self, dtype: torch.dtype) -> str:
+        return "row numbers"
 
     def leading(self, key: Tensor) -> tuple[int, ...]:
         return tuple(key.shape) or (1,)

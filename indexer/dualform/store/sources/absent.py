@@ -12,12 +12,16 @@ from dualform.store.sources.key_format import KeyFormat
 from dualform.store.sources.key_source import KeySource, StoredRows
 
 
-class Absent(KeyFormat):
+class Absent(KeyFormat, source="none"):
     """It has no forms: nobody asks it for more."""
 
     @property
     def forms(self) -> Sequence[MatrixForm]:
         return ()
+
+    def count(self, keys: NDArray[Any]) -> int | None:
+        """Of feature maps, nobody knows the patches."""
+        return len(keys) if keys.ndim < 3 else None
 
     def accepted(self, keys: NDArray[Any]) -> NDArray[Any]:
         raise ValueError("it was to be recorded without keys.")

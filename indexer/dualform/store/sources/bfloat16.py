@@ -20,7 +20,7 @@ from dualform.store.sources.made_rows import MadeRows
 _BITS = 16
 
 
-class Bfloat16(KeyFormat):
+class Bfloat16(KeyFormat, source="bfloat16"):
     """Handed over as float32[n, d_in], stored as uint16[n, d_in]; as float32 from where it would lose a bit."""
 
     @property

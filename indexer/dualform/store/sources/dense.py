@@ -13,7 +13,7 @@ from dualform.store.sources.key_format import KeyFormat, float32_rows
 from dualform.store.sources.key_source import KeySource, StoredRows
 
 
-class Dense(KeyFormat):
+class Dense(KeyFormat, source="rows"):
     """Handed over and stored as float32[n, d_in]."""
 
     @property

@@ -20,10 +20,17 @@ Geometry = Mapping[str, tuple[int, ...]]
 
 
 class KeyFormat(ABC):
-    """A new way to store keys is a file with a subclass, and a line in the table of `dualform.store.sources`."""
+    """A new way to store keys is a file with a subclass, which says the name that the manifest has for it."""
+
+    named: ClassVar[dict[str, type[KeyFormat]]] = {}
+    """All of them."""
 
     geometry_names: ClassVar[frozenset[str]] = frozenset()
     """What has to stand in a layer's geometry."""
+
+    def __init_subclass__(cls, *, source: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        KeyFormat.named[source] = cls
 
     def __init__(self, d_in: int, geometry: Geometry) -> None:
         """Raises ValueError, saying why, for a layer whose keys have no such form."""
@@ -36,6 +43,10 @@ class KeyFormat(ABC):
     def per_row(self) -> int:
         """P: entries, consecutive ones, that a stored row stands for."""
         return 1
+
+    def count(self, keys: NDArray[Any]) -> int | None:
+        """n, of the keys of a batch as they are handed over; None where nobody knows."""
+        return len(keys) * self.per_row
 
     @property
     @abstractmethod

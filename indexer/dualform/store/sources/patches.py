@@ -90,7 +90,7 @@ class Unfolding:
         return found.reshape(len(number), self.width)
 
 
-class Patches(KeyFormat):
+class Patches(KeyFormat, source="patches"):
     """Handed over and stored as float32[m, C, *size]; a row stands for P entries."""
 
     geometry_names = frozenset({"shape", "kernel", "stride", "padding", "dilation"})

@@ -14,7 +14,7 @@ from dualform.store.sources.key_source import KeySource, StoredRows
 from dualform.store.sources.made_rows import MadeRows
 
 
-class RowNumbers(KeyFormat):
+class RowNumbers(KeyFormat, source="row numbers"):
     """Handed over as integers[n] from 0 to d_in - 1, stored as uint32[n]."""
 
     def __init__(self, d_in: int, geometry: Geometry) -> None:
