@@ -64,14 +64,13 @@ def ran_alone(make: Callable, optimize: Callable, data: Callable, path: Path) ->
     """The files that run from a step's beginning until its batch was journaled, committed and opened."""
     model = make()
     optimizer = optimize(model)
-    with tracing() as trace:
-        with Recorder(model, optimizer, path) as recorder:
-            step(recorder, model, optimizer, *data(6))
-            trace.on = True
-            step(recorder, model, optimizer, *data(5))  # another shape, so that it is aligned anew
-            recorder.flush()
-            Snapshot.open(path)
-            trace.on = False
+    with tracing() as trace, Recorder(model, optimizer, path) as recorder:
+        step(recorder, model, optimizer, *data(6))
+        trace.on = True
+        step(recorder, model, optimizer, *data(5))  # another shape, so that it is aligned anew
+        recorder.flush()
+        Snapshot.open(path)
+        trace.on = False
     return trace.ran
 
 

@@ -126,3 +126,23 @@ def test_a_sink_that_cannot_be_made_leaves_no_thread():
     with pytest.raises(RecordingError, match=r"^made up\.$"):
         SinkThread(fail)
     assert "dualform-writer" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize(
+    ("raised", "hint"),
+    [
+        (OSError("full"), "free the disk or mend the folder and record anew."),
+        (AssertionError("a fault"), "It is no fault of the disk: see the error that this one came from."),
+    ],
+)
+def test_the_disk_is_blamed_for_its_own_errors_alone(raised, hint):
+    def append(batch):
+        raise raised
+
+    thread = SinkThread(lambda: Noted(append=append))
+    thread.put(batch(0))
+    with pytest.raises(RecordingError) as caught:
+        thread.close(Ending())
+    assert str(caught.value).startswith(f"writing the memory failed: {type(raised).__name__}: {raised}.")
+    assert str(caught.value).endswith(hint)
+    assert caught.value.__cause__ is raised

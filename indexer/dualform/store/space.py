@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.store.extents import PLAIN, Extents, Integers, Places
+from dualform.store.entries import Integers
+from dualform.store.extents import PLAIN, Extents, Places
 from dualform.store.lists import Lists
 from dualform.store.samples import Samples, as_numpy
 from dualform.store.shard_tables import Tables, whole
