@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, pad, unfold
 
 import dualform
-from dualform.errors import BadInput
+from dualform.errors import BadInput, RecordingError
 from dualform.record.taps import convolution
 
 from .test_blocks import assert_exact, assert_live
@@ -95,19 +95,87 @@ def test_groups_are_not_recorded(tmp_path):
     assert made.skipped == {"second": "its channels are convolved in 5 groups"}
 
 
-def test_feature_maps_of_another_size_part(tmp_path):
-    model = Network()
+def train_on_sizes(model, path, sizes, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for size in (7, 7, 9):
+    with dualform.Recorder(model, optimizer, path, **options) as recorder:
+        for size in sizes:
             with recorder.step(sample=np.arange(B)):
                 optimizer.zero_grad()
                 model(torch.randn(B, 2, size, size)).square().sum().backward()
                 optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"values": False}, {"keys": False}], ids=["", "no values", "no keys"])
+def test_feature_maps_of_another_size_part(tmp_path, options):
+    with pytest.warns(RuntimeWarning, match="The slots of that call are not recorded") as warned:
+        train_on_sizes(Network(), tmp_path / "m", (7, 7, 9), **options)
+    layers = sorted(str(warning.message).split("'")[1] for warning in warned)
+    assert layers == ["first", "second"]
     with dualform.open(tmp_path / "m") as memory:
         found = {layer.name: layer.grade for layer in memory.info().layers}
-        assert {name: grade.name for name, grade in found.items()} == {"first": "off", "second": "off", "head": "exact"}
+        names = {name: grade.name for name, grade in found.items()}
+        if options:
+            assert names == dict.fromkeys(found, "scores only")
+        else:
+            assert names == {"first": "off", "second": "off", "head": "exact"}
         assert "feature maps of [2, 9, 9]" in found["first"].reason
+        assert "feature maps" not in found["head"].reason
+
+
+class Twice(nn.Module):
+    """One convolution on maps of two sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 5, 3)
+
+    def forward(self, x):
+        return self.first(x).mean((2, 3)) + self.first(x[:, :, ::2, ::2]).mean((2, 3))
+
+
+def test_two_sizes_in_the_first_step_are_refused(tmp_path):
+    with pytest.raises(RecordingError, match=r"^layer 'first' took feature maps of \[2, 9, 9\] to 5 at step 0"):
+        train_on_sizes(Twice(), tmp_path / "m", (9,))
+    assert not (tmp_path / "m").exists()
+
+
+class TimeFirst(nn.Module):
+    """Patches become tokens with time first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.tokens, self.head = nn.Conv2d(2, 5, 3), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        self.seen = self.patches(x).flatten(2).permute(2, 0, 1)
+        return self.head(torch.tanh(self.tokens(self.seen)).mean(0))
+
+
+def train_time_first(model, path, **said):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    y = torch.tensor([0, 1, 2, 2])
+    with (
+        dualform.Recorder(model, optimizer, path, spaces={"patches": "token"}) as recorder,
+        recorder.step(label=y, **said),
+    ):
+        cross_entropy(model(torch.randn(4, 2, 4, 4)), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("said", [1, {"tokens": 1}, {"token": 1}], ids=str)
+def test_the_batch_axis_of_tokens_beside_patches_is_heard(tmp_path, said):
+    model = TimeFirst()
+    train_time_first(model, tmp_path / "m", batch_dim=said)
+    with dualform.open(tmp_path / "m") as memory:
+        keys = model.seen.detach().transpose(0, 1).flatten(0, 1).numpy()
+        np.testing.assert_array_equal(memory.keys("tokens"), keys)
+        assert_exact(memory, ["patches", "tokens", "head"])
+
+
+def test_a_square_batch_of_tokens_beside_patches_is_refused(tmp_path):
+    with pytest.raises(RecordingError, match=r"^which axis of \[4, 4\] is the batch cannot be seen: it is square\."):
+        train_time_first(TimeFirst(), tmp_path / "m")
 
 
 def test_a_mask_of_tokens_does_not_leave_out_patches(tmp_path):

@@ -297,6 +297,7 @@ def test_a_probe_by_name(tmp_path):
     np.testing.assert_allclose(outputs, model(left, right).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:layer '[24]' took")
 def test_weights_of_another_shape_are_a_defect(tmp_path):
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -15,8 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import dualform
-from dualform.errors import AlreadyExists, BadInput, RecordingError
+from dualform.errors import AlreadyExists, BadInput, NotAMemory, RecordingError
 from dualform.record import ranks as ranks_file
+from dualform.record.placement import Placement
 from dualform.record.ranks import Ranks
 from dualform.record.recorder import Recorder
 from dualform.store.header import Header
@@ -296,8 +297,9 @@ def process(rank, port, path):
                 optimizer.zero_grad()
                 cross_entropy(model(x), y).backward()
                 optimizer.step()
-    distributed.barrier()
-    distributed.destroy_process_group()
+        # Inside: the recorder's own group goes with all others.
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 def test_distributed_data_parallel(tmp_path):
@@ -319,3 +321,75 @@ def test_distributed_data_parallel(tmp_path):
     check_memory_of_ranks(memory)
     factors = np.asarray(Snapshot.open(tmp_path / "m").table("factors")["factor"])
     np.testing.assert_allclose(factors, np.full(STEPS * 4, 1 / COUNT), rtol=1e-5)
+
+
+class Numbered(nn.Module):
+    """Rows of an embedding, which are looked up by the numbers of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.head = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+    def forward(self, numbers):
+        return self.head(torch.tanh(self.rows(numbers)))
+
+
+def train_numbered(fleet, first=None):
+    """The first batch of rank 0 is `first`."""
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(4):
+            numbers = torch.randint(20, (ROWS,), generator=torch.Generator().manual_seed(10 * step + rank))
+            numbers = first if first is not None and (rank, step) == (0, 0) else numbers
+            one_step(fleet, rank, model, optimizer, recorder, numbers, data(rank, step)[1])
+
+    return train
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_ranks_that_choose_other_spaces_are_refused_at_the_first_step(tmp_path):
+    fleet = Fleet(tmp_path / "m", models=[Numbered() for _ in range(COUNT)])
+    with pytest.raises(RecordingError) as caught:
+        fleet.run(train_numbered(fleet, torch.arange(ROWS)))
+    assert str(caught.value).startswith("layer 'rows' is in another space on one rank than on another, or has its ")
+    assert str(caught.value).endswith(
+        "Say on every rank where it is: spaces={'rows': …}, and batch_dim= in recorder.step."
+    )
+    assert len(fleet.errors) == COUNT
+    assert not (tmp_path / "m").exists()
+
+
+def test_ranks_that_are_told_the_space_are_one_memory(tmp_path):
+    fleet = Fleet(tmp_path / "m", models=[Numbered() for _ in range(COUNT)])
+    fleet.run(train_numbered(fleet, torch.arange(ROWS)), spaces={"rows": "sample"})
+    memory = dualform.open(tmp_path / "m")
+    assert memory.keys("rows").shape == (4 * COUNT * ROWS, 20)
+    assert all(certificate.exact for certificate in memory.verify().values())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_shards_that_have_a_layer_in_other_spaces_are_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(Placement, "check", lambda *_: None)
+    fleet = Fleet(tmp_path / "m", models=[Numbered() for _ in range(COUNT)])
+    fleet.run(train_numbered(fleet, torch.arange(ROWS)))
+    with pytest.raises(NotAMemory) as caught:
+        dualform.open(tmp_path / "m")
+    assert str(caught.value) == (
+        f"{tmp_path / 'm'} is not one memory: layer 'rows' is in space 'rows' in shard-00000, and in 'sample' in "
+        "shard-00001. Record anew, with spaces={'rows': …} on every rank."
+    )
+
+
+class Gone(Seat):
+    def close(self):
+        raise ValueError("the group is gone")
+
+
+def test_an_exchange_that_cannot_be_left_costs_nothing_of_the_record(tmp_path):
+    fleet = Fleet(tmp_path / "m")
+    fleet.seats = [Gone(seat.table, seat.rank) for seat in fleet.seats]
+    with pytest.warns(RuntimeWarning, match="^Leaving the other processes failed: the group is gone$"):
+        fleet.run(lambda rank, *own: one_step(fleet, rank, *own, *data(rank, 0)))
+    memory = dualform.open(tmp_path / "m")
+    assert all(certificate.exact for certificate in memory.verify().values())

@@ -113,3 +113,39 @@ def test_a_scaler_that_skips_an_update_under_autocast(tmp_path):
     factors = [log.factors[0].factor for log in sink.logs.values() if log.updated]
     assert factors == pytest.approx([1 / 64] * 3 + [1 / 32] * 4, rel=1e-2)
     assert max(rows[-1].accumulated / rows[-1].way for rows in sink.watch.values()) < 5e-3
+
+
+def test_a_gradient_that_is_rounding_has_the_factor_of_its_layer(tmp_path):
+    """The bias before a BatchNorm: what the batch's mean takes away cancels in its gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder:
+        for step, (x, y) in enumerate(batches(12)):
+            with opened.recorder.step():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                for parameter in model.parameters():
+                    parameter.grad *= 0.5 if step % 2 else 1.0
+                optimizer.step()
+    assert opened.sink.defects == []
+    for step, log in opened.sink.logs.items():
+        found = {factor.parameter: factor.factor for factor in log.factors}
+        assert sorted(found) == ["0.bias", "0.weight", "3.bias", "3.weight"]
+        assert list(found.values()) == pytest.approx([0.5 if step % 2 else 1.0] * 4, rel=1e-4)
+
+
+def test_a_gradient_that_was_set_to_zero_keeps_its_factor(tmp_path):
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder:
+        for x, y in batches(3):
+            with opened.recorder.step():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                model[0].bias.grad.zero_()
+                optimizer.step()
+    for log in opened.sink.logs.values():
+        assert {factor.parameter: factor.factor for factor in log.factors}["0.bias"] == 0.0

@@ -12,7 +12,7 @@ from math import prod
 from dualform.errors import RecordingError
 from dualform.record.batch_axis import BatchAxis
 from dualform.record.shape import Shape, misfit, oblong, square, turned
-from dualform.record.spaces import Space, Spaces
+from dualform.record.spaces import Space, Spaces, lost_call
 from dualform.record.step_record import Signal, StepRecord
 from dualform.record.taps import Tap
 
@@ -68,8 +68,7 @@ class Aligner:
         del self._calls[tap.name][call]
         self._fitted.get(tap.name, {}).pop(call, None)
         self._parted.setdefault(tap.name, reason)
-        lost = f"{reason}. The slots of that call are not recorded, and scores of layer {tap.name!r} lack them"
-        self._spaces.warn_once(f"layer {tap.name}", f"{lost}, here and wherever it happens again. {hint}")
+        self._spaces.warn_once(f"layer {tap.name}", f"{lost_call(tap.name, reason)} {hint}")
 
     def _check_ranks(self) -> None:
         for tap in self._taps:

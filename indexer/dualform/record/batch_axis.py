@@ -42,18 +42,18 @@ class BatchAxis:
 
     def of_space(self, name: str, layers: Sequence[Tap]) -> Space:
         """A space of tokens that is seen for the first time, by its layers that see tokens."""
+        if all(tap.key_form.batch_axis is not None for tap in layers):
+            return Space(name, tokens=True, routed=False, axis=layers[0].key_form.batch_axis, fixed=True)
         said = self._metadata.batch_dim(name)
-        fixed = [tap.key_form.batch_axis for tap in layers if tap.key_form.batch_axis is not None]
-        if fixed:
-            return Space(name, tokens=True, routed=False, axis=fixed[0], said=True, fixed=True)
         if said is not None:
             return Space(name, tokens=True, routed=False, axis=said, said=True)
         axes = self._spaces.axes
         told = [tap for tap in layers if tap.batch_dim is not None and tap.name not in axes]
         if told:
             return Space(name, tokens=True, routed=False, axis=told[0].batch_dim, teller=told[0].name)
-        own = {axes.get(tap.name) for tap in layers}
-        return Space(name, tokens=True, routed=False, axis=own.pop() if len(own) == 1 else None)
+        own = [axes[tap.name] for tap in layers if tap.name in axes]
+        # Where layers differ, one that joins them later is to tell its axis, as where it is the second of all.
+        return Space(name, tokens=True, routed=False, axis=max(own) if len(own) == len(layers) else None)
 
     def contradiction(self, tap: Tap, space: Space) -> tuple[str, str] | None:
         """Why a layer that knows its axis cannot be in its space, and what helps; None where it can."""
@@ -81,7 +81,7 @@ class BatchAxis:
 
     def known(self, tap: Tap, space: Space, calls: Mapping[int, Signal]) -> bool:
         """Whether a layer's axis is beyond doubt before anything is seen of this step."""
-        if not space.tokens or not space.axis or space.said:
+        if not space.tokens or space.said or not (space.axis or space.fixed):
             return True
         own = tap.batch_dim is not None or tap.name in self._spaces.axes or tap.name in self._spaces.shown
         return own or all(len(signal.leading) == 1 for signal in calls.values())

@@ -25,6 +25,10 @@ from dualform.store.batch import TOLERANCE
 
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
+_LOOSE = _ROUNDING / TOLERANCE
+"""A gradient that is no larger, of the same multiple, may be rounding to a part in TOLERANCE: so may be its factor."""
+_LARGEST = 8
+"""How many parameters of other layers are looked at for a factor."""
 _FEW = 8
 """A weight with fewer outputs is compared along all directions: one number alone is parallel to any other."""
 _AS_GOOD = 1.5
@@ -71,6 +75,8 @@ class GradientFactors:
         )
         self._single = _single_numbers(parameters)
         """A parameter of one number -> the one whose factor it must have: one number is parallel to any other."""
+        self._mates = _mates(parameters)
+        """Of each parameter those whose factor it has where its gradient may be rounding alone, the best first."""
         self._along = generator.standard_normal(DIRECTIONS)
 
     def renew(self) -> None:
@@ -121,7 +127,11 @@ class GradientFactors:
 
     def _compare(self, applied: Doubles, recorded: Doubles, bounds: Doubles, present: NDArray[np.bool_]) -> _Fit:
         """Of float64[P]. In plain numbers: most networks have few parameters, and arrays of few numbers are slow."""
-        fits = list(map(_fit, self._parts.compare(applied, recorded, self._along), bounds.tolist()))
+        compared = self._parts.compare(applied, recorded, self._along)
+        fits = list(map(_fit, compared, bounds.tolist()))
+        loose = list(map(_is_loose, compared, bounds.tolist()))
+        if True in loose:
+            self._hold_loose(fits, loose, applied, recorded, bounds, present)
         for index, mate in self._single.items():
             if present[index] and present[mate]:
                 part = slice(self._parameters[index].start, self._parameters[index].stop)
@@ -130,14 +140,42 @@ class GradientFactors:
         error = (sum([residual * residual for residual in residuals]) / max(1, int(present.sum()))) ** 0.5
         return _Fit(np.array([factor for factor, _ in fits]), np.array(residuals), error)
 
+    def _hold_loose(
+        self,
+        fits: list[tuple[float, float]],
+        loose: Sequence[bool],
+        applied: Doubles,
+        recorded: Doubles,
+        bounds: Doubles,
+        present: NDArray[np.bool_],
+    ) -> None:
+        """A sum that cancels, as the gradient of a bias before a BatchNorm, is rounding, and so is a factor fitted to
+        it: it has that of another parameter wherever that one explains it as well.
+        """
+        there = present.tolist()
+        firm = [on and not own and fit[1] <= TOLERANCE for fit, own, on in zip(fits, loose, there, strict=True)]
+        for index in [i for i, own in enumerate(loose) if own and there[i]]:
+            mate = next((other for other in self._mates[index] if firm[other]), None)
+            if mate is None:
+                continue
+            part = slice(self._parameters[index].start, self._parameters[index].stop)
+            held = _held_to(fits[mate][0], applied[part], recorded[part], float(bounds[index]))
+            fits[index] = held if held[1] <= TOLERANCE else fits[index]
+
 
 def _fit(compared: Sequence[float], bound: float) -> tuple[float, float]:
     """Factor and residual of one parameter; 1 and 1 where one of them is not finite."""
     factor, size, left = compared
     # What rounding can account for is no gap, however small the gradient came out.
-    allowed = sqrt(size) + _ROUNDING / TOLERANCE * abs(factor) * bound
+    allowed = sqrt(size) + _LOOSE * abs(factor) * bound
     residual = (sqrt(left) / allowed if allowed else inf) if left > 0 else left
     return (factor, residual) if isfinite(factor) and isfinite(residual) else (1.0, 1.0)
+
+
+def _is_loose(compared: Sequence[float], bound: float) -> bool:
+    """Whether rounding may move the factor of one parameter by more than TOLERANCE."""
+    factor, size, left = compared
+    return bound > 0 and (size <= (_LOOSE * factor * bound) ** 2 or left > TOLERANCE * TOLERANCE * size)
 
 
 def _held_to(factor: float, applied: Doubles, recorded: Doubles, bound: float) -> tuple[float, float]:
@@ -145,6 +183,18 @@ def _held_to(factor: float, applied: Doubles, recorded: Doubles, bound: float) -
     with np.errstate(all="ignore"):
         left = float(np.square(applied - factor * recorded).sum())
         return _fit((factor, float(np.square(applied).sum()), left), bound)
+
+
+def _mates(parameters: RecordedParameters) -> list[list[int]]:
+    """Of each parameter others of more than one number: those of its layers, then the largest of all."""
+    sizes = [parameter.numbers for parameter in parameters]
+    many = sorted((i for i, size in enumerate(sizes) if size > 1), key=lambda i: -sizes[i])
+    of_layer: dict[str, list[int]] = {}
+    for index in many:
+        for layer in parameters[index].layers:
+            of_layer.setdefault(layer, []).append(index)
+    own = [[i for layer in parameter.layers for i in of_layer.get(layer, ())] for parameter in parameters]
+    return [[i for i in dict.fromkeys([*near, *many[:_LARGEST]]) if i != index] for index, near in enumerate(own)]
 
 
 def _single_numbers(parameters: RecordedParameters) -> dict[int, int]:

@@ -93,13 +93,21 @@ class PendingGradients:
         """An update has used them."""
         self.steps = []
 
-    def sum_over(self, shard: TrainingShard) -> None:
-        """Make them those of the slots of all processes; they stay as they are where the processes have parted."""
+    def sum_over(self, shard: TrainingShard, more: Doubles) -> Doubles | None:
+        """Make them those of the slots of all processes; they stay as they are where the processes have parted.
+
+        `more` float64[n] is added up with them; returns its sum, None where the processes have parted.
+        """
         parts = [own.numbers for own in self.steps]
-        total = shard.summed(np.concatenate([np.zeros(0), *parts]), [len(parts), sum(own.step for own in self.steps)])
-        if total is not None and parts:
-            each = np.split(total, len(parts))
+        steps = [len(parts), sum(own.step for own in self.steps)]
+        total = shard.summed(np.concatenate([*parts, more]), steps)
+        if total is None:
+            return None
+        sums, rest = np.split(total, [len(total) - len(more)])
+        if parts:
+            each = np.split(sums, len(parts))
             self.steps = [own.with_numbers(numbers) for own, numbers in zip(self.steps, each, strict=True)]
+        return rest
 
     def entries_since(self, first_step: int | None) -> tuple[Doubles, Doubles]:
         """float64[E] each: gradients and magnitudes of the entries, of the steps from there on; None for no steps."""

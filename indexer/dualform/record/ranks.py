@@ -67,7 +67,9 @@ class ProcessExchange:
         return summed.numpy()
 
     def close(self) -> None:
-        distributed.destroy_process_group(self._group)
+        # The training may have destroyed all groups already, inside the recorder's with.
+        if distributed.is_initialized():
+            distributed.destroy_process_group(self._group)
 
 
 class Ranks:

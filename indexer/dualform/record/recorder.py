@@ -36,7 +36,7 @@ from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Collector, Step, StepRecord
 from dualform.record.taps import Tap
-from dualform.record.training_shard import TrainingShard
+from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.unwrapped import unwrapped, unwrapped_model
 from dualform.store.header import Header
 from dualform.store.probes import ProbeArrays
@@ -147,8 +147,7 @@ class Recorder:
             tap.detach()
         if self._handle is not None:
             self._handle.remove()
-        if self._ranks is not None:
-            self._ranks.close()
+        leave(self._ranks)
 
     @contextmanager
     def step(

@@ -11,10 +11,11 @@ from functools import partial
 
 from dualform.errors import RecordingError
 from dualform.record.metadata import Columns
+from dualform.record.placement import Placement
 from dualform.record.plan import Plan
 from dualform.record.sink import SinkThread
 from dualform.record.slots import SlotMaker, Slots
-from dualform.record.spaces import Spaces
+from dualform.record.spaces import Spaces, lost_call
 from dualform.record.start import Start, layer_of
 from dualform.record.state import state_of
 from dualform.record.step_record import StepRecord
@@ -40,8 +41,9 @@ class Recording:
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
         self._updates = Updates(
-            plan.optimizer, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks
-        )
+            plan.optimizer, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks,
+            Placement(self._spaces),
+        )  # fmt: skip
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""
@@ -115,11 +117,11 @@ class Recording:
         if not self._agree(UPDATES[0]):
             self.forget(record)
         self._updates.close_step()
-        record.updated = True
         if self._slots is None:
             self._update_unrecorded(record.layers)
         else:
             self._updates.update(record.step, record.dtypes)
+        record.updated = True
 
     def _update_again(self, record: StepRecord) -> None:
         what = f"the optimizer stepped twice inside step {record.step}"
@@ -160,6 +162,7 @@ class Recording:
     def _settle(self, record: StepRecord) -> None:
         """Make the step's slots; none where there is NaN or infinity among them. Raises RecordingError and BadInput."""
         record.settled = True
+        self._tell_misfits(record)
         slots = self._slot_maker.slots_of(record, first=not self.begun)
         self._admit(record, slots)
         rows = [(part.layer, part.keys, part.errors if part.layer in self._valued else None) for part in slots.rows]
@@ -168,11 +171,23 @@ class Recording:
             self.forget(record)
             return
         self._slots = slots
-        for layer, reason in {**slots.parted, **record.misfits}.items():
+        for layer, reason in slots.parted.items():
             if layer in self._spaces.layers:
                 self._updates.defect(record.step, layer, "parted", reason)
             else:
                 self._unreached[layer] = reason
+
+    def _tell_misfits(self, record: StepRecord) -> None:
+        """Calls of layers that are no rows of theirs. Raises RecordingError at the first step, beside such as are."""
+        for layer, what in record.misfits.items():
+            reason = f"layer {layer!r} {what}"
+            if not self.begun and layer in record.layers:
+                raise RecordingError(f"{reason}.", hint="Make them alike, or leave it out with layers=.")
+            if layer in self._spaces.layers:
+                self._updates.defect(record.step, layer, "parted", what)
+                self._spaces.warn_once(f"layer {layer}", lost_call(layer, reason))
+            else:
+                self._unreached[layer] = what
 
     def _admit(self, record: StepRecord, slots: Slots) -> None:
         """Take in the layers that have slots for the first time."""

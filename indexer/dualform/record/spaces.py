@@ -42,7 +42,7 @@ class Space:
     said: bool = False
     """Whether the training said so, of all its layers."""
     fixed: bool = False
-    """Whether it is so by the kind of its layers, whatever is said."""
+    """Whether it is so by the kind of those layers, whatever is said of the space: another tells nothing of its own."""
     teller: str = ""
     """A layer whose module told the axis."""
 
@@ -66,7 +66,8 @@ class Spaces:
         self._defaults = list(dict.fromkeys([*DEFAULTS, *(t.key_form.space for t in taps if t.key_form.space)]))
         """Spaces of layers that no name was given for: of rows, of tokens, and of what a key form says."""
         _check_case([*self._defaults, *dict.fromkeys((named or {}).values())])
-        self._layers = layers
+        self.all_layers = layers
+        """Those that may get slots."""
         self._routed = {name for name in layers if any(matches(name, pattern) for pattern in routed or ())}
         self._named = {
             name: next(space for pattern, space in (named or {}).items() if matches(name, pattern))
@@ -83,8 +84,9 @@ class Spaces:
         """Layer -> space, of those that have had slots."""
         self.token_layers: set[str] = set()
         """Layers whose keys have token dimensions."""
-        self.axes: dict[str, int] = {}
-        """Layer -> the axis of its keys that was said, of it alone, to be the batch."""
+        axes = {tap.name: tap.key_form.batch_axis for tap in taps}
+        self.axes: dict[str, int] = {name: axis for name, axis in axes.items() if axis is not None}
+        """Layer -> the axis of its keys that is the batch by its kind, or was said of it alone to be."""
         self.shown: set[str] = set()
         """Layers whose own batches showed that they have the batch where their space has it."""
         self._warned: set[str] = set()
@@ -148,7 +150,7 @@ class Spaces:
     def check_axes(self, spoken: Sequence[str]) -> None:
         """Raises BadInput for a name in batch_dim that is neither a space nor a layer."""
         for name in spoken:
-            if name not in self.names and name not in self._layers:
+            if name not in self.names and name not in self.all_layers:
                 raise BadInput(
                     f"batch_dim names {name!r}, which is no space and no layer.",
                     hint=f"Spaces are {', '.join(map(repr, sorted(self.names)))}.",
@@ -188,6 +190,12 @@ class Spaces:
                     hint="Name a space of its own for what is routed.",
                     field="spaces",
                 )
+
+
+def lost_call(layer: str, reason: str) -> str:
+    """The warning of a call of a layer that has no slots."""
+    lost = f"{reason}. The slots of that call are not recorded, and scores of layer {layer!r} lack them"
+    return f"{lost}, here and wherever it happens again."
 
 
 def _check_patterns(field: str, patterns: Mapping[str, str] | Sequence[str], layers: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ A new kind is a file with a class like this one, as ranks.py, whose object is gi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -45,3 +46,12 @@ class TrainingShard(Protocol):
 
     def close(self) -> None:
         """The training has ended on this process, or is not recorded any more. May be called again."""
+
+
+def leave(shard: TrainingShard | None) -> None:
+    """The training has ended on this process, or is not recorded any more; what fails of that is a warning."""
+    try:
+        if shard is not None:
+            shard.close()
+    except Exception as error:  # of any kind, from what joins the processes: what was recorded must still be closed
+        warnings.warn(f"Leaving the other processes failed: {error}", RuntimeWarning, stacklevel=2)

@@ -16,6 +16,7 @@ from dualform.record.gradient_factor import Gradient, GradientFactors
 from dualform.record.image import Image
 from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
 from dualform.record.pending_gradients import PendingGradients
+from dualform.record.placement import Placement
 from dualform.record.projection import Doubles, surely_finite
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
@@ -40,16 +41,18 @@ class Updates:
         buffers: Buffers | None = None,
         model: nn.Module | None = None,
         ranks: TrainingShard | None = None,
+        placement: Placement | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
         slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
         `model`: where another tensor may take a parameter's place.
-        `ranks`: this process among those whose gradients are averaged.
+        `ranks`: this process among those whose gradients are
+        averaged, and `placement`: the spaces that they must agree on.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
-        self._ranks = ranks
+        self._ranks, self._placement = ranks, placement
         self._taps: list[Tap] = []
         """Those that have slots."""
         valued = [tap for tap in taps if tap.values]
@@ -129,10 +132,8 @@ class Updates:
         groups, settings = group_of(self._optimizer), read_groups(self._optimizer, self._rule)
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
         self._follow(step)
+        self._sum_over_ranks(step)
         if self._factors is not None:
-            if self._ranks is not None:
-                self._pending.sum_over(self._ranks)
-                self.tell_parted(step)
             gradient = self._factors.measure(self._pending.steps, frozenset(groups))
             self._factors.renew()
             first = step if gradient.first_step is None else gradient.first_step
@@ -144,6 +145,16 @@ class Updates:
             self._pending.clear()
         self._unused = []
         self._logs.append(StepLog(step, True, first, settings, factors))
+
+    def _sum_over_ranks(self, step: int) -> None:
+        """Raises RecordingError where the ranks have a layer in different spaces."""
+        if self._ranks is None:
+            return
+        places = np.zeros(0) if self._placement is None else self._placement.numbers
+        total = self._pending.sum_over(self._ranks, places)
+        if total is not None and self._placement is not None:
+            self._placement.check(total)
+        self.tell_parted(step)
 
     def updated(self) -> None:
         """The optimizer has written the weights."""

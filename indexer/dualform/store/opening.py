@@ -53,6 +53,7 @@ def open_folder(folder: Path, cache: SegmentCache) -> FolderContents:
         place = folder / part.folder
         tables.append(ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, journal.tables))
         sources.append(sources_of_shard(place, manifest, tables[-1], journal, cache))
+    _check_spaces(folder, [manifest for manifest, _ in state])
     manifest = _joined([manifest for manifest, _ in state])
     rows = {key: [row_count(own.get(key, [])) for own in sources] for own in sources for key in own}
     found = FolderContents(
@@ -106,6 +107,21 @@ def _journal_bytes(folder: Path, manifest: Manifest) -> int:
         return journal_path(folder / part.folder, part.commits).stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _check_spaces(folder: Path, manifests: Sequence[Manifest]) -> None:
+    """Raises NotAMemory for a layer whose slots are those of one space in one shard and of another in another."""
+    first: dict[str, tuple[str, str]] = {}
+    for manifest in manifests:
+        for layer in manifest.layers:
+            here = layer.space, manifest.shards[0].folder
+            space, shard_name = first.setdefault(layer.name, here)
+            if space != layer.space:
+                raise NotAMemory(
+                    f"{folder} is not one memory: layer {layer.name!r} is in space {space!r} in {shard_name}, and in "
+                    f"{layer.space!r} in {here[1]}.",
+                    hint=f"Record anew, with spaces={{{layer.name!r}: …}} on every rank.",
+                )
 
 
 def _joined(manifests: Sequence[Manifest]) -> Manifest:

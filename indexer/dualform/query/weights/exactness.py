@@ -39,7 +39,7 @@ _UNMEASURED = "the training was cut off before its weights were held against the
 def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     """The grade of a layer once `at_step` recorded steps were taken; None for all. Reads no slot."""
     if reason := why_scores_only(view, layer):
-        return Grade("scores only", reason=reason)
+        return Grade("scores only", reason=reason + _lacks(view, layer))
     stop = view.snapshot.steps if at_step is None else at_step
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
@@ -180,6 +180,12 @@ def _defects(view: View, layer: Layer, stop: int) -> list[tuple[int, str]]:
     table = view.snapshot.table("defects")
     own = table.filter(pc.and_(pc.equal(table["layer"], layer.name), pc.less(table["step"], stop)))
     return sorted(zip(own["step"].to_pylist(), own["reason"].to_pylist(), strict=True), key=lambda row: row[0])
+
+
+def _lacks(view: View, layer: Layer) -> str:
+    """The first thing that is known to be wrong with the slots of a layer of scores only, as one more sentence."""
+    defects = _defects(view, layer, view.snapshot.steps)
+    return f" From step {defects[0][0]} on, {defects[0][1].rstrip('.')}." if defects else ""
 
 
 def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
