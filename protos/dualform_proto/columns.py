@@ -38,11 +38,7 @@ def _encode_texts(name: str, column: NDArray[Any]) -> pb.Column:
     nulls = np.array([value is None for value in values], dtype=bool)
     for value in values:
         if value is not None and not isinstance(value, str):
-            raise BadInput(
-                f"column {name!r} holds a value of type {type(value).__name__}, which the wire does not carry.",
-                hint="In SQL, cast it: CAST(... AS VARCHAR).",
-                field=name,
-            )
+            raise _not_carried(name, value, "In SQL, cast it: CAST(... AS VARCHAR).")
     return pb.Column(
         name=name,
         type=pb.ELEMENT_TYPE_TEXT,
@@ -79,28 +75,44 @@ def _decode_column(column: pb.Column, rows: int) -> NDArray[Any]:
 
 
 def encode_groups(by: Sequence[str], groups: Sequence[GroupKey]) -> pb.Columns:
-    """One row per group, one column per name in `by`."""
+    """One row per group, one column per name in `by`. Raises BadInput for values that the wire does not carry."""
     message = pb.Columns(rows=len(groups))
     for place, name in enumerate(by):
-        message.columns.append(_encode_column(name, _key_column([group[place] for group in groups])))
+        message.columns.append(_encode_column(name, _key_column(name, [group[place] for group in groups])))
     return message
 
 
-def _key_column(values: list[Any]) -> NDArray[Any]:
-    """Python values of one type, None for NULL, as the narrowest column that brings them back unchanged."""
+def _key_column(name: str, values: list[Any]) -> NDArray[Any]:
+    """Python values of one type, None for NULL, as a column that brings them back unchanged."""
     present = [value for value in values if value is not None]
     if all(isinstance(value, str) for value in present):
         texts = np.empty(len(values), dtype=object)
         texts[:] = values
         return texts
-    dtype: Any = np.int64
-    if all(isinstance(value, bool | np.bool_) for value in present):
-        dtype = np.bool_
-    elif any(isinstance(value, float | np.floating) for value in present):
-        dtype = np.float64
+    dtype = _key_type(name, present)
     nulls = np.array([value is None for value in values], dtype=bool)
-    numbers = np.array([0 if value is None else value for value in values], dtype=dtype)
+    numbers = np.array([present[0] if value is None else value for value in values], dtype=dtype)
     return np.ma.MaskedArray(numbers, mask=nulls) if nulls.any() else numbers
+
+
+def _key_type(name: str, present: list[Any]) -> np.dtype[Any]:
+    """The type of the wire whose numbers are such values; integers among floats are floats."""
+    if all(isinstance(value, bool | np.bool_) for value in present):
+        return np.dtype(np.bool_)
+    if all(isinstance(value, int | float | np.number) for value in present):
+        return np.dtype(np.float64 if any(isinstance(value, float | np.floating) for value in present) else np.int64)
+    kinds = {type(value) for value in present}
+    found = [dtype for dtype in WIRE_TYPES.values() if kinds == {type(np.zeros((), dtype).item())}]
+    if not found:
+        raise _not_carried(name, present[0], "Group by a column of another type.")
+    return found[0]
+
+
+def _not_carried(name: str, value: Any, hint: str) -> BadInput:
+    kind = type(value).__name__
+    return BadInput(
+        f"column {name!r} holds a value of type {kind}, which the wire does not carry.", hint=hint, field=name
+    )
 
 
 def decode_groups(message: pb.Columns) -> tuple[tuple[str, ...], tuple[GroupKey, ...]]:

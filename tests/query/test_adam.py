@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import Cancelled
-from dualform.query.weights.rebuilt import build
+from dualform.query.weights.recorded_blocks import build
 from dualform.query.where import mask
 from dualform_service.server import Server
 from tests.record.listed import batches, small_net, snapshot

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from dualform.errors import Inexact
-from dualform.query.weights.exactness import EXACT, grade, require
+from dualform.query.weights.exactness import EXACT, grade
 from dualform.query.weights.rebuilt import rebuild
+from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 
 from .trained import STEPS, WHEN, train
@@ -27,7 +28,7 @@ def graded(trained, layer="2", at_step=None):
 
 def required(trained, layer, at_step=None, allow_inexact=False):
     view = trained.engine._view
-    return require(view, view.snapshot.layer(layer), at_step, allow_inexact)
+    return require(view, view.snapshot.layer(layer), at_step, allow_inexact, lambda: None)
 
 
 # What happens to the weights of layer "2" after step WHEN.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import dualform
 from dualform.errors import BadInput
 from dualform.query.score import kinds
 from dualform.query.score.rescoring import score_rows
 from dualform.query.search.searchers import ScanSearcher
+from dualform.query.sums.key_sums import BLOCK
 from tests.query import arrays, oracle
+from tests.replay.trained import Training
 
 LABELS = [slot % 3 for slot in range(600)]
 
@@ -19,6 +22,7 @@ class Opposed:
 
     name = "opposed"
     linear = False
+    of_products = True
     screens_absolute = False
 
     def of(self, products):
@@ -32,6 +36,56 @@ class Opposed:
 
     def additive(self, sums, queries):
         return np.ones((len(queries), len(sums.sums)), dtype=bool)
+
+
+class CosineSearcher:
+    def find(self, search, queries):
+        rows = search.rows
+        entries, _ = rows.entries_of(np.flatnonzero(rows.stays))
+        scores = cosines(rows.keys.take(rows.rows_of(entries)), queries)
+        groups = np.zeros(len(entries), int) if search.groups is None else search.groups.numbers
+        found = []
+        for own in scores:
+            order = np.lexsort((entries, -own, groups))
+            places = np.arange(len(order)) - np.searchsorted(groups[order], groups[order])
+            kept = order[places < search.k]
+            found.append((entries[kept], own[kept]))
+        return found
+
+
+class Cosine:
+    """The inner product over both lengths: a score that depends on more than the product."""
+
+    name = "cosine"
+    linear = False
+    of_products = False
+    screens_absolute = False
+
+    def of(self, products):
+        raise AssertionError("a cosine does not follow from an inner product")
+
+    def searchers(self, backend):
+        return [CosineSearcher()]
+
+    def sums(self, grouping, queries):
+        rows, groups = grouping.rows(), grouping.groups
+        scores = cosines(rows.keys.take(rows.rows_of(groups.entries)), queries)
+        return np.stack([np.bincount(groups.numbers, own, minlength=len(groups.counts)) for own in scores])
+
+    def additive(self, sums, queries):
+        raise AssertionError("a sum of cosines is no cosine")
+
+
+def cosines(keys, queries):
+    keys, queries = keys.astype(np.float64), queries.astype(np.float64)
+    products = (keys * queries[:, None]).sum(axis=2)
+    lengths = np.linalg.norm(keys, axis=1) * np.linalg.norm(queries, axis=1)[:, None]
+    return products / np.where(lengths, lengths, 1)  # a key of zeros has no direction
+
+
+@pytest.fixture
+def cosine(monkeypatch):
+    monkeypatch.setattr(kinds, "_BY_NAME", {**kinds._BY_NAME, "cosine": Cosine()})
 
 
 @pytest.fixture
@@ -53,6 +107,33 @@ def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend
         members = [range(label, 600, 3) for label in range(3)]
         assert [slots.tolist() for slots in grouped.slots[i]] == [oracle.best(expected, own, 4) for own in members]
         np.testing.assert_allclose(sums[i], [sum(expected[slot] for slot in own) for own in members], rtol=1e-10)
+
+
+@pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
+@pytest.mark.parametrize("name", ["cosine", "opposed"])
+def test_a_new_score_is_replayed_as_a_stored_memory_answers_it(cosine, opposed, tmp_path, rng, name, window_bytes):
+    training = Training(steps=40, rows=230)
+    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "stored"))
+    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
+    queries = dualform.Vectors(rng.normal(size=(3, 7)))
+    questions = [
+        dualform.TopK("2", queries, k=9, where="label < 2", score=name),
+        dualform.TopK("2", queries, k=2, by=("dataset", "label"), score=name),
+        dualform.GroupSum("2", queries, by=("dataset", "label"), where="sample > 40", score=name),
+    ]
+    replayed = training.run(lambda *of: dualform.Replay(*of, tmp_path / "m", questions, window_bytes=window_bytes))
+    with dualform.open(tmp_path / "stored") as stored:
+        assert stored.info().slots["sample"] > 2 * BLOCK  # so that the smallest windows are three
+        for found, expected in zip(replayed.answers(), map(stored.ask, questions), strict=True):
+            assert (found.groups, found.counts.tolist()) == (expected.groups, expected.counts.tolist())
+            if isinstance(expected, dualform.Hits):
+                assert found.ids.tolist() == expected.ids.tolist()
+                np.testing.assert_array_equal(found.flat_scores, expected.flat_scores)
+            else:
+                np.testing.assert_allclose(found.sums, expected.sums, rtol=1e-12)
+        keys = stored.keys("2")
+        best = np.argsort(-cosines(keys, queries.rows[:1])[0], kind="stable")[:5]
+        assert name == "opposed" or stored.topk("2", queries, k=5, score=name).slots[0].tolist() == best.tolist()
 
 
 def test_a_score_that_is_not_in_the_table_is_refused_by_name():

@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform import rules
 from dualform.errors import Inexact
+from dualform.query.weights import certificate
+from dualform.query.weights.requirement import BOUND
 from tests.record.listed import batches, small_net, snapshot
 
 from .own import Normed, NormedRule, Plain, Sign, SignRule
@@ -42,9 +44,9 @@ def record(path, kind, between=None, steps=STEPS):
 def test_the_record_rebuilds_the_weights_at_any_step(tmp_path, name):
     _, history = record(tmp_path / "m", KINDS[name])
     with dualform.open(tmp_path / "m") as memory:
-        for layer, certificate in memory.verify().items():
-            assert certificate.relative_error <= 1e-5, layer
-            assert certificate.exact
+        for layer, found in memory.verify().items():
+            assert found.relative_error <= 1e-5, layer
+            assert found.exact
         for at_step in (0, 1, 17, STEPS):
             found = memory.weights(at_step=at_step, allow_inexact=True)
             for parameter, weight in history[at_step].items():
@@ -90,15 +92,63 @@ def test_a_rule_of_single_numbers_is_watched_through_entries(tmp_path):
         assert np.asarray(found)[0] == pytest.approx(expected, abs=1e-5)
 
 
+NOT_WATCHED = "Normed was not watched while training; `verify` measures the end of it."
+
+
 def test_a_rule_of_whole_matrices_is_graded_by_verify_alone(tmp_path):
-    record(tmp_path / "m", Normed)
+    model, _ = record(tmp_path / "m", Normed)
     with dualform.open(tmp_path / "m") as memory:
         grade = memory.info().layers[0].grade
-        assert (grade.name, grade.error) == ("off", None)
-        assert grade.reason == "Normed was not watched while training; `verify` measures it."
-        with pytest.raises(Inexact, match="Normed was not watched while training"):
-            memory.weights()
-        assert memory.verify()["0"].grade.name == "exact"
+        assert (grade.name, grade.error, grade.reason) == ("off", None, NOT_WATCHED)
+        found, answer = memory.weights(), memory.output("2", np.ones((1, 7), np.float32))
+        certificates = memory.verify()
+        assert all(one.grade.name == "exact" for one in certificates.values())
+        assert found.grades == {layer: one.grade for layer, one in certificates.items()}
+        assert answer.grade == certificates["2"].grade
+        for name, weight in snapshot(model).items():
+            assert found[name].numpy() == pytest.approx(weight, abs=1e-6)
+        assert memory.info().layers[0].grade == grade  # which still reads no slot
+
+
+def test_the_certificate_is_measured_once(tmp_path, monkeypatch):
+    record(tmp_path / "m", Normed)
+    measured = []
+    monkeypatch.setattr(
+        certificate, "_certify", lambda view, layer, check, of=certificate._certify: measured.append(layer.name)
+        or of(view, layer, check),
+    )  # fmt: skip
+    with dualform.open(tmp_path / "m") as memory:
+        memory.info()
+        memory.weights(at_step=3, allow_inexact=True)
+        assert measured == []
+        memory.output("2", np.ones((1, 7), np.float32))
+        assert measured == ["2"]
+        memory.weights("label = 1")
+        memory.verify()
+    assert sorted(measured) == ["0", "2", "4"]
+
+
+def test_before_the_end_a_rule_that_was_not_watched_is_answered_on_demand_alone(tmp_path):
+    _, history = record(tmp_path / "m", Normed)
+    with dualform.open(tmp_path / "m") as memory:
+        with pytest.raises(Inexact, match="layer '2' is not known to be exact: Normed was not watched") as refused:
+            memory.output("2", np.ones((1, 7), np.float32), at_step=12)
+        assert refused.value.hint == (
+            "Ask with allow_inexact=True to have it all the same, or as of the end of the training, which is measured "
+            "when it is asked for."
+        )
+        with pytest.raises(Inexact) as whole:
+            memory.weights(at_step=12)
+        assert whole.value.hint == refused.value.hint
+        found = memory.weights(at_step=12, allow_inexact=True)
+        assert found["2.weight"].numpy() == pytest.approx(history[12]["2.weight"], abs=1e-6)
+
+
+@pytest.mark.parametrize("allow_inexact", [False, True])
+def test_cancellation_is_refused_for_what_no_permission_mends(tmp_path, allow_inexact):
+    record(tmp_path / "m", Normed)
+    with dualform.open(tmp_path / "m") as memory, pytest.raises(Inexact, match="not measured under Normed"):
+        memory.cancellation("label = 1", at_step=12, allow_inexact=allow_inexact)
 
 
 def test_verify_finds_what_nobody_watched(tmp_path):
@@ -112,6 +162,11 @@ def test_verify_finds_what_nobody_watched(tmp_path):
         grade = memory.verify()["0"].grade
         assert grade.name == "off"
         assert grade.error > 0.05
+        if grade.error > BOUND:
+            with pytest.raises(Inexact, match="layer '0' is off by"):
+                memory.output("0", np.ones((1, 5), np.float32))
+        found = memory.output("0", np.ones((1, 5), np.float32), allow_inexact=True)
+        assert (found.grade, found.standing) == (grade, pytest.approx(grade.error))
 
 
 def test_a_memory_of_a_rule_that_is_not_here_gives_scores_only(tmp_path, monkeypatch):
@@ -144,9 +199,9 @@ def test_the_rule_of_the_page_is_right(tmp_path, monkeypatch):
     exec(compile(code, str(PAGE), "exec"), {})
     record(tmp_path / "m", SoftSign)
     with dualform.open(tmp_path / "m") as memory:
-        for certificate in memory.verify().values():
-            assert certificate.relative_error <= 1e-5
-            assert certificate.exact
+        for found in memory.verify().values():
+            assert found.relative_error <= 1e-5
+            assert found.exact
 
 
 def test_a_name_is_one_rules_own():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.store.tables import COLUMNS_HOLD, KINDS, SLOTS, duckdb_type
+from dualform.store.tables import KINDS, SLOTS, duckdb_type, what_columns_hold
 
 Array: TypeAlias = NDArray[Any]
 
@@ -80,7 +80,7 @@ def column_of(name: str, value: Any) -> Array:
         entry[missing] = None
     kind, stored = entry.dtype.kind, duckdb_type(entry)
     if stored is None or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
-        raise BadInput(f"{name} holds {_said(entry)}.", hint=f"A column holds {COLUMNS_HOLD}.", field=name)
+        raise BadInput(f"{name} holds {_said(entry)}.", hint=what_columns_hold(), field=name)
     if name in _INTEGERS and kind not in "iu":
         raise BadInput(
             f"{name} holds {_said(entry)}.",

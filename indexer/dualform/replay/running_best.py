@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Hits, Scan
-from dualform.query.groups import Groups
 from dualform.query.resolved import Resolved
 from dualform.query.score.canonical import as_float32
 from dualform.query.score.key_rows import key_rows
@@ -57,7 +56,7 @@ class RunningBest:
         groups, numbers = None, np.zeros(1, dtype=np.int64)
         counts = np.array([selection.count])
         if resolved.groups is not None:
-            groups, numbers = _own_groups(window, resolved.groups)
+            groups, numbers = window.groups(resolved.groups)
             counts = groups.counts
         rows = key_rows(window.view, layer, selection, never)
         search = Search(window.view, layer, rows, groups, k, resolved.score, never)
@@ -85,10 +84,3 @@ class RunningBest:
         scan = replace(scan, slots_matching=resolved.selection.count, seconds=self.seconds)
         ids = resolved.view.snapshot.entries(resolved.layer.name).slots_of(self._kept.entries)
         return Hits(ids, as_float32(self._kept.scores), counts, names, resolved.question.by, scan, resolved.layer.space)
-
-
-def _own_groups(window: Window, groups: Groups) -> tuple[Groups, NDArray[np.int64]]:
-    """The groups that the window has entries of, and the number of each among all groups."""
-    entries, numbers = window.members(groups)
-    present, own, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    return Groups(groups.by, tuple(present.tolist()), entries, own, counts), present

@@ -7,6 +7,7 @@ are so many groups that scores are added instead (grouping.py), they are added i
 any other score add the canonical scores in slot order, as a stored memory does where there are so many groups.
 Elsewhere it may add float32 scores of absolute values, so that the two may differ by as much as it allows itself, 1e-6
 relative. Where the sum of scores is the score of the sum of keys, both take that, and the bits are the same again.
+A score that depends on more than the inner product makes its own sums of each window, and these are added.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from dualform.answers import GroupSums, Scan
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import score_every, score_rows
-from dualform.query.sums.grouping import many
+from dualform.query.sums.grouping import Grouping, many
 from dualform.query.sums.key_sums import KeySummer
 from dualform.questions import GroupSum
 from dualform.replay.window import Window, never
@@ -33,7 +34,7 @@ class RunningSums:
         assert resolved.groups is not None
         self.resolved, self._score, self._groups = resolved, resolved.score, resolved.groups
         count, width = len(resolved.groups.counts), resolved.layer.d_in
-        self._keys = None if many(width, count) else KeySummer(count, width)
+        self._keys = KeySummer(count, width) if self._score.of_products and not many(width, count) else None
         # Scores that are not linear may be needed one by one, and keys do not come twice.
         self._sums = np.zeros((len(resolved.queries), count)) if self._keys is None or not self._score.linear else None
         self.seconds = 0.0
@@ -41,6 +42,9 @@ class RunningSums:
     def add(self, window: Window) -> None:
         entries, numbers = window.members(self._groups)
         if not len(entries):
+            return
+        if not self._score.of_products:
+            self._add_own(window)
             return
         if self._keys is not None:
             self._keys.add(window.keys, entries, numbers, never)
@@ -52,6 +56,13 @@ class RunningSums:
             for own, scores in zip(self._sums[batch], self._score.of(products), strict=True):
                 # One after the other, as a sum over all slots at once would add them.
                 np.add.at(own, numbers, scores)
+
+    def _add_own(self, window: Window) -> None:
+        """What the score itself makes of the window's groups."""
+        assert self._sums is not None
+        groups, numbers = window.groups(self._groups)
+        own = Grouping(window.view, window.layer, groups, window.selection(self.resolved.selection), never)
+        self._sums[:, numbers] += self._score.sums(own, self.resolved.queries)
 
     def answer(self, scan: Scan) -> GroupSums:
         scan = replace(scan, slots_matching=self.resolved.selection.count, seconds=self.seconds)

@@ -74,6 +74,12 @@ class Window:
         part = slice(*np.searchsorted(groups.entries, [self.start, self.stop]).tolist())
         return groups.entries[part] - self.start, groups.numbers[part]
 
+    def groups(self, groups: Groups) -> tuple[Groups, NDArray[np.int64]]:
+        """The groups that the window has entries of, and the number of each among all groups."""
+        entries, numbers = self.members(groups)
+        present, own, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+        return Groups(groups.by, tuple(present.tolist()), entries, own, counts), present
+
 
 class RunningAnswer(Protocol):
     """An answer that grows window by window."""

@@ -119,20 +119,19 @@ class Kind(NamedTuple):
     numpy: np.dtype[Any]
     letters: str = ""
     """The kinds of NumPy arrays (`dtype.kind`) that users may give for it."""
+    said: str = ""
+    """What users call such values, in the plural."""
 
 
 KINDS: Mapping[str, Kind] = {
-    "BIGINT": Kind(pa.int64(), np.dtype(np.int64), "iu"),
+    "BIGINT": Kind(pa.int64(), np.dtype(np.int64), "iu", "integers"),
     "INTEGER": Kind(pa.int32(), np.dtype(np.int32)),
-    "DOUBLE": Kind(pa.float64(), np.dtype(np.float64), "f"),
-    "BOOLEAN": Kind(pa.bool_(), np.dtype(np.bool_), "b"),
-    "VARCHAR": Kind(pa.string(), np.dtype(np.object_), "OU"),
+    "DOUBLE": Kind(pa.float64(), np.dtype(np.float64), "f", "floats"),
+    "BOOLEAN": Kind(pa.bool_(), np.dtype(np.bool_), "b", "booleans"),
+    "VARCHAR": Kind(pa.string(), np.dtype(np.object_), "OU", "texts"),
     "BLOB": Kind(pa.binary(), np.dtype(np.object_)),
 }
-"""By DuckDB type."""
-COLUMNS_HOLD = "integers, floats, booleans or texts"
-"""What a column of the user's may hold, in words: the kinds that have letters."""
-_OF_LETTER = {letter: name for name, kind in KINDS.items() for letter in kind.letters}
+"""By DuckDB type. A new type of what users say is a line here; one of the wire's own (`WIRE_TYPES`) lets it travel."""
 
 
 def extents_table(space: str) -> str:
@@ -153,7 +152,13 @@ def view_types(samples: ColumnTypes, token_columns: ColumnTypes) -> ColumnTypes:
 
 def duckdb_type(column: np.ndarray[Any, Any]) -> str | None:
     """The DuckDB type that holds a user column; None where no type does."""
-    return _OF_LETTER.get(column.dtype.kind)
+    return next((name for name, kind in KINDS.items() if column.dtype.kind in kind.letters), None)
+
+
+def what_columns_hold() -> str:
+    """What users may give for a column, as a hint."""
+    *others, last = (kind.said for kind in KINDS.values() if kind.letters)
+    return f"A column holds {', '.join(others)} or {last}."
 
 
 def arrow_type(kind: str) -> pa.DataType:
@@ -225,7 +230,7 @@ def _update(digest: Any, column: pa.Array) -> None:
     else:
         zero = pa.scalar(False) if pa.types.is_boolean(column.type) else pa.scalar(0, type=column.type)
         filled = column.fill_null(zero) if column.null_count else column
-        digest.update(np.ascontiguousarray(filled.to_numpy(zero_copy_only=False)).data)
+        digest.update(np.ascontiguousarray(filled.to_numpy(zero_copy_only=False)).view(np.uint8).data)
 
 
 def _update_bytes(digest: Any, filled: pa.Array) -> None:

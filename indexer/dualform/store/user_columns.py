@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.store.tables import COLUMNS_HOLD, KINDS, ColumnTypes, duckdb_type
+from dualform.store.tables import KINDS, ColumnTypes, duckdb_type, what_columns_hold
 
 
 def column_types(columns: Mapping[str, NDArray[Any]]) -> dict[str, str]:
@@ -18,7 +18,7 @@ def column_types(columns: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     for name, column in columns.items():
         kind = duckdb_type(column)
         if kind is None:
-            raise BadInput(f"column {name!r} holds {column.dtype}.", hint=f"Give {COLUMNS_HOLD}.", field=name)
+            raise BadInput(f"column {name!r} holds {column.dtype}.", hint=what_columns_hold(), field=name)
         types[name] = kind
     return types
 

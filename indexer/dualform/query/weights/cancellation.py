@@ -16,12 +16,11 @@ from dualform.errors import Inexact
 from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import rule_of
-from dualform.query.weights.exactness import require
+from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
-from dualform.rules import LinearRule
+from dualform.rules import LinearRule, named
 from dualform.store.layer import Layer
 
 
@@ -33,14 +32,15 @@ def cancellation(
     Raises Inexact as `require` says, and where the optimizer gives no slot a coefficient.
     """
     check_step(at_step, view.snapshot.steps)
-    require(view, layer, at_step, allow_inexact)
-    if not isinstance(rule_of(view.snapshot), LinearRule):
+    rule = named(view.snapshot.rule)
+    if rule is not None and not isinstance(rule, LinearRule):
         raise Inexact(
             f"how much the slots of layer {layer.name!r} cancel is not measured under {view.snapshot.optimizer}: the "
             "size of each slot's share would take a pass over the training of its own.",
-            hint="Weights and outputs under a mask are answered all the same.",
+            hint="Ask for weights or outputs under the mask: they follow all the same.",
             field="layer",
         )
+    require(view, layer, at_step, allow_inexact, check)
     key = ("cancellation", layer.name, selection.identity, at_step)
     return view.cache.get(key, lambda: _measure(view, layer, selection, at_step, check))
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import rule_of
-from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, why_scores_only
-from dualform.query.weights.rebuilt import length, standing_terms, way
+from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, watched, why_scores_only
+from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.store.layer import Layer
 
 _AGREES = 3.0
@@ -21,9 +20,14 @@ _AGREES = 3.0
 def certify(view: View, check: Check) -> Certificates:
     """One certificate per recorded layer."""
     began = time.perf_counter()
-    found = {name: _certify(view, layer, check) for name, layer in view.snapshot.layers.items()}
+    found = {name: certificate(view, layer, check) for name, layer in view.snapshot.layers.items()}
     slots = sum(view.snapshot.space(space).count for space in view.snapshot.spaces_of_layers)
     return Certificates(found, view.scan(began, slots, slots))
+
+
+def certificate(view: View, layer: Layer, check: Check) -> Certificate:
+    """The certificate of a layer, measured once a snapshot."""
+    return view.cache.get(("certificate", layer.name), lambda: _certify(view, layer, check))
 
 
 def _certify(view: View, layer: Layer, check: Check) -> Certificate:
@@ -34,16 +38,15 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     if not terms:
         cut_off = replace(measured, name="off", reason="the training was cut off, so there are no final weights.")
         return Certificate(None, cut_off if measured.exact else measured)
-    watched = bool(rule_of(view.snapshot).commutes_with)
     error, moved = length(terms), length(way(view, layer))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
-        return _confirmed(math.inf if error else 0.0, measured, watched)
-    return _confirmed(error / moved, measured, watched)
+        return _confirmed(math.inf if error else 0.0, measured, watched(view))
+    return _confirmed(error / moved, measured, watched(view))
 
 
-def _confirmed(error: float, measured: Grade, watched: bool) -> Certificate:
+def _confirmed(error: float, measured: Grade, was_watched: bool) -> Certificate:
     """The certificate of what the pass over the slots found: a grade that it contradicts is not repeated."""
-    if measured.error is None and not watched:
+    if measured.error is None and not was_watched:
         exact = error <= EXACT
         reason = "" if exact else "the record rebuilds the weights no better, and the optimizer was not watched."
         return Certificate(error, Grade("exact" if exact else "off", error, reason=reason))

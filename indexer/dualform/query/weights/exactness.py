@@ -1,11 +1,12 @@
-"""How exact the record of a layer is as of a step, as measured while the training ran; and what may be answered.
+"""How exact the record of a layer is as of a step, as measured while the training ran.
 
     exact               each parameter is within EXACT of the way that it went, or within the rounding of its weights
     exact to bfloat16   within BFLOAT16 of it, or the rounding, where the training computed in bfloat16
     off                 anything else
     scores only         the layer cannot be rebuilt: no values, no keys, or an optimizer without an update rule
 
-Distances are the watch's. What gradients do not explain is a reason, no verdict.
+Distances are the watch's. What gradients do not explain is a reason, no verdict. Of a rule that was not watched, only a
+pass over the slots can tell (certificate.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import numpy as np
 import pyarrow.compute as pc
 
 from dualform.answers import Grade
-from dualform.errors import Inexact
 from dualform.query.view import View
 from dualform.query.weights.coefficients import rule_of
 from dualform.query.weights.distances import Distances, distances
@@ -30,9 +30,6 @@ from dualform.store.layer import Layer
 
 EXACT = 1e-3
 BFLOAT16 = 2.0**-7
-BOUND = 0.1
-"""Beyond this share of the way, nothing is answered unless it is asked for with allow_inexact=True."""
-
 _UNMEASURED = "the training was cut off before its weights were held against the record"
 
 
@@ -43,8 +40,9 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     stop = view.snapshot.steps if at_step is None else at_step
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
-    if not rule_of(view.snapshot).commutes_with:
-        return Grade("off", reason=f"{view.snapshot.optimizer} was not watched while training; `verify` measures it.")
+    if not watched(view):
+        reason = f"{view.snapshot.optimizer} was not watched while training; `verify` measures the end of it."
+        return Grade("off", reason=reason)
     found = [_reading(of, stop) for of in distances(view, layer)]
     known = [reading for reading in found if reading is not None]
     if len(known) < len(found):
@@ -77,33 +75,9 @@ def _first_of(seams: Sequence[Seam]) -> str:
     return f"{seams[0].reason} (from step {seams[0].step} on)." if seams else ""
 
 
-def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool = False) -> Grade:
-    """The grade. Raises Inexact where a layer cannot be rebuilt, and where that would tell too little of its weights.
-
-    That is so beyond BOUND, and at an earlier step than the end once the record has parted from the weights.
-    """
-    found = grade(view, layer, at_step)
-    if found.name == "scores only":
-        hint = "Its scores (topk, group_sum) are exact all the same." if layer.keys else "Record it with its keys."
-        raise Inexact(f"layer {layer.name!r} cannot be rebuilt: {found.reason}", hint=hint, field="layer")
-    if found.name != "off" or allow_inexact:
-        return found
-    at_end = at_step is None or at_step == view.snapshot.steps
-    if found.error is not None and found.error <= BOUND and (at_end or found.since is None):
-        return found
-    before = "" if found.since is None else f", or as of step {found.since} or before"
-    raise Inexact(
-        f"layer {layer.name!r} is {sentence(found)}",
-        hint=f"Ask with allow_inexact=True to have it all the same{before}.",
-        field="layer",
-    )
-
-
-def sentence(grade: Grade) -> str:
-    """A grade that is off, as the end of a sentence."""
-    if grade.error is None:
-        return f"not known to be exact: {grade.reason}"
-    return f"{grade}: {grade.reason}"
+def watched(view: View) -> bool:
+    """Whether the weights were held against the record while training. Raises Inexact where there is no update rule."""
+    return bool(rule_of(view.snapshot).commutes_with)
 
 
 def why_scores_only(view: View, layer: Layer) -> str:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import require
+from dualform.query.weights.exactness import why_scores_only
 from dualform.query.weights.rebuilt import rebuild
+from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 from dualform.questions.arguments import check_step
 from dualform.store.parameter import Parameter, whole
@@ -45,7 +46,7 @@ def state_dict(
     be rebuilt well enough, EmptyMask where no slot is left.
     """
     check_step(at_step, view.snapshot.steps)
-    _require_all(view, at_step, allow_inexact)
+    _require_all(view, at_step, allow_inexact, check)
     rebuilt = _recorded(view, where, at_step, allow_inexact, check)
     arrays = dict(rebuilt.arrays)
     arrays |= {name: arrays[known] for name, known in view.snapshot.aliases.items() if known in arrays}
@@ -56,18 +57,29 @@ def state_dict(
     return Network({**arrays, **others}, left, rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
-def _require_all(view: View, at_step: int | None, allow_inexact: bool) -> None:
+def _require_all(view: View, at_step: int | None, allow_inexact: bool, check: Check) -> None:
     """Raises Inexact, naming every layer that cannot be rebuilt well enough."""
-    reasons = list[str]()
+    refusals = dict[str, Inexact]()
     for layer in view.snapshot.layers.values():
         try:
-            require(view, layer, at_step, allow_inexact)
+            require(view, layer, at_step, allow_inexact, check)
         except Inexact as refusal:
-            reasons.append(refusal.message.rstrip("."))
-    if reasons:
-        raise Inexact(
-            f"the network cannot be rebuilt: {'; '.join(reasons)}.", hint="Ask single layers for their output instead."
-        )
+            refusals[layer.name] = refusal
+    if refusals:
+        reasons = "; ".join(refusal.message.rstrip(".") for refusal in refusals.values())
+        raise Inexact(f"the network cannot be rebuilt: {reasons}.", hint=_hint(view, refusals))
+
+
+def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:
+    """What may be asked instead: no layer is answered by itself that was refused here."""
+    stuck = any(why_scores_only(view, view.snapshot.layer(name)) for name in refusals)
+    others = [name for name in view.snapshot.layers if name not in refusals]
+    if stuck and others:
+        return f"Ask single layers for their output instead: {', '.join(others)}."
+    hints = {refusal.hint for refusal in refusals.values()}
+    if len(hints) == 1:
+        return hints.pop()
+    return "Scores are exact all the same." if stuck else "Ask with allow_inexact=True to have it all the same."
 
 
 def _recorded(

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from dualform.errors import BadMask, NotFound
+from dualform.store.tables import KINDS
 
 DEEPEST = 100
 """Nesting of expressions."""
@@ -58,6 +59,7 @@ _NAMES_OF_TYPES = {
     "VARCHAR": ("TEXT", "STRING", "CHAR", "BPCHAR"),
 }
 TYPES = {alias: name for name, aliases in _NAMES_OF_TYPES.items() for alias in (name, *aliases)}
+"""What a CAST may name, beside the types of columns."""
 _ALLOWED = (
     "Allowed: comparisons, AND, OR, NOT, IN (…), BETWEEN, LIKE, IS NULL, CASE, CAST, arithmetic, and the functions "
     f"{', '.join(sorted(NAMED))}, coalesce, regexp_matches."
@@ -164,9 +166,11 @@ class Writer:
     def cast(self, node: Any) -> str:
         target = node["type_expr"]
         name = str(target.get("type_name", "")).upper()
-        if name not in TYPES or target.get("class") != "TYPE" or target.get("children"):
-            raise refused(f"the type {name or target.get('class')}", f"Types: {', '.join(_NAMES_OF_TYPES)}.")
-        return f"{'TRY_CAST' if node['try_cast'] else 'CAST'}({self.write(node['child'])} AS {TYPES[name]})"
+        types = TYPES | {own: own for own, kind in KINDS.items() if kind.letters}
+        if name not in types or target.get("class") != "TYPE" or target.get("children"):
+            listed = ", ".join(dict.fromkeys(types.values()))
+            raise refused(f"the type {name or target.get('class')}", f"Types: {listed}.")
+        return f"{'TRY_CAST' if node['try_cast'] else 'CAST'}({self.write(node['child'])} AS {types[name]})"
 
     def function(self, node: Any) -> str:
         name = str(node["function_name"]).lower()

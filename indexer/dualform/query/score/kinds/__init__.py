@@ -5,10 +5,14 @@ what `Kind` below and query/score/score.py list:
 
 - a name;
 - how an inner product becomes a score (`of`). If it depends on nothing else, rounds nothing, and moves no two inner
-  products further apart, the searchers of rows rank by it as they stand;
+  products further apart, the searchers of rows rank by it as they stand. A score that depends on more, as a cosine,
+  says so (`of_products = False`);
 - which searchers find its best slots (`searchers`). A score that the compiled screen does not know leaves the screen
   out; one that is no such function of the inner product brings a searcher of its own;
 - how sums are made (`sums`), and when they follow from sums of keys (`additive`, which replay asks as well).
+
+A replay asks the same of windows of keys, which are memories of their own without values: the best of all windows are
+among the best of each, and sums add up.
 
 What this does not cover yet: a score that weighs each slot by more than its key, such as its contribution along a
 direction, alpha_t e_t. It differs between slots that share a key, needs values and coefficients, and so brings its own
@@ -46,7 +50,7 @@ class Kind(Score, Protocol):
         ...
 
     def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """bool[n, G]: where a group's sum of scores is the score of its sum of keys."""
+        """bool[n, G]: where a group's sum of scores is the score of its sum of keys. Asked with `of_products` alone."""
         ...
 
 

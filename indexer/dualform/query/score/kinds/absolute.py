@@ -24,6 +24,7 @@ from dualform.query.sums.key_sums import KeySums
 class Absolute:
     name = "abs"
     linear = False
+    of_products = True
     screens_absolute = True
 
     def of(self, products: F) -> F:

@@ -19,6 +19,7 @@ from dualform.query.sums.key_sums import KeySums
 class Signed:
     name = "signed"
     linear = True
+    of_products = True
     screens_absolute = False
 
     def of(self, products: F) -> F:
