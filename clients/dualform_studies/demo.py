@@ -22,7 +22,7 @@ from dualform_service.server import Server
 from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.images.datasets import digits, permuted
 from dualform_studies.images.example import (
-    Beside,
+    PaperFigures,
     choose_interference,
     choose_recognised,
     draw_example,
@@ -32,7 +32,7 @@ from dualform_studies.images.figures import draw_accuracies
 from dualform_studies.images.network import layer_names
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.succession import (
-    Judged,
+    Verdict,
     judge,
     moments,
     train_in_succession,
@@ -89,7 +89,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
             report["verify"], report["cancellation"], f"the terms that the mask `{report['mask']}` leaves out"
         )
     )
-    show_example(page, "prediction", report["prediction"], Beside())
+    show_example(page, "prediction", report["prediction"], PaperFigures())
     page.write(report)
     return report
 
@@ -115,7 +115,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _ask_over_grpc(memory: Engine, judged: Judged, layers: tuple[str, ...], folder: Path) -> Report:
+def _ask_over_grpc(memory: Engine, judged: Verdict, layers: tuple[str, ...], folder: Path) -> Report:
     """Serve the memory on a free port of this machine, and ask everything as a remote client would."""
     server = Server(memory, "127.0.0.1:0")
     address = f"127.0.0.1:{server.start()}"
@@ -126,7 +126,7 @@ def _ask_over_grpc(memory: Engine, judged: Judged, layers: tuple[str, ...], fold
         server.stop(grace=1.0)
 
 
-def _ask(client: Answers, judged: Judged, layers: tuple[str, ...], folder: Path) -> Report:
+def _ask(client: Answers, judged: Verdict, layers: tuple[str, ...], folder: Path) -> Report:
     first = judged.pair[0]
     query = choose_interference(client, judged, layers[-1])
     query = query or choose_recognised(first, judged.classes["final"][first.name])
@@ -135,6 +135,6 @@ def _ask(client: Answers, judged: Judged, layers: tuple[str, ...], folder: Path)
         "slots": sum(client.info().slots.values()),
         "verify": {name: certificate_report(certificate) for name, certificate in client.verify().items()},
         "prediction": draw_example(
-            client, query, layers, judged.pair, folder, "prediction", Beside(), masked=judged.masked(query)
+            client, query, layers, judged.pair, folder, "prediction", PaperFigures(), masked=judged.masked(query)
         ),
     }

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from dualform.errors import BadInput, NotFound
 from dualform.questions import LayerQuestion
+from dualform_service.engine import Engine
 from dualform_service.limits import Deadline
 
 Question: TypeAlias = LayerQuestion[Any]
@@ -32,12 +33,6 @@ LINGER = 0.03
 this and the share below bring."""
 LINGER_SHARE = 0.75
 """Most of that scan's own time that the wait may take."""
-
-
-class Engine(Protocol):
-    """Whatever answers the questions."""
-
-    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any: ...
 
 
 @dataclass(eq=False)

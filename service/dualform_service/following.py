@@ -6,7 +6,7 @@ import logging
 import threading
 
 from dualform.errors import DualformError
-from dualform_service.servicer import Engine
+from dualform_service.engine import Engine
 
 _log = logging.getLogger("dualform.service")
 

@@ -20,11 +20,12 @@ from dualform_proto.v1 import dualform_pb2_grpc
 from dualform_service.auth import TokenInterceptor
 from dualform_service.batching import Batches
 from dualform_service.config import METADATA_BYTES, ServiceConfig
+from dualform_service.engine import Engine
 from dualform_service.following import Follower
 from dualform_service.health import Health
 from dualform_service.listening import cannot_listen, check_free
 from dualform_service.metrics import Metrics
-from dualform_service.servicer import Engine, MemoryServicer
+from dualform_service.servicer import MemoryServicer
 from dualform_service.tls import server_credentials
 
 _log = logging.getLogger("dualform.service")

@@ -7,41 +7,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, Cancelled, DualformError
-from dualform.questions import LayerQuestion, Question
+from dualform.questions import LayerQuestion
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.errors import to_status
 from dualform_service.batching import Batches, can_share
 from dualform_service.config import ServiceConfig
+from dualform_service.engine import Engine
 from dualform_service.limits import Deadline, Places
 from dualform_service.metrics import Metrics
-
-A = TypeVar("A")
 
 SMALL_BYTES = 2**20
 """Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""
 
 _log = logging.getLogger("dualform.service")
-
-
-class Engine(Protocol):
-    """Whoever answers in this process: `dualform.open` gives one."""
-
-    def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
-        """The answer; raises Cancelled soon after `cancelled` first says True."""
-
-    def info(self) -> MemoryInfo: ...
-
-    def refresh(self) -> bool:
-        """Takes the newest snapshot of a training that still runs; True where there was a newer one."""
 
 
 class MemoryServicer:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import dualform
 from dualform.errors import Inexact
 from dualform.query.weights.exactness import EXACT, grade
 from dualform.query.weights.rebuilt import rebuild
@@ -364,3 +365,28 @@ def test_grades_read_no_slot(tmp_path, monkeypatch):
     for name in ("keys", "values", "column"):
         monkeypatch.setattr(trained.engine._view.snapshot, name, read)
     assert graded(trained).name == "exact"
+
+
+def test_a_refused_network_names_the_layers_that_are_answered(tmp_path):
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.reads, self.head = torch.nn.GRU(3, 4, batch_first=True), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.reads(x)[0])
+
+    model = Network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        for _ in range(3):
+            with recorder.step():
+                optimizer.zero_grad()
+                model(torch.randn(5, 6, 3)).square().mean().backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        for allow_inexact in (False, True):
+            with pytest.raises(Inexact, match="layer 'reads' cannot be rebuilt") as refused:
+                memory.weights(allow_inexact=allow_inexact)
+            assert refused.value.hint == "Ask single layers for their output instead: head."
+        assert memory.output("head", np.ones((1, 4), np.float32)).grade.exact

@@ -18,7 +18,7 @@ from dualform_studies.certificates import certificate_report, relative_errors
 from dualform_studies.images.continual_page import beside_paper, continual_page
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.example import (
-    Beside,
+    PaperFigures,
     choose_interference,
     choose_recognised,
     draw_example,
@@ -30,9 +30,9 @@ from dualform_studies.images.network import build_network, layer_names
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.retraining import retrain
 from dualform_studies.images.succession import (
-    Judged,
     Pair,
-    Trained,
+    TrainedNetwork,
+    Verdict,
     judge,
     moments,
     train_in_succession,
@@ -53,9 +53,9 @@ _MISTAKE = (1, 3)
 _RECOGNISED = (7, 3)
 """The paper's two other examples: an MNIST "7" and a Fashion-MNIST dress."""
 _BESIDE = {
-    "interference": Beside("Figure 8", "Figure 9", "Figure 22"),
-    "recognised-fashion-mnist": Beside("Figure 24", "Figure 25", "Figure 23"),
-    "recognised-mnist": Beside("Figure 27", "Figure 28", "Figure 26"),
+    "interference": PaperFigures("Figure 8", "Figure 9", "Figure 22"),
+    "recognised-fashion-mnist": PaperFigures("Figure 24", "Figure 25", "Figure 23"),
+    "recognised-mnist": PaperFigures("Figure 27", "Figure 28", "Figure 26"),
 }
 
 
@@ -105,7 +105,7 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
 
 
 def _examine(
-    memory: Engine, trained: Trained, pair: Pair, recipe: Recipe, seed: int, out: Path, progress: Progress | None
+    memory: Engine, trained: TrainedNetwork, pair: Pair, recipe: Recipe, seed: int, out: Path, progress: Progress | None
 ) -> Report:
     """Everything that the memory is asked, and the figures."""
     layers = layer_names(recipe.widths(pair[0]))
@@ -141,7 +141,7 @@ def _examine(
     return report
 
 
-def _draw(memory: Engine, judged: Judged, layers: Sequence[str], folder: Path) -> dict[str, Report]:
+def _draw(memory: Engine, judged: Verdict, layers: Sequence[str], folder: Path) -> dict[str, Report]:
     """One example of interference where there is one, and one test image of each dataset recognised at the end."""
     draw_accuracies(folder / "accuracy.png", judged.accuracy(), moments(judged.pair))
     chosen = {"interference": choose_interference(memory, judged, layers[-1], _MISTAKE)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
-from dualform_studies.images.example import Beside, show_example
+from dualform_studies.images.example import PaperFigures, show_example
 from dualform_studies.images.succession import Pair, moments
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
@@ -29,7 +29,7 @@ def beside_paper(accuracy: Report, words: Mapping[str, str]) -> list[list[str]]:
     ]
 
 
-def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, Beside]) -> Page:
+def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, PaperFigures]) -> Page:
     page = Page(out, "Continual learning: MNIST, then Fashion-MNIST (section 5.4)")
     page.paragraph(
         f"One network learns MNIST for {report['steps'] // 2:,} updates, then Fashion-MNIST for as many, with one "

@@ -8,19 +8,21 @@ import numpy as np
 
 from dualform.methods import Answers
 from dualform.questions import ProbeRows
-from dualform_studies.images.recorded import Look
+from dualform_studies.images.recorded import Checkpoint
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 
 
-def ask_crossing(memory: Answers, layers: Sequence[str], look: Look, images: int = 200, k: int = 500) -> Report:
+def ask_crossing(
+    memory: Answers, layers: Sequence[str], checkpoint: Checkpoint, images: int = 200, k: int = 500
+) -> Report:
     """By layer, for the first test images of a dataset: the shares of attention that go to other datasets' datapoints.
 
     `best` is the share of the k datapoints of greatest weight that are of another dataset, `sums` the share of all
     absolute attention weights; each a mean over the images.
     """
-    own = look.dataset.name
-    queries = ProbeRows(look.probe, tuple(range(min(images, len(look.dataset.test)))))
+    own = checkpoint.dataset.name
+    queries = ProbeRows(checkpoint.probe, tuple(range(min(images, len(checkpoint.dataset.test)))))
     report: Report = {}
     for layer in layers:
         hits = memory.topk(layer, queries, k=k, score="abs")

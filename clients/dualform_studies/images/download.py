@@ -58,11 +58,6 @@ SOURCES = {
 }
 
 
-def at_hand(name: str, data: Path | None) -> bool:
-    """Whether all four files of a dataset lie in the folder."""
-    return all(_local(data_folder(data) / name, file) for file in _FILES)
-
-
 def load_dataset(name: str, data: Path | None = None) -> Dataset:
     """The dataset `mnist` or `fashion-mnist`: 60,000 training and 10,000 test images where the files are the originals.
 

@@ -16,14 +16,14 @@ from dualform_studies.images.figures import draw_distribution, draw_sums, draw_t
 from dualform_studies.images.query_figure import Query
 from dualform_studies.images.recorded import probe_name
 from dualform_studies.images.spotlight import LayerSpotlight, ask_spotlight, clearest_interference
-from dualform_studies.images.succession import Judged
+from dualform_studies.images.succession import Verdict
 from dualform_studies.images.tables import describe, example_tables
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page
 
 
 @dataclass(frozen=True)
-class Beside:
+class PaperFigures:
     """The paper's figures that an example's three stand beside."""
 
     distribution: str = "Figures 4, 6 and 8"
@@ -36,7 +36,7 @@ _CANDIDATES = 128
 
 
 def choose_interference(
-    memory: Answers, judged: Judged, layer: str, mistake: tuple[int, int] | None = None
+    memory: Answers, judged: Verdict, layer: str, mistake: tuple[int, int] | None = None
 ) -> Query | None:
     """The test image of the first dataset that the second spoils clearly, None where it spoils none.
 
@@ -72,7 +72,7 @@ def draw_example(
     datasets: Sequence[Dataset],
     folder: Path,
     name: str,
-    beside: Beside,
+    beside: PaperFigures,
     *,
     masked: int | None = None,
     probe: str | None = None,
@@ -94,7 +94,7 @@ def draw_example(
     return _report(query, probe, masked, spotlight) | {"figures": [figure.name for figure in figures]}
 
 
-def show_example(page: Page, name: str, example: Report, beside: Beside) -> None:
+def show_example(page: Page, name: str, example: Report, beside: PaperFigures) -> None:
     """The figures of `draw_example` and their tables, under a heading of their own."""
     page.heading(describe(example))
     captions = (

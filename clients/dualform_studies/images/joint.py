@@ -15,11 +15,11 @@ from dualform_studies.certificates import certificate_report
 from dualform_studies.images.crossing import ask_crossing
 from dualform_studies.images.datasets import Dataset, normalised_together
 from dualform_studies.images.download import load_dataset
-from dualform_studies.images.example import Beside, choose_recognised, draw_example
+from dualform_studies.images.example import PaperFigures, choose_recognised, draw_example
 from dualform_studies.images.joint_page import PAPER_ACCURACY, joint_page
 from dualform_studies.images.network import accuracy, build_network, layer_names
 from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.recorded import Look, record
+from dualform_studies.images.recorded import Checkpoint, record
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import Batch, batch_rows, mixed_batches
 from dualform_studies.images.table1 import ask_accuracy
@@ -32,9 +32,9 @@ JOINT_RECIPE = Recipe(steps=5000, clip=float("inf"))
 _CLIP = 1.0
 
 BESIDE = {
-    9: Beside("Figure 6", "Figure 7", "Figure 11"),
-    3: Beside("Figure 17", "Figure 18", "Figure 16"),
-    5: Beside("Figure 20", "Figure 21", "Figure 19"),
+    9: PaperFigures("Figure 6", "Figure 7", "Figure 11"),
+    3: PaperFigures("Figure 17", "Figure 18", "Figure 16"),
+    5: PaperFigures("Figure 20", "Figure 21", "Figure 19"),
 }
 """The classes of Fashion-MNIST whose attention is drawn: ankle boot, dress and sandal."""
 
@@ -113,8 +113,8 @@ def _ask(
 ) -> Report:
     say = or_silent(progress)
     layers = layer_names(recipe.widths(datasets[0]))
-    looks = {dataset.name: Look(dataset, recipe.steps, last=True) for dataset in datasets}
-    fashion = looks[datasets[1].name]
+    checkpoints = {dataset.name: Checkpoint(dataset, recipe.steps, last=True) for dataset in datasets}
+    fashion = checkpoints[datasets[1].name]
     given = fashion.classes_given(memory)
     say("drawing figures", 0, 3)
     examples = {}
@@ -127,9 +127,9 @@ def _ask(
     say("measuring attention across datasets", 1, 3)
     report: Report = {
         "slots": sum(memory.info().slots.values()),
-        "accuracy": {name: ask_accuracy(memory, look) for name, look in looks.items()},
+        "accuracy": {name: ask_accuracy(memory, checkpoint) for name, checkpoint in checkpoints.items()},
         "examples": examples,
-        "crossing": {name: ask_crossing(memory, layers, look) for name, look in looks.items()},
+        "crossing": {name: ask_crossing(memory, layers, checkpoint) for name, checkpoint in checkpoints.items()},
     }
     say("checking the certificate", 2, 3)
     report["verify"] = {name: certificate_report(certificate) for name, certificate in memory.verify().items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
 from dualform_studies.images.crossing import crossing_table, strongest_table
-from dualform_studies.images.example import Beside, show_example
+from dualform_studies.images.example import PaperFigures, show_example
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
@@ -15,7 +15,7 @@ from dualform_studies.pages.page import Page
 PAPER_ACCURACY = {"mnist": "97 %", "fashion-mnist": "87 %"}
 
 
-def joint_page(out: Path, report: Report, beside: Mapping[int, Beside]) -> Page:
+def joint_page(out: Path, report: Report, beside: Mapping[int, PaperFigures]) -> Page:
     page = Page(out, "Joint training: MNIST and Fashion-MNIST mixed (section 5.3)")
     page.paragraph(
         f"One network learns both datasets in {report['steps']:,} updates: {report['recipe']}. The training sets are "

@@ -14,7 +14,7 @@ from dualform.query.engine import Engine
 from dualform_studies.certificates import relative_errors
 from dualform_studies.images.network import accuracy, layer_names, with_weights
 from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.succession import Pair, Trained, Weights, without
+from dualform_studies.images.succession import Pair, TrainedNetwork, Weights, without
 from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress
 
@@ -65,7 +65,7 @@ def sweep(
     memory: Engine,
     chosen: Sequence[Part],
     retrained: Sequence[Weights],
-    trained: Trained,
+    trained: TrainedNetwork,
     pair: Pair,
     recipe: Recipe,
     progress: Progress | None = None,

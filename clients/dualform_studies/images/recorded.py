@@ -28,7 +28,7 @@ def probe_name(dataset: Dataset, at_step: int | None = None) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class Checkpoint:
     """The network after a number of updates, as a recorded memory holds it."""
 
     dataset: Dataset

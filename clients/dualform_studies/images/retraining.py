@@ -21,7 +21,7 @@ from dualform_studies.images.masking import Part
 from dualform_studies.images.network import with_weights
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.stream import batch_rows, batches
-from dualform_studies.images.succession import Pair, Trained, Weights, copied
+from dualform_studies.images.succession import Pair, TrainedNetwork, Weights, copied
 from dualform_studies.images.training import train
 from dualform_studies.progress import Progress
 
@@ -29,7 +29,12 @@ _SECOND = 1
 
 
 def retrain(
-    trained: Trained, chosen: Sequence[Part], pair: Pair, recipe: Recipe, seed: int, progress: Progress | None = None
+    trained: TrainedNetwork,
+    chosen: Sequence[Part],
+    pair: Pair,
+    recipe: Recipe,
+    seed: int,
+    progress: Progress | None = None,
 ) -> list[Weights]:
     """The network that training without each part gives.
 
@@ -49,7 +54,7 @@ def retrain(
     return found
 
 
-def stop_at(trained: Trained, stops: Sequence[int], pair: Pair, recipe: Recipe, seed: int) -> list[Weights]:
+def stop_at(trained: TrainedNetwork, stops: Sequence[int], pair: Pair, recipe: Recipe, seed: int) -> list[Weights]:
     """The weights after so many updates on the second dataset; `stops` ascend, from 0 to recipe.steps at most."""
     network, optimizer = _after_first(trained, pair, recipe)
     second = pair[1]
@@ -61,7 +66,7 @@ def stop_at(trained: Trained, stops: Sequence[int], pair: Pair, recipe: Recipe, 
     return found
 
 
-def leave_out(trained: Trained, label: int, pair: Pair, recipe: Recipe, seed: int) -> Weights:
+def leave_out(trained: TrainedNetwork, label: int, pair: Pair, recipe: Recipe, seed: int) -> Weights:
     """The weights after recipe.steps updates on the second dataset without the images of one class."""
     network, optimizer = _after_first(trained, pair, recipe)
     second = pair[1]
@@ -81,7 +86,7 @@ def _rows_without(label: int, dataset: Dataset, recipe: Recipe, seed: int) -> It
         waiting = waiting[recipe.batch :]
 
 
-def _after_first(trained: Trained, pair: Pair, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _after_first(trained: TrainedNetwork, pair: Pair, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A network and an optimizer of their own, as they were when the first dataset was done."""
     network = with_weights(recipe.widths(pair[0]), trained.after_first)
     optimizer = recipe.optimizer(network)

@@ -14,12 +14,12 @@ from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.network import layer_names
 from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.recorded import Look, record
+from dualform_studies.images.recorded import Checkpoint, record
 from dualform_studies.images.single_page import single_page
 from dualform_studies.images.single_views import ask_single
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches
-from dualform_studies.images.table1 import ask_looks, in_words, over_runs
+from dualform_studies.images.table1 import ask_checkpoints, in_words, over_runs
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.progress import Progress, named
 
@@ -35,9 +35,9 @@ class SingleRecipe:
         training = self.training.with_steps(steps)
         return replace(self, training=training, moments=tuple(m for m in self.moments if m < training.steps))
 
-    def looks(self, dataset: Dataset) -> tuple[Look, ...]:
-        earlier = (Look(dataset, moment) for moment in self.moments)
-        return (*earlier, Look(dataset, self.training.steps, last=True))
+    def checkpoints(self, dataset: Dataset) -> tuple[Checkpoint, ...]:
+        earlier = (Checkpoint(dataset, moment) for moment in self.moments)
+        return (*earlier, Checkpoint(dataset, self.training.steps, last=True))
 
 
 def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Report:
@@ -51,13 +51,13 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
     recipe = (recipe or SingleRecipe()).with_steps(assignment.steps)
     runs = assignment.runs or recipe.runs
     dataset = load_dataset("mnist", assignment.data)
-    layers, looks = layer_names(recipe.training.widths(dataset)), recipe.looks(dataset)
+    layers, checkpoints = layer_names(recipe.training.widths(dataset)), recipe.checkpoints(dataset)
     cells, accuracy, seconds = [], [], []
     for number in range(runs):
         say = named(assignment.progress, f"run {number + 1} of {runs}")
         with _folder(out, number) as folder:
             seconds.append(_train(dataset, recipe, assignment.seed + number, folder, values=number == 0, progress=say))
-            filled, reached = ask_looks(folder, layers, looks)
+            filled, reached = ask_checkpoints(folder, layers, checkpoints)
             cells.append(filled)
             accuracy.append(reached)
     report: Report = {
@@ -68,11 +68,13 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
         "steps": recipe.training.steps,
         "recipe": recipe.training.in_words(),
         "training_images": len(training_rows(len(dataset.train))),
-        "accuracy": {str(look.step): [run[at] for run in accuracy] for at, look in enumerate(looks)},
-        "table_1": {str(look.step): over_runs([run[at] for run in cells]) for at, look in enumerate(looks)},
+        "accuracy": {str(checkpoint.step): [run[at] for run in accuracy] for at, checkpoint in enumerate(checkpoints)},
+        "table_1": {
+            str(checkpoint.step): over_runs([run[at] for run in cells]) for at, checkpoint in enumerate(checkpoints)
+        },
     }
     report["beside_paper"] = list(_beside_paper(report))
-    report |= ask_single(dataset, layers, looks, out, assignment.progress)
+    report |= ask_single(dataset, layers, checkpoints, out, assignment.progress)
     report["disk_bytes"] = bytes_on_disk(out)
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
     single_page(out, report).write(report)
@@ -80,7 +82,7 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
 
 
 def _beside_paper(report: Report) -> Iterator[list[str]]:
-    """What, our figure and the paper's: accuracies, and Table 1 where the network is right, at every look."""
+    """What, our figure and the paper's: accuracies, and Table 1 where the network is right, at every checkpoint."""
     for step, runs in report["accuracy"].items():
         yield [f"accuracy after {int(step):,} updates", f"{100 * sum(runs) / len(runs):.1f} %", "97 %"]
     for step, layers in report["table_1"].items():

@@ -13,17 +13,17 @@ from dualform.questions import ProbeRows
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.error_norm import error_norm_sums
-from dualform_studies.images.example import Beside, choose_recognised, draw_example
+from dualform_studies.images.example import PaperFigures, choose_recognised, draw_example
 from dualform_studies.images.figures import draw_weighted_sums
 from dualform_studies.images.query_figure import Query
 from dualform_studies.images.recency import ask_recency, draw_recency, recency_report
-from dualform_studies.images.recorded import Look
+from dualform_studies.images.recorded import Checkpoint
 from dualform_studies.images.spotlight import LayerSpotlight
 from dualform_studies.images.table1 import count_cells
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.progress import Progress, or_silent
 
-BESIDE = {6: Beside("Figure 4", "Figure 5", "Figure 10"), 3: Beside("Figure 14", "Figure 15", "Figure 13")}
+BESIDE = {6: PaperFigures("Figure 4", "Figure 5", "Figure 10"), 3: PaperFigures("Figure 14", "Figure 15", "Figure 13")}
 """The digits whose attention is drawn."""
 
 _DATED = 200
@@ -31,27 +31,27 @@ _DATED = 200
 
 
 def ask_single(
-    dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], out: Path, progress: Progress | None
+    dataset: Dataset, layers: Sequence[str], checkpoints: Sequence[Checkpoint], out: Path, progress: Progress | None
 ) -> Report:
-    """Examples and dates of the first look, sums weighted by the error's norm of all looks, and the certificate."""
+    """Examples and dates of the first checkpoint, sums weighted by the error's norm of all, and the certificate."""
     say = or_silent(progress)
     say("drawing figures", 0, 2)
-    report, query = _ask(out, dataset, layers, looks[0])
+    report, query = _ask(out, dataset, layers, checkpoints[0])
     say("weighting by the error's norm", 1, 2)
-    report["error_norm"] = _weigh(out, dataset, layers, looks, query)
+    report["error_norm"] = _weigh(out, dataset, layers, checkpoints, query)
     say("weighting by the error's norm", 2, 2)
     return report
 
 
-def _ask(out: Path, dataset: Dataset, layers: Sequence[str], look: Look) -> tuple[Report, Query]:
+def _ask(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpoint) -> tuple[Report, Query]:
     """What the engine is asked, and the query of the figures that show one. Its keys are let go on return."""
     with open_memory(out) as memory:
-        given = look.classes_given(memory)
+        given = checkpoint.classes_given(memory)
         chosen = {digit: choose_recognised(dataset, given, digit) for digit in BESIDE}
         queries = {digit: query for digit, query in chosen.items() if query is not None}
         one = next(iter(queries.values()), None) or Query(dataset, 0, int(given[0]))
         report: Report = {
-            "look": look.step,
+            "look": checkpoint.step,
             "slots": sum(memory.info().slots.values()),
             "examples": {
                 str(digit): draw_example(
@@ -62,38 +62,40 @@ def _ask(out: Path, dataset: Dataset, layers: Sequence[str], look: Look) -> tupl
                     report_folder(out),
                     f"digit-{digit}",
                     BESIDE[digit],
-                    probe=look.probe,
-                    where=look.where,
+                    probe=checkpoint.probe,
+                    where=checkpoint.where,
                 )
                 for digit, query in queries.items()
             },
-            "recency": _date(memory, layers, look, one, report_folder(out)),
+            "recency": _date(memory, layers, checkpoint, one, report_folder(out)),
             "verify": {name: certificate_report(certificate) for name, certificate in memory.verify().items()},
         }
         return report, one
 
 
-def _date(memory: Engine, layers: Sequence[str], look: Look, query: Query, folder: Path) -> Report:
+def _date(memory: Engine, layers: Sequence[str], checkpoint: Checkpoint, query: Query, folder: Path) -> Report:
     """When the best datapoints of the query and of the first test images were trained on."""
     rows = [query.row, *(row for row in range(min(_DATED, len(query.dataset.test))) if row != query.row)][:_DATED]
-    recency = ask_recency(memory, layers, ProbeRows(look.probe, tuple(rows)), look.step)
+    recency = ask_recency(memory, layers, ProbeRows(checkpoint.probe, tuple(rows)), checkpoint.step)
     draw_recency(folder / "recency.png", recency, query)
     return recency_report(recency)
 
 
-def _weigh(out: Path, dataset: Dataset, layers: Sequence[str], looks: Sequence[Look], query: Query) -> Report:
-    """The cells of Table 1 for sums weighted by the error's norm, by look; the query's sums at the first are drawn."""
+def _weigh(
+    out: Path, dataset: Dataset, layers: Sequence[str], checkpoints: Sequence[Checkpoint], query: Query
+) -> Report:
+    """The cells of Table 1 for sums weighted by the error's norm, by checkpoint; the query's own are drawn."""
     report: Report = {}
     drawn = []
     with open_memory(out) as memory:
-        for look in looks:
-            given, cells = look.classes_given(memory), {}
+        for checkpoint in checkpoints:
+            given, cells = checkpoint.classes_given(memory), {}
             for layer in layers:
-                classes, sums = error_norm_sums(memory, layer, look.probe, look.step)
+                classes, sums = error_norm_sums(memory, layer, checkpoint.probe, checkpoint.step)
                 cells[layer] = count_cells(classes[sums.argmax(axis=1)], dataset.test.labels, given)
-                if look == looks[0]:
+                if checkpoint == checkpoints[0]:
                     drawn.append(_spotlight(dataset, layer, classes, sums[query.row]))
-            report[str(look.step)] = cells
+            report[str(checkpoint.step)] = cells
     draw_weighted_sums(report_folder(out) / "error-norm-sums.png", drawn, query, [dataset])
     return report
 

@@ -30,7 +30,7 @@ Weights: TypeAlias = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedNetwork:
     after_first: Weights
     """A copy of the weights that the network had when the first dataset was done."""
     optimizer_after_first: dict[str, Any]
@@ -44,7 +44,7 @@ class Trained:
 
 def train_in_succession(
     pair: Pair, recipe: Recipe, seed: int, *, record_to: Path | None = None, progress: Progress | None = None
-) -> Trained:
+) -> TrainedNetwork:
     """Train a fresh network on both datasets, recorded into the folder `record_to` where there is one.
 
     A recorded training stores the probes `test-NAME`, all test images of each dataset with their labels, at its end.
@@ -72,7 +72,7 @@ def _train(
     seed: int,
     recorder: Recorder | None,
     progress: Progress | None,
-) -> Trained:
+) -> TrainedNetwork:
     seconds, weights, states = 0.0, [], []
     peak_memory.reset()
     for part, dataset in enumerate(pair):
@@ -83,7 +83,7 @@ def _train(
         seconds += perf_counter() - start
         weights.append(copied(network))
         states.append(deepcopy(optimizer.state_dict()))
-    return Trained(weights[0], states[0], weights[1], seconds, peak_memory.read_bytes())
+    return TrainedNetwork(weights[0], states[0], weights[1], seconds, peak_memory.read_bytes())
 
 
 def copied(network: nn.Module) -> Weights:
@@ -97,7 +97,7 @@ def without(dataset: Dataset) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Verdict:
     """What the networks of each moment make of the test images."""
 
     pair: Pair
@@ -142,7 +142,7 @@ def moments(pair: Pair) -> dict[str, str]:
     }
 
 
-def weights_by_moment(memory: Engine, trained: Trained, pair: Pair, recipe: Recipe) -> dict[str, Weights]:
+def weights_by_moment(memory: Engine, trained: TrainedNetwork, pair: Pair, recipe: Recipe) -> dict[str, Weights]:
     """The weights of each moment: two as training had them, two as the memory rebuilds them.
 
     `after_first` and `final` are training's own; `masked` is the final sum without the second dataset, `as_of_first`
@@ -156,10 +156,10 @@ def weights_by_moment(memory: Engine, trained: Trained, pair: Pair, recipe: Reci
     }
 
 
-def judge(weights: Mapping[str, Weights], pair: Pair, recipe: Recipe) -> Judged:
+def judge(weights: Mapping[str, Weights], pair: Pair, recipe: Recipe) -> Verdict:
     """Classify all test images of both datasets with the network of each moment."""
     networks = {moment: with_weights(recipe.widths(pair[0]), held) for moment, held in weights.items()}
-    return Judged(
+    return Verdict(
         pair,
         {
             moment: {dataset.name: predictions(network, dataset, dataset.test) for dataset in pair}

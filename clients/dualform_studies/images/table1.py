@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dualform.methods import Answers
 from dualform.query.engine import open_memory
 from dualform.questions import ProbeRows
-from dualform_studies.images.recorded import Look
+from dualform_studies.images.recorded import Checkpoint
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Cell, Table
 
@@ -41,26 +41,29 @@ _DEVIATIONS, _POINTS = 2, 2
 """A cell is met within so many of the paper's deviations, or so many points."""
 
 
-def ask_looks(folder: Path, layers: Sequence[str], looks: Sequence[Look]) -> tuple[list[Cells], list[float]]:
-    """Cells and accuracy of a recorded run at each look. Its keys, gigabytes of them, are let go on return."""
+def ask_checkpoints(
+    folder: Path, layers: Sequence[str], checkpoints: Sequence[Checkpoint]
+) -> tuple[list[Cells], list[float]]:
+    """Cells and accuracy of a recorded run at each checkpoint. Its keys, gigabytes of them, are let go on return."""
     with open_memory(folder) as memory:
-        return [ask_cells(memory, layers, look) for look in looks], [ask_accuracy(memory, look) for look in looks]
+        cells = [ask_cells(memory, layers, checkpoint) for checkpoint in checkpoints]
+        return cells, [ask_accuracy(memory, checkpoint) for checkpoint in checkpoints]
 
 
-def ask_cells(memory: Answers, layers: Sequence[str], look: Look) -> Cells:
+def ask_cells(memory: Answers, layers: Sequence[str], checkpoint: Checkpoint) -> Cells:
     """One run's cells, over all test images."""
-    labels, given = look.dataset.test.labels, look.classes_given(memory)
+    labels, given = checkpoint.dataset.test.labels, checkpoint.classes_given(memory)
     found = {}
     for layer in layers:
-        answer = memory.group_sum(layer, ProbeRows(look.probe), by="label", where=look.where, score="abs")
+        answer = memory.group_sum(layer, ProbeRows(checkpoint.probe), by="label", where=checkpoint.where, score="abs")
         classes = np.array([label for (label,) in answer.groups], dtype=np.int64)
         found[layer] = count_cells(classes[answer.sums.argmax(axis=1)], labels, given)
     return found
 
 
-def ask_accuracy(memory: Answers, look: Look) -> float:
+def ask_accuracy(memory: Answers, checkpoint: Checkpoint) -> float:
     """Fraction of the test images that the network classified as labelled."""
-    return float((look.classes_given(memory) == look.dataset.test.labels).mean())
+    return float((checkpoint.classes_given(memory) == checkpoint.dataset.test.labels).mean())
 
 
 def count_cells(

@@ -20,7 +20,7 @@ from dualform_studies.images.recorded import record
 from dualform_studies.images.single import SingleRecipe
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches, drawn_rows
-from dualform_studies.images.table1 import CELLS, PAPER, ask_looks, in_words, over_runs
+from dualform_studies.images.table1 import CELLS, PAPER, ask_checkpoints, in_words, over_runs
 from dualform_studies.pages.folder import Report, check_free
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
@@ -80,7 +80,7 @@ def run_variants(assignment: Assignment, recipe: SingleRecipe | None = None) -> 
         "seed": assignment.seed,
         "runs": len(seeds),
         "steps": recipe.training.steps,
-        "looks": [look.step for look in recipe.looks(dataset)],
+        "looks": [checkpoint.step for checkpoint in recipe.checkpoints(dataset)],
         "recipe": recipe.training.in_words(),
         "variants": {one.name: _fill(one, dataset, recipe, seeds, assignment) for one in VARIANTS},
     }
@@ -92,8 +92,8 @@ def run_variants(assignment: Assignment, recipe: SingleRecipe | None = None) -> 
 def _fill(
     variant: Variant, dataset: Dataset, recipe: SingleRecipe, seeds: Sequence[int], assignment: Assignment
 ) -> Report:
-    """By look: the accuracies of all runs, and the cells."""
-    training, looks = variant.recipe(recipe.training), recipe.looks(dataset)
+    """By checkpoint: the accuracies of all runs, and the cells."""
+    training, checkpoints = variant.recipe(recipe.training), recipe.checkpoints(dataset)
     layers = layer_names(training.widths(dataset))
     cells, accuracy = [], []
     for seed in seeds:
@@ -101,15 +101,15 @@ def _fill(
         with TemporaryDirectory(dir=assignment.out, prefix="run-") as folder:
             stream = batches(dataset, variant.order(dataset, training, seed))
             record([dataset], stream, training, seed, Path(folder), moments=recipe.moments, values=False, progress=say)
-            filled, reached = ask_looks(Path(folder), layers, looks)
+            filled, reached = ask_checkpoints(Path(folder), layers, checkpoints)
             cells.append(filled)
             accuracy.append(reached)
     return {
-        str(look.step): {
+        str(checkpoint.step): {
             "accuracy": [run[at] for run in accuracy],
             "cells": over_runs([run[at] for run in cells]),
         }
-        for at, look in enumerate(looks)
+        for at, checkpoint in enumerate(checkpoints)
     }
 
 
@@ -120,18 +120,18 @@ def _page(out: Path, report: Report) -> Page:
         f"is kept. The recipe: {report['recipe']}; two thirds of MNIST's training images, the same in every run, gone "
         "through in a new order each epoch. What the paper leaves open moves its cells by as much as stands here."
     )
-    for look in report["looks"]:
-        page.show(_table(look, report))
+    for checkpoint in report["looks"]:
+        page.show(_table(checkpoint, report))
     return page
 
 
-def _table(look: int, report: Report) -> Table:
+def _table(checkpoint: int, report: Report) -> Table:
     columns = ["variant", "accuracy", *(f"{layer} {_short(cell)}" for layer in PAPER for cell in CELLS)]
     rows: list[list[Cell]] = [
         ["the paper", "97", *(in_words(*paper) for cells in PAPER.values() for paper in cells.values())]
     ]
-    for name, by_look in report["variants"].items():
-        found = by_look[str(look)]
+    for name, by_checkpoint in report["variants"].items():
+        found = by_checkpoint[str(checkpoint)]
         means = (found["cells"][layer][cell] for layer in PAPER for cell in CELLS)
         rows.append(
             [
@@ -141,10 +141,10 @@ def _table(look: int, report: Report) -> Table:
             ]
         )
     caption = (
-        f"Table 1 after {look:,} updates, in per cent: {_of_runs(report['runs'])} of each variant, mean and standard "
-        'deviation of several runs for the paper. "No" and "yes" say whether the network is right.'
+        f"Table 1 after {checkpoint:,} updates, in per cent: {_of_runs(report['runs'])} of each variant, mean and "
+        'standard deviation of several runs for the paper. "No" and "yes" say whether the network is right.'
     )
-    return Table(f"cells-{look}", caption, columns, rows)
+    return Table(f"cells-{checkpoint}", caption, columns, rows)
 
 
 def _of_runs(runs: int) -> str:

@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from dualform_studies.memorisation.facts import TOKENS, Facts
-from dualform_studies.memorisation.masks import LeftOut, Sweep
+from dualform_studies.memorisation.masks import Omission, Sweep
 from dualform_studies.pages.frame import INK, new_figure
 
 _SHOWN = {
@@ -22,7 +22,7 @@ _SHOWN = {
 }
 
 
-def draw_pairs(path: Path, found: Sequence[LeftOut], facts: Facts) -> Path:
+def draw_pairs(path: Path, found: Sequence[Omission], facts: Facts) -> Path:
     """For each pair left out: how many of the other 24 are still known; framed where the pair itself is."""
     singles = [one for one in found if one.pairs.sum() == 1][: len(facts)]
     right = [one.right(facts) for one in singles]

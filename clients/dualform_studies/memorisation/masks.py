@@ -36,7 +36,7 @@ _SWEPT = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class LeftOut:
+class Omission:
     """Something left out of the training's sum, and of the training."""
 
     name: str
@@ -65,7 +65,7 @@ def only(facts: Facts, pair: int) -> str:
 
 def leave_out(
     memory: Engine, facts: Facts, recipe: Recipe, seed: int, progress: Progress | None = None
-) -> list[LeftOut]:
+) -> list[Omission]:
     """Each pair in turn, then each class: all pairs that have one next token."""
     wheres = {name: (f"NOT ({only(facts, at)})", np.arange(len(facts)) == at) for at, name in enumerate(facts.names)}
     for label, token in enumerate(TOKENS):
@@ -83,7 +83,7 @@ def leave_out(
             weight.removesuffix(".weight"): float((end - masked[weight]).norm() / (end - begun[weight]).norm())
             for weight, end in trained.items()
         }
-        found.append(LeftOut(name, where, pairs, networks, memory.cancellation(where=where), share))
+        found.append(Omission(name, where, pairs, networks, memory.cancellation(where=where), share))
         say("leaving pairs out", done, len(wheres))
     return found
 

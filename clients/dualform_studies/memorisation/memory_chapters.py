@@ -9,7 +9,7 @@ from dualform.query.engine import Engine
 from dualform_studies.memorisation import tables
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.mask_figures import draw_pairs, draw_sweep
-from dualform_studies.memorisation.masks import LeftOut, leave_out, sweep_last
+from dualform_studies.memorisation.masks import Omission, leave_out, sweep_last
 from dualform_studies.memorisation.network import AttentionOnly
 from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided, scores_over_training
 from dualform_studies.memorisation.retrieval_figures import draw_scores, draw_two_levels
@@ -127,13 +127,13 @@ def mask_chapter(
     }
 
 
-def _correlation(shares: NDArray[np.float64], found: list[LeftOut], facts: Facts) -> float:
+def _correlation(shares: NDArray[np.float64], found: list[Omission], facts: Facts) -> float:
     """Of the logarithm of a pair's share with how many other pairs its mask on the values leaves known; 0 for none."""
     known = np.array([one.right(facts)["value"][~one.pairs].sum() for one in found])
     return float(np.corrcoef(np.log(shares), known)[0, 1]) if np.ptp(known) and np.ptp(shares) else 0.0
 
 
-def _masked_maps(page: Page, found: list[LeftOut], network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
+def _masked_maps(page: Page, found: list[Omission], network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
     """The class maps when the pair that is missed most is left out, and when the largest class is."""
     pairs, classes = found[: len(facts)], found[len(facts) :]
     worst = min(pairs, key=lambda one: int(one.right(facts)["projections"].sum()))

@@ -11,7 +11,7 @@ from dualform.query.engine import Engine
 from dualform_studies.memorisation.boosting import WAYS
 from dualform_studies.memorisation.ensemble import Curve
 from dualform_studies.memorisation.facts import TOKENS, Facts
-from dualform_studies.memorisation.masks import SCOPES, LeftOut
+from dualform_studies.memorisation.masks import SCOPES, Omission
 from dualform_studies.memorisation.retrieval import asked_by
 from dualform_studies.memorisation.simplex import Simplex, classes_of
 from dualform_studies.pages.folder import Report
@@ -70,7 +70,7 @@ def top_slots(memory: Engine, facts: Facts, pair: int, k: int = 5) -> Table:
     )
 
 
-def left_out(found: Sequence[LeftOut], facts: Facts) -> Table:
+def left_out(found: Sequence[Omission], facts: Facts) -> Table:
     """What is known when something was left out: of the other pairs, and of those left out."""
     rows: list[list[Cell]] = []
     for one in found:
@@ -92,7 +92,7 @@ def left_out(found: Sequence[LeftOut], facts: Facts) -> Table:
     return Table("left-out", caption, columns, rows)
 
 
-def left_out_means(found: Sequence[LeftOut], facts: Facts) -> Report:
+def left_out_means(found: Sequence[Omission], facts: Facts) -> Report:
     """By network: percent of the other pairs still known, and of those left out, over single pairs and over classes."""
     report: Report = {}
     for kind, chosen in (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from dualform_studies.pages.items import Cell, Figure, Heading, Item, Marked, Paragraph, Table
+from dualform_studies.pages.items import Cell, Figure, Heading, Item, MarkedPassage, Paragraph, Table
 from dualform_studies.pages.words import in_words
 
 _STYLE = """
@@ -79,7 +79,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    if isinstance(cell, Marked):
+    if isinstance(cell, MarkedPassage):
         return f"{escape(cell.before)}<mark>{escape(cell.token)}</mark>{escape(cell.after)}"
     return _text(in_words(cell))
 

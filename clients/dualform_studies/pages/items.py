@@ -10,7 +10,7 @@ from dualform_studies.pages.folder import Report
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedPassage:
     """A passage of text in which one token stands out."""
 
     before: str
@@ -21,7 +21,7 @@ class Marked:
         return f"{self.before}[{self.token}]{self.after}"
 
 
-Cell: TypeAlias = str | int | float | Marked | None
+Cell: TypeAlias = str | int | float | MarkedPassage | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Table:
 
     def plain(self) -> Report:
         """The table in values that JSON has; a marked passage is a text with its token in brackets."""
-        rows = [[str(cell) if isinstance(cell, Marked) else cell for cell in row] for row in self.rows]
+        rows = [[str(cell) if isinstance(cell, MarkedPassage) else cell for cell in row] for row in self.rows]
         return {"name": self.name, "caption": self.caption, "columns": list(self.columns), "rows": rows}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dualform_studies.pages.items import Cell, Figure, Heading, Item, Marked, Paragraph, Table
+from dualform_studies.pages.items import Cell, Figure, Heading, Item, MarkedPassage, Paragraph, Table
 from dualform_studies.pages.words import in_words
 
 
@@ -43,7 +43,7 @@ def _rule(table: Table, at: int) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    if isinstance(cell, Marked):
+    if isinstance(cell, MarkedPassage):
         # Markdown knows no emphasis that begins or ends with a space; a token that is one is named instead.
         token = cell.token.strip()
         lead, tail = cell.token[: len(cell.token) - len(cell.token.lstrip())], cell.token[len(cell.token.rstrip()) :]

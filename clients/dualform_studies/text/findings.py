@@ -16,7 +16,7 @@ from dualform_studies.text.attention import Attention, Questions, best
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.passages import Passage, cut, find
 from dualform_studies.text.prompts import Prompt
-from dualform_studies.text.published import Published
+from dualform_studies.text.published import PublishedTable
 from dualform_studies.text.tokens import Tokens
 
 _PASSAGES = 5
@@ -86,7 +86,7 @@ class _Teller:
         records = self._memory.slots(hits.slots[number], hits.space).records()
         return [{**record, "score": float(s)} for record, s in zip(records, hits.scores[number], strict=True)]
 
-    def _published(self, table: Published, sums: Any) -> list[Report]:
+    def _published(self, table: PublishedTable, sums: Any) -> list[Report]:
         """The paper's passages, and how they rank here where the training text has them (1: the best)."""
         told = []
         for row in table.rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dualform_studies.pages.items import Marked
+from dualform_studies.pages.items import MarkedPassage
 from dualform_studies.text.tokens import Tokens
 
 _BEFORE, _AFTER = 90, 60
@@ -23,9 +23,9 @@ class Passage:
     token: str
     after: str
 
-    def marked(self) -> Marked:
+    def marked(self) -> MarkedPassage:
         """As a page shows it: in one line, with a token that is nothing but space made visible."""
-        return Marked(_one_line(self.before), _visible(self.token), _one_line(self.after))
+        return MarkedPassage(_one_line(self.before), _visible(self.token), _one_line(self.after))
 
 
 def cut(tokens: Tokens, at: int) -> Passage:

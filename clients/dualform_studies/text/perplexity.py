@@ -17,7 +17,7 @@ _READ_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Surprise:
     """Mean surprise over a text."""
 
     nats: float
@@ -35,7 +35,7 @@ class Foretold:
 
 
 @torch.no_grad()
-def foretell(network: LanguageModel, ids: NDArray[np.int64]) -> Foretold:
+def foretell(network: LanguageModel, ids: NDArray[np.int64]) -> Surprise:
     """Read a text int64[n], n at least 2, from a state of zeros to its end; what is summed is summed in float64."""
     network.eval()
     device = next(network.parameters()).device
@@ -48,4 +48,4 @@ def foretell(network: LanguageModel, ids: NDArray[np.int64]) -> Foretold:
         scores, state = network(inputs[None], state)
         chosen = log_softmax(scores[0].double(), dim=1).gather(1, targets[:, None])
         total -= float(chosen.sum())
-    return Foretold(total / (len(ids) - 1), len(ids) - 1)
+    return Surprise(total / (len(ids) - 1), len(ids) - 1)

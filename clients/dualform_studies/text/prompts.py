@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dualform.errors import BadInput
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.passages import find
-from dualform_studies.text.published import Published
+from dualform_studies.text.published import PublishedTable
 
 
 @dataclass(frozen=True)
@@ -18,18 +18,18 @@ class Prompt:
     """What the network reads; the last token of it is the query."""
     after: str = ""
     """How the passage goes on. The network does not read it."""
-    published: Published | None = None
+    published: PublishedTable | None = None
     """The table of the paper that the query comes from."""
     found: bool = True
     """Whether a query of the paper stands in the text it was taken from; where not, its words are those printed."""
 
 
-def paper_prompts(corpus: Corpus, tables: Sequence[Published]) -> list[Prompt]:
+def paper_prompts(corpus: Corpus, tables: Sequence[PublishedTable]) -> list[Prompt]:
     """The paper's query passages up to their marked token, cut from the text itself where it has them."""
     return [_paper_prompt(corpus, table) for table in tables]
 
 
-def _paper_prompt(corpus: Corpus, table: Published) -> Prompt:
+def _paper_prompt(corpus: Corpus, table: PublishedTable) -> Prompt:
     name, quoted = f"table-{table.number}", table.query.passage
     text = corpus.test if table.origin == "test" else corpus.train
     place = find(text, quoted)

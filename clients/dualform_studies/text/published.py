@@ -24,7 +24,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTable:
     number: int
     """Of the table."""
     remark: str
@@ -41,7 +41,7 @@ class Published:
 
 
 AESOP = (
-    Published(
+    PublishedTable(
         3,
         'a concept of "doing something fast"',
         "test",
@@ -79,7 +79,7 @@ AESOP = (
             ),
         ),
     ),
-    Published(
+    PublishedTable(
         4,
         'a phrase of form "a + adjective/single + word starting with d"',
         "test",
@@ -117,7 +117,7 @@ AESOP = (
             ),
         ),
     ),
-    Published(
+    PublishedTable(
         5,
         'a phrase of form "at" plus some timing or counting related concept',
         "train",
@@ -159,7 +159,7 @@ AESOP = (
 )
 
 WIKITEXT2 = (
-    Published(
+    PublishedTable(
         2,
         "pages about warships, and a similar sentence structure",
         "test",
@@ -191,7 +191,7 @@ WIKITEXT2 = (
             ),
         ),
     ),
-    Published(
+    PublishedTable(
         6,
         'some "contributions of somebody on something"',
         "test",
@@ -233,7 +233,7 @@ WIKITEXT2 = (
             ),
         ),
     ),
-    Published(
+    PublishedTable(
         7,
         '"somebody rating (or commenting on) something (e.g. movie/song)"',
         "test",

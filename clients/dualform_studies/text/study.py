@@ -33,7 +33,7 @@ from dualform_studies.text.network import LanguageModel
 from dualform_studies.text.page import language_page
 from dualform_studies.text.perplexity import foretell
 from dualform_studies.text.prompts import Prompt, own_prompts, paper_prompts
-from dualform_studies.text.published import Published
+from dualform_studies.text.published import PublishedTable
 from dualform_studies.text.recipe import Recipe, choose_preset
 from dualform_studies.text.resumed import check_same, read_report
 from dualform_studies.text.runs import Task
@@ -47,7 +47,7 @@ class LanguageStudy:
     title: str
     presets: Mapping[str, Recipe]
     """The first is what is run where none is named."""
-    tables: Sequence[Published]
+    tables: Sequence[PublishedTable]
 
 
 def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Recipe | None = None) -> Report:

@@ -5,12 +5,10 @@ Shapes: m entries that the mask leaves, H entries of the layer, T slots of its s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
@@ -19,22 +17,7 @@ from dualform.query.view import View
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 from dualform.store.samples import as_numpy
-
-
-class SlotSpace(Protocol):
-    """The part of a space that a grouping needs."""
-
-    @property
-    def columns(self) -> Mapping[str, str]: ...
-
-    @property
-    def sample_columns(self) -> frozenset[str]: ...
-
-    def sample_table(self, names: Iterable[str]) -> pa.Table: ...
-
-    def spread(self, per_datapoint: NDArray[Any]) -> NDArray[Any]: ...
-
-    def column(self, name: str) -> NDArray[Any]: ...
+from dualform.store.space import Space
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +46,7 @@ def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str,
     return view.cache.get(key, lambda: group(space, slots, selection, by))
 
 
-def group(space: SlotSpace, slots: NDArray[np.int64] | None, selection: Selection, by: tuple[str, ...]) -> Groups:
+def group(space: Space, slots: NDArray[np.int64] | None, selection: Selection, by: tuple[str, ...]) -> Groups:
     """The groups of the selected entries by columns; with no column, all are one group.
 
     `slots` is int64[H]: the slot of each entry, None where entries are slots. Raises NotFound for a column that the
@@ -86,7 +69,7 @@ def group(space: SlotSpace, slots: NDArray[np.int64] | None, selection: Selectio
     return Groups(by, tuple(keys), entries, numbers.astype(np.int64), counts)
 
 
-def _codes_of_slots(space: SlotSpace, name: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Any]]:
+def _codes_of_slots(space: Space, name: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Any]]:
     """As `_codes`, of some slots. What is the same for all slots of a datapoint is ranked once a datapoint."""
     if name in space.sample_columns:
         codes, values = _codes(as_numpy(space.sample_table([name])[name]))

@@ -13,7 +13,7 @@ from dualform.errors import BadInput, NotFound
 from dualform.query.view import View
 from dualform.questions import as_ids
 from dualform.store.layer import Layer
-from dualform.store.snapshot import as_numpy
+from dualform.store.samples import as_numpy
 
 
 def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Columns:

@@ -24,14 +24,12 @@ from dualform.store.manifest import Manifest
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, OrderedRows, Rows
-from dualform.store.samples import Samples, as_numpy
+from dualform.store.samples import Samples
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.space import Space
 from dualform.store.weights import read_buffers, read_weights
-
-__all__ = ["Snapshot", "as_numpy"]
 
 
 class Snapshot:

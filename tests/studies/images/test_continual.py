@@ -11,9 +11,9 @@ import dualform
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
 from dualform_studies.images.continual import run_continual
-from dualform_studies.images.download import at_hand
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.studies import run_study
+from tests.studies.images.at_hand import at_hand
 
 MOMENTS = {"after_first", "final", "masked", "as_of_first"}
 

@@ -8,7 +8,8 @@ import pytest
 
 from dualform.errors import Damaged, NotFound
 from dualform_studies.data_folder import data_folder
-from dualform_studies.images.download import SOURCES, at_hand, load_dataset
+from dualform_studies.images.download import SOURCES, load_dataset
+from tests.studies.images.at_hand import at_hand
 from tests.studies.images.idx_files import write_dataset, write_idx
 
 

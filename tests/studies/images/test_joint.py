@@ -11,10 +11,11 @@ import dualform
 from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
-from dualform_studies.images.download import at_hand, load_dataset
+from dualform_studies.images.download import load_dataset
 from dualform_studies.images.joint import run_joint
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.studies import run_study
+from tests.studies.images.at_hand import at_hand
 
 
 @pytest.fixture(scope="module")

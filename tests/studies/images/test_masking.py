@@ -15,7 +15,7 @@ from dualform_studies.images.masking import Part, masked_weights, parts, sweep
 from dualform_studies.images.network import build_network
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.retraining import retrain
-from dualform_studies.images.succession import Pair, Trained, train_in_succession
+from dualform_studies.images.succession import Pair, TrainedNetwork, train_in_succession
 from dualform_studies.pages.folder import Report
 
 RECIPE = Recipe(hidden=(24, 16), lr=0.05, batch=32, steps=60)
@@ -28,19 +28,19 @@ def pair() -> Pair:
 
 
 @pytest.fixture(scope="module")
-def recorded(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
+def recorded(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainedNetwork]:
     folder = tmp_path_factory.mktemp("masking") / "run"
     return folder, train_in_succession(pair, RECIPE, seed=3, record_to=folder)
 
 
 @pytest.fixture(scope="module")
-def memory(recorded: tuple[Path, Trained]) -> Iterator[Engine]:
+def memory(recorded: tuple[Path, TrainedNetwork]) -> Iterator[Engine]:
     with open_memory(recorded[0]) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def swept(memory: Engine, recorded: tuple[Path, Trained], pair: Pair) -> list[Report]:
+def swept(memory: Engine, recorded: tuple[Path, TrainedNetwork], pair: Pair) -> list[Report]:
     chosen, trained = parts(pair, RECIPE), recorded[1]
     retrained = retrain(trained, chosen, pair, RECIPE, seed=3)
     return sweep(memory, chosen, retrained, trained, pair, RECIPE)

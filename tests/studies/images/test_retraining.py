@@ -14,7 +14,7 @@ from dualform_studies.images.network import build_network
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.retraining import leave_out, retrain, stop_at
 from dualform_studies.images.stream import batch_rows
-from dualform_studies.images.succession import Pair, Trained, train_in_succession
+from dualform_studies.images.succession import Pair, TrainedNetwork, train_in_succession
 from dualform_studies.images.training import train_part
 
 RECIPE = Recipe(hidden=(16,), lr=0.05, batch=32, steps=60)
@@ -26,7 +26,7 @@ def pair() -> Pair:
 
 
 @pytest.fixture(scope="module")
-def trained(pair: Pair) -> Trained:
+def trained(pair: Pair) -> TrainedNetwork:
     return train_in_succession(pair, RECIPE, seed=3)
 
 
@@ -34,13 +34,13 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_without_the_whole_second_dataset_it_is_the_network_after_the_first(pair: Pair, trained: Trained):
+def test_without_the_whole_second_dataset_it_is_the_network_after_the_first(pair: Pair, trained: TrainedNetwork):
     whole = parts(pair, RECIPE)[0]
     (weights,) = retrain(trained, [whole], pair, RECIPE, seed=3)
     assert same(weights, trained.after_first)
 
 
-def test_trained_to_the_end_again_it_is_the_final_network(pair: Pair, trained: Trained):
+def test_trained_to_the_end_again_it_is_the_final_network(pair: Pair, trained: TrainedNetwork):
     """So the momentum, the order of the images and what the first part left are those of the training itself."""
     before = deepcopy(trained.optimizer_after_first)
     weights = stop_at(trained, [0, 20, 60], pair, RECIPE, seed=3)
@@ -54,7 +54,7 @@ def test_trained_to_the_end_again_it_is_the_final_network(pair: Pair, trained: T
         assert torch.equal(kept, state["momentum_buffer"])
 
 
-def test_it_stops_where_a_shorter_training_ends(pair: Pair, trained: Trained):
+def test_it_stops_where_a_shorter_training_ends(pair: Pair, trained: TrainedNetwork):
     network = build_network(RECIPE.widths(pair[0]), seed=3)
     optimizer = RECIPE.optimizer(network)
     train_part(network, optimizer, pair[0], RECIPE, seed=3, part=0)
@@ -73,7 +73,7 @@ def test_a_class_left_out_is_not_trained_and_the_others_keep_their_order(pair: P
     np.testing.assert_array_equal(left, order[second.train.labels[order] != 4][: len(left)])
 
 
-def test_without_a_class_training_speaks_against_it(pair: Pair, trained: Trained):
+def test_without_a_class_training_speaks_against_it(pair: Pair, trained: TrainedNetwork):
     """Where no image is of a class, every error signal of its output is positive, and every update lowers its bias."""
     weights = leave_out(trained, 4, pair, RECIPE, seed=3)
     assert not same(weights, trained.final)

@@ -12,11 +12,11 @@ from dualform.query.engine import open_memory
 from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
-from dualform_studies.images.download import at_hand
 from dualform_studies.images.error_norm import error_norm_sums
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.single import SingleRecipe, run_single
 from dualform_studies.studies import run_study
+from tests.studies.images.at_hand import at_hand
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
 BATCH = 32

@@ -9,7 +9,7 @@ from dualform.answers import GroupSums
 from dualform.questions import ProbeRows
 from dualform_studies.images.datasets import Dataset, Images
 from dualform_studies.images.example import choose_interference
-from dualform_studies.images.succession import Judged
+from dualform_studies.images.succession import Verdict
 
 LABELS = np.array([1, 1, 1, 2, 1, 2])
 
@@ -20,7 +20,7 @@ def made_up(name: str) -> Dataset:
 
 
 @pytest.fixture
-def judged() -> Judged:
+def judged() -> Verdict:
     """Rows 0, 1, 3 and 4 are spoilt and mended; row 2 is not mended, row 5 not spoilt."""
     given = {
         "after_first": np.array([1, 1, 1, 2, 1, 2]),
@@ -28,7 +28,7 @@ def judged() -> Judged:
         "masked": np.array([1, 1, 0, 2, 1, 2]),
     }
     pair = made_up("old"), made_up("new")
-    return Judged(pair, {moment: {"old": classes, "new": classes} for moment, classes in given.items()})
+    return Verdict(pair, {moment: {"old": classes, "new": classes} for moment, classes in given.items()})
 
 
 class Attention:
@@ -44,19 +44,19 @@ class Attention:
         return GroupSums(groups, sums, np.array([1, 1, 1]), ("dataset", "label"))
 
 
-def test_interference_is_spoilt_by_the_second_dataset_and_mended_by_the_mask(judged: Judged):
+def test_interference_is_spoilt_by_the_second_dataset_and_mended_by_the_mask(judged: Verdict):
     assert judged.interfered().tolist() == [0, 1, 3, 4]
     assert judged.interfered((1, 3)).tolist() == [0, 1]
     assert judged.interfered((2, 0)).tolist() == []
 
 
-def test_the_mistake_asked_for_goes_before_a_clearer_other_one(judged: Judged):
+def test_the_mistake_asked_for_goes_before_a_clearer_other_one(judged: Verdict):
     query = choose_interference(Attention(11, 12, 99, 50, 0, 99), judged, "layer-2", (1, 3))  # type: ignore[arg-type]
     assert query is not None
     assert (query.row, query.label, query.given) == (1, 1, 3)
 
 
-def test_where_no_image_is_mistaken_so_the_clearest_of_all_is_taken(judged: Judged):
+def test_where_no_image_is_mistaken_so_the_clearest_of_all_is_taken(judged: Verdict):
     query = choose_interference(Attention(11, 12, 99, 50, 0, 99), judged, "layer-2", (2, 0))  # type: ignore[arg-type]
     assert query is not None
     assert (query.row, query.label, query.given) == (3, 2, 3)

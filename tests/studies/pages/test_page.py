@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dualform_studies.pages.frame import new_figure
-from dualform_studies.pages.items import Marked, Table
+from dualform_studies.pages.items import MarkedPassage, Table
 from dualform_studies.pages.markdown import moved, page_markdown, table_markdown
 from dualform_studies.pages.page import Page
 
@@ -44,7 +44,7 @@ def page(tmp_path: Path) -> Page:
     with new_figure(tmp_path / "report" / "plot.png", 1.0) as figure:
         figure.subplots().plot([1, 2])
     page.figure(tmp_path / "report" / "plot.png", "Two points (Figure 4 of the paper).")
-    rows = [("a|b", 384000, 0.5, None), (Marked("as f", "a", "st as\nhe could"), 1, 1e-6, "x")]
+    rows = [("a|b", 384000, 0.5, None), (MarkedPassage("as f", "a", "st as\nhe could"), 1, 1e-6, "x")]
     page.table("passages", "Passages.", ["passage", "slots", "weight", "note"], rows)
     return page
 
@@ -100,7 +100,7 @@ def test_markdown_keeps_cells_on_their_line(page: Page):
 def test_markdown_can_mark_any_token(token: str, shown: str):
     after = "most" if token == " " else " x"
     before = "at" if token.startswith(" ") else "at "
-    table = Table("one", "One.", ["passage"], [[Marked(before, token, after)]])
+    table = Table("one", "One.", ["passage"], [[MarkedPassage(before, token, after)]])
     assert table_markdown(table).split("\n")[-1] == f"| {shown} |"
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput
-from dualform_studies.pages.items import Marked
+from dualform_studies.pages.items import MarkedPassage
 from dualform_studies.text.corpora import Unit, load_corpus
 from dualform_studies.text.passages import Passage, cut, find
 from dualform_studies.text.prompts import own_prompts, paper_prompts
-from dualform_studies.text.published import AESOP, WIKITEXT2, Published, Row
+from dualform_studies.text.published import AESOP, WIKITEXT2, PublishedTable, Row
 from dualform_studies.text.tokens import Vocabulary
 
 _TEXTS = st.text(st.sampled_from("abc \n.<>"), min_size=1, max_size=400).filter(lambda text: text.strip())
@@ -42,8 +42,8 @@ def test_a_passage_shows_whole_words() -> None:
 
 
 def test_space_that_is_marked_can_be_seen() -> None:
-    assert Passage("At", " ", "one\n time").marked() == Marked("At", "␣", "one time")
-    assert Passage("A\n", "\n", "").marked() == Marked("A ", "↵", "")
+    assert Passage("At", " ", "one\n time").marked() == MarkedPassage("At", "␣", "one time")
+    assert Passage("A\n", "\n", "").marked() == MarkedPassage("A ", "↵", "")
 
 
 def test_a_quotation_is_found_whatever_its_spaces_and_quotation_marks() -> None:
@@ -63,7 +63,7 @@ def test_a_marked_space_is_found_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize("table", [*AESOP, *WIKITEXT2], ids=lambda table: f"table {table.number}")
-def test_published_rows_mark_one_token(table: Published) -> None:
+def test_published_rows_mark_one_token(table: PublishedTable) -> None:
     unit: Unit = "character" if table in AESOP else "word"
     for row in (table.query, *table.rows):
         whole = row.passage.before + row.passage.token + row.passage.after
@@ -78,8 +78,8 @@ def test_the_papers_query_is_cut_from_the_text_up_to_its_token(texts: Path) -> N
     corpus = load_corpus("aesop", texts)
     sentence = corpus.test.strip().split("\n")[2]
     before, after = sentence[:9], sentence[10:]
-    table = Published(9, "", "test", Row("Query", Passage(before.replace(" ", "\n"), sentence[9], after)), ())
-    absent = Published(8, "", "train", Row("Query", Passage("no such ", "t", "hing")), ())
+    table = PublishedTable(9, "", "test", Row("Query", Passage(before.replace(" ", "\n"), sentence[9], after)), ())
+    absent = PublishedTable(8, "", "train", Row("Query", Passage("no such ", "t", "hing")), ())
     found, missing = paper_prompts(corpus, [table, absent])
     assert (found.name, found.text, found.after, found.found) == ("table-9", sentence[:10], after, True)
     assert found.text in corpus.test

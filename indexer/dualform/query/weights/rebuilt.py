@@ -23,10 +23,10 @@ from dualform.errors import BadInput
 from dualform.query.view import Check, View
 from dualform.query.weights.recorded_blocks import build, length, standing_terms, way
 from dualform.query.weights.requirement import require
-from dualform.query.weights.slot_gradients import Doubles
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
 

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import rule_of
-from dualform.query.weights.slot_gradients import Doubles, Holder
+from dualform.query.weights.slot_gradients import Holder
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.weights.trajectory import trajectory
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.rules import LinearRule
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
 from dualform.query.weights.slot_sum import block_size
 from dualform.query.where.mask import Selection
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
-Doubles: TypeAlias = NDArray[np.float64]
 Holder: TypeAlias = tuple[Layer, Parameter, Selection]
 """A layer that holds a block, the block's place in it, and the slots of it that stay."""
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from dualform.kernels.workers import share
 from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import rule_of, updates
-from dualform.query.weights.slot_gradients import Doubles, Holder, SlotGradients
+from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.rules import Settings, State, UpdateRule, updated
+from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter
 
 _PIECE = 1 << 15

@@ -1,8 +1,8 @@
 """From the text of a mask to an SQL expression that can reach nothing but the slots' columns.
 
-DuckDB's own parser reads the text; what it read is walked, node by node, and written again as SQL of our own: only the
-kinds of node, functions and types named below, column names that exist, and every constant as a bound parameter. What
-is not named here is refused, so a new DuckDB that learns new syntax cannot open a door.
+DuckDB's own parser reads the text; what it read is walked, node by node, and written again as SQL of our own
+(expression_writer.py): only kinds of node, functions and types that are named there, column names that exist, and every
+constant as a bound parameter. Whatever else is refused, so a new DuckDB that learns new syntax cannot open a door.
 """
 
 from __future__ import annotations

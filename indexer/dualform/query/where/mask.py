@@ -7,11 +7,10 @@ Shapes: T slots of a space, D datapoints, H entries of a layer (the slots of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
 
 import duckdb
 import numpy as np
@@ -22,34 +21,10 @@ from dualform.errors import BadMask, EmptyMask, NotFound
 from dualform.query.view import View
 from dualform.query.where.expression import Expression, parse
 from dualform.store.layer import Layer
+from dualform.store.space import Space
 
 _CHUNK = 4_000_000
 """Slots whose columns are laid out at once."""
-
-
-class SlotSpace(Protocol):
-    """The part of a space that a mask needs."""
-
-    name: str
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def columns(self) -> Mapping[str, str]: ...
-
-    @property
-    def sample_columns(self) -> frozenset[str]: ...
-
-    def datapoints(self) -> NDArray[np.bool_] | None: ...
-
-    def spread(self, per_datapoint: NDArray[Any]) -> NDArray[Any]: ...
-
-    def sample_table(self, names: Iterable[str]) -> pa.Table: ...
-
-    def between(self, start: int, stop: int, names: list[str]) -> pa.Table: ...
-
-    def is_null(self, name: str) -> bool | NDArray[np.bool_]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +76,7 @@ def selection(view: View, layer: Layer, where: str | None) -> Selection:
     return view.cache.get(("selection", *whose, expression.identity), made)
 
 
-def check(
-    space: SlotSpace, spaces: Collection[SlotSpace], where: str, datasets: Callable[[], Iterable[str]]
-) -> Expression:
+def check(space: Space, spaces: Collection[Space], where: str, datasets: Callable[[], Iterable[str]]) -> Expression:
     """The checked expression of `where`, asked of one of all `spaces`. `datasets()` are those recorded in any.
 
     Raises BadMask, or NotFound for a column that the space does not have, and for a dataset that no slot has: a
@@ -128,8 +101,8 @@ def check(
 
 def require_values(
     layer: str,
-    space: SlotSpace,
-    spaces: Collection[SlotSpace],
+    space: Space,
+    spaces: Collection[Space],
     entries: NDArray[np.int64] | None,
     columns: Iterable[str],
 ) -> None:
@@ -153,7 +126,7 @@ def require_values(
             )
 
 
-def select(space: SlotSpace, expression: Expression) -> NDArray[np.bool_]:
+def select(space: Space, expression: Expression) -> NDArray[np.bool_]:
     """bool[T]: the slots for which the expression is true; NULL is not true.
 
     Evaluated once a datapoint where it names only what is the same for all slots of one, else once a slot. Raises
@@ -174,7 +147,7 @@ def select(space: SlotSpace, expression: Expression) -> NDArray[np.bool_]:
 
 
 def _of_datapoints(
-    connection: duckdb.DuckDBPyConnection, space: SlotSpace, expression: Expression, names: list[str]
+    connection: duckdb.DuckDBPyConnection, space: Space, expression: Expression, names: list[str]
 ) -> NDArray[np.bool_]:
     """bool[D]; False for datapoints that have no slot in the space, of which the expression is not asked."""
     rows, there = space.sample_table(names), space.datapoints()

@@ -1,0 +1,23 @@
+"""What the server asks of whoever answers in its process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from dualform.answers import MemoryInfo
+from dualform.questions import Question
+
+A = TypeVar("A")
+
+
+class Engine(Protocol):
+    """`dualform.open` gives one."""
+
+    def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
+        """The answer; raises Cancelled soon after `cancelled` first says True."""
+
+    def info(self) -> MemoryInfo: ...
+
+    def refresh(self) -> bool:
+        """Takes the newest snapshot of a training that still runs; True where there was a newer one."""
