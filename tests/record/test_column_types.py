@@ -119,3 +119,19 @@ def test_groups_come_back_as_they_went(values):
 @pytest.mark.parametrize(("column", "digest"), DIGESTS)
 def test_digests_are_what_they_were(column, digest):
     assert running_digest("", column) == digest
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_single_tokens_have_columns_of_the_new_type(tmp_path, timestamps, keys):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", keys=keys) as recorder:
+        for _ in range(2):
+            with recorder.step(seen=DAYS.reshape(2, 4)):
+                optimizer.zero_grad()
+                cross_entropy(model(torch.randn(2, 4, 3)).reshape(8, 2), torch.arange(8) % 2).backward()
+                optimizer.step()
+    assert check.check_memory(tmp_path / "m") == []
+    with dualform.open(tmp_path / "m") as memory:
+        seen = [row["seen"] for row in memory.slots(range(16)).records()]
+    assert seen == DAYS.astype("datetime64[us]").tolist() * 2
