@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 import dualform
+from dualform.errors import NotFound
 
 from .test_blocks import assert_exact, assert_live
 
@@ -211,3 +212,107 @@ def test_embeddings_under_adamw(tmp_path, network):
             assert layer.grade.exact, (layer.name, layer.grade.reason)
             assert certificates[layer.name].relative_error <= 2e-5
             assert layer.grade.error == pytest.approx(certificates[layer.name].relative_error, rel=0.3, abs=1e-8)
+
+
+class Numbers(nn.Module):
+    """An embedding of rows or of their tokens alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(40, D), nn.Linear(D, CLASSES)
+
+    def forward(self, x):
+        own = torch.tanh(self.embed(x))
+        return self.head(own if own.dim() == 2 else own.mean(1))
+
+
+def train_on(model, path, batches, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, path, **options) as recorder:
+        for x in batches:
+            with recorder.step(label=np.arange(len(x)) % CLASSES, batch_dim=0):
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+    memory = dualform.open(path)
+    return memory, {layer.name: layer.space for layer in memory.info().layers}
+
+
+DOUBTFUL = {"rows in order": torch.arange(8), "tokens with an even diagonal": torch.tensor([[1, 2], [3, 1]])}
+
+
+@pytest.mark.parametrize("first", DOUBTFUL.values(), ids=DOUBTFUL)
+def test_a_first_batch_that_may_be_positions_is_named(tmp_path, first):
+    batches = [first, torch.randint(40, first.shape, generator=torch.Generator().manual_seed(1))]
+    with pytest.warns(RuntimeWarning, match=r"^whether layer 'embed' saw .* its numbers are those of positions"):
+        memory, spaces = train_on(Numbers(), tmp_path / "doubtful", batches)
+    assert spaces["embed"] == "embed"
+    with pytest.raises(NotFound) as caught:
+        memory.topk("embed", np.ones((1, 40), np.float32), k=1, where="label = 1")
+    assert str(caught.value).endswith("Spaces that have it: sample.")
+    said = "sample" if first.dim() == 1 else "token"
+    memory, spaces = train_on(Numbers(), tmp_path / "said", batches, spaces={"embed": said})
+    assert spaces["embed"] == said
+    train_on(Numbers(), tmp_path / "of no row", batches, routed=["embed"])
+
+
+def test_the_row_of_a_single_sequence_is_known(tmp_path):
+    memory, spaces = train_on(Numbers(), tmp_path / "m", [torch.arange(6)[None], torch.arange(4, 10)[None]])
+    assert spaces["embed"] == "token"
+    assert memory.slots(np.arange(12), "token")["label"].tolist() == [0] * 12
+
+
+class Windowed(Numbers):
+    """Distances in two dimensions between the four places of a window, looked up once for all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.distances = nn.Embedding(9, D)
+        places = torch.stack(torch.meshgrid(torch.arange(2), torch.arange(2), indexing="ij")).flatten(1)
+        apart = places[:, :, None] - places[:, None] + 1
+        self.apart = apart[0] * 3 + apart[1]
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.embed(x) + self.distances(self.apart).mean(0)).mean(1))
+
+
+@pytest.mark.parametrize("rows", [4, 6], ids=["as many rows as places", "more rows"])
+@pytest.mark.filterwarnings("ignore:whether layer 'distances'")
+def test_distances_in_two_dimensions_are_of_no_row(tmp_path, rows):
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randint(40, (rows, 4), generator=generator) for _ in range(3)]
+    memory, spaces = train_on(Windowed(), tmp_path / "m", batches)
+    assert spaces == {"embed": "token", "head": "sample", "distances": "distances"}
+    assert np.ma.count(memory.slots(np.arange(16), "distances")["label"]) == 0
+    assert_exact(memory, spaces)
+
+
+class Patched(nn.Module):
+    """Patches, and positions that begin at three."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches = nn.Conv2d(1, D, (1, 2), stride=(1, 2))
+        self.positions, self.head = nn.Embedding(20, D), nn.Linear(D, CLASSES)
+
+    def forward(self, x):
+        own = self.patches(x[:, None, None]).flatten(2).transpose(1, 2)
+        return self.head(torch.tanh(own + self.positions(torch.arange(3, 3 + own.shape[1]))).mean(1))
+
+
+def test_positions_beside_patches_alone(tmp_path):
+    with pytest.warns(RuntimeWarning, match=r"^whether layer 'positions' saw one number of each row or of each"):
+        _, spaces = train_on(Patched(), tmp_path / "square", [torch.randn(4, 8)])
+    assert spaces["positions"] == "positions"
+    _, spaces = train_on(Patched(), tmp_path / "told", [torch.randn(5, 8)])
+    assert spaces["positions"] == "positions"
+
+
+def test_positions_are_told_by_the_number_of_labels(tmp_path):
+    """Nothing but tokens and what is said shows how many rows there are."""
+    model = Placed(torch.arange(3, 3 + L))
+    model.head = nn.Identity()
+    _, spaces = train_on(model, tmp_path / "m", [torch.randint(0, V, (4, L))])
+    assert spaces == {"embed": "token", "positions": "positions"}

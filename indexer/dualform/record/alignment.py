@@ -39,7 +39,7 @@ class Aligner:
         self._calls = {tap.name: dict(enumerate(record.calls(tap.name))) for tap in self._taps}
         """By layer and number, the calls that stay."""
         self._made: dict[str, Space] = {}
-        spaces.meet({tap.name: list(self._calls[tap.name].values()) for tap in self._taps})
+        spaces.meet({tap.name: list(self._calls[tap.name].values()) for tap in self._taps}, self._metadata.rows)
         self._of = {tap.name: spaces.space_of(tap.name, self._calls[tap.name][0].leading) for tap in self._taps}
         self._axis = BatchAxis(self._metadata, spaces)
         self._fitted: dict[str, dict[int, Shape]] = {}

@@ -12,10 +12,10 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 from dualform.errors import BadInput, NotFound
+from dualform.record.lookups import lookup_of
 from dualform.record.selection import matches
 from dualform.record.taps import Tap
 from dualform.store.tables import TABLES
@@ -97,9 +97,9 @@ class Spaces:
             return self.layers[layer]
         return self._named.get(layer) or ("token" if len(leading) > 1 else "sample")
 
-    def meet(self, calls: Mapping[str, Sequence[Signal]]) -> None:
+    def meet(self, calls: Mapping[str, Sequence[Signal]], rows: int | None) -> None:
         """Give spaces to layers that are called for the first time and whose slots are no tokens, or no rows of the
-        batch; `calls` of a step by layer.
+        batch; `calls` of a step by layer, `rows`: B, where what was said has rows.
         """
         new = {name: own[0] for name, own in calls.items() if name not in self.layers and name not in self._named}
         for space in dict.fromkeys(signal.form.space for signal in new.values() if signal.form.space):
@@ -107,28 +107,16 @@ class Spaces:
             alike = len(set(sizes.values())) == 1 and space not in self.known
             for name in sizes:
                 self._named[name] = space if alike else self._own_space(name)
-        seen = [signal for own in calls.values() for signal in own if not signal.form.space]
         for name, signal in new.items():
-            if signal.form.looks_up and self._is_shared(name, signal, seen):
+            if not signal.form.looks_up:
+                continue
+            others = [other for of, own in calls.items() for other in own if of != name and of not in self._routed]
+            found = lookup_of(name, signal, others, rows)
+            if found.doubt:
+                self.warn_once(f"layer {name}", found.doubt)
+            if found.shared:
                 self._routed.add(name)
                 self._named[name] = self._own_space(name)
-
-    def _is_shared(self, layer: str, signal: Signal, seen: Sequence[Signal]) -> bool:
-        """Whether a call's slots are no rows of the batch, or cannot be told from such; `seen`: the step's calls."""
-        own, rows = signal.leading, {other.leading for other in seen if not other.form.looks_up}
-        if signal.form.shared(signal.keys, own):
-            return True
-        if len(own) > 1:
-            return bool(rows) and not any(_has_rows_of(own, other) for other in rows)
-        tokens = {other.leading for other in seen if len(other.leading) > 1}
-        doubtful = any(own[0] == other[1] and (other[0] == other[1] or own not in rows) for other in tokens)
-        if doubtful:
-            self.warn_once(
-                f"layer {layer}",
-                f"whether layer {layer!r} saw one number of each row or of each position cannot be told from "
-                f"{list(own)}. Of its slots no row is known. Where it sees rows, say spaces={{{layer!r}: 'sample'}}.",
-            )
-        return doubtful or (bool(rows) and not any(own[0] == other[0] or own[0] == prod(other) for other in rows))
 
     def _own_space(self, layer: str) -> str:
         return _legal(layer, {*self._defaults, *self._named.values()})
@@ -228,13 +216,6 @@ def _check_case(spaces: Sequence[str]) -> None:
                 hint="Choose another name.",
                 field="spaces",
             )
-
-
-def _has_rows_of(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether numbers of some dimensions may be of the same rows as keys of others."""
-    if own[0] == 1 and 1 not in other[:2]:  # looked up once, with an axis for the rows
-        return False
-    return own[0] in other[:2] or own[1] in other[:2] or prod(own) == prod(other)
 
 
 def _legal(layer: str, taken: set[str]) -> str:

@@ -118,7 +118,7 @@ def require_values(
         else:
             throughout = bool((null if entries is None else null[entries]).all())
         if throughout and (space.count if entries is None else len(entries)):
-            having = [one.name for one in spaces if name in one.columns and one.is_null(name) is not True]
+            having = [one.name for one in spaces if name in one.columns and not np.all(one.is_null(name))]
             raise NotFound(
                 f"column {name!r} is NULL in all slots of layer {layer!r} (space {space.name!r}).",
                 hint=f"Spaces that have it: {', '.join(having)}." if having else "No space has it.",

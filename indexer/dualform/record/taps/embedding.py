@@ -78,13 +78,16 @@ class RowNumbers(KeyForm):
     def shared(self, keys: Tensor, leading: tuple[int, ...]) -> bool:
         """Positions from 0 on, or distances between them [L, L], which a network looks up once for all rows of a batch.
 
-        The shape does not tell them from tokens where a batch has as many rows as tokens.
+        Tokens may be so by chance, and the shape does not tell them apart where a batch has as many rows as tokens.
+        Distances of a position from itself are all the same, in one dimension or two.
         """
         if len(keys) > 1 and torch.equal(keys, torch.arange(len(keys))):
             return True
         if len(leading) != 2 or min(leading) < 2 or bool((keys == keys[0]).all()):
             return False
         table = keys.view(leading)
+        if leading[0] == leading[1]:
+            return bool((table.diagonal() == table[0, 0]).all())
         return torch.equal(table[1:, 1:], table[:-1, :-1])
 
     def laid(self, keys: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
