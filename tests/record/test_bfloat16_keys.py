@@ -67,3 +67,21 @@ def test_steps_outside_autocast_lose_no_bit(tmp_path, halved):
 def test_a_training_in_float32_stores_float32(tmp_path):
     recorded(tmp_path / "m", [])
     assert {layer.source for layer in Snapshot.open(tmp_path / "m").layers.values()} == {"rows"}
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
+def test_padded_maps_are_what_the_training_computed_in(tmp_path, mode):
+    """Autocast pads by reflection in float32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, padding_mode=mode), nn.Tanh(), nn.Flatten(), nn.Linear(100, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        for _ in range(3):
+            with recorder.step():
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    out = model(torch.randn(4, 2, 5, 5))
+                out.float().square().sum().backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().layers[0].grade.name in ("exact", "exact to bfloat16")

@@ -393,3 +393,23 @@ def test_an_exchange_that_cannot_be_left_costs_nothing_of_the_record(tmp_path):
         fleet.run(lambda rank, *own: one_step(fleet, rank, *own, *data(rank, 0)))
     memory = dualform.open(tmp_path / "m")
     assert all(certificate.exact for certificate in memory.verify().values())
+
+
+@pytest.mark.filterwarnings("ignore:recording stopped after 4 steps")
+def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
+    fleet = Fleet(tmp_path / "m")
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(STEPS):
+            x, y = data(rank, step)
+            with recorder.step(label=y[:2] if (rank, step) == (1, 4) else y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                fleet.average(rank, model)
+                optimizer.step()
+
+    fleet.run(train, on_error="warn")
+    memory = dualform.open(tmp_path / "m")
+    assert memory.info().cut_off == "the recording was cut off after step 3, or still runs."
+    assert reasons(tmp_path / "m") == {"the training was cut off, so there are no final weights."}
+    assert {layer.grade.name for layer in memory.info().layers} == {"exact"}

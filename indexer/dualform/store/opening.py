@@ -40,6 +40,8 @@ class FolderContents:
     frames: int
     torn: bool
     state: State
+    whole: bool = True
+    """Whether the memory ends where its first shard does, whose process writes the weights of the end."""
 
 
 def open_folder(folder: Path, cache: SegmentCache) -> FolderContents:
@@ -55,15 +57,17 @@ def open_folder(folder: Path, cache: SegmentCache) -> FolderContents:
         sources.append(sources_of_shard(place, manifest, tables[-1], journal, cache))
     _check_spaces(folder, [manifest for manifest, _ in state])
     manifest = _joined([manifest for manifest, _ in state])
+    last = _last_of_all(tables, state)
     rows = {key: [row_count(own.get(key, [])) for own in sources] for own in sources for key in own}
     found = FolderContents(
         manifest,
-        tables[0] if len(tables) == 1 else _merged(tables, manifest, state),
+        tables[0] if len(tables) == 1 else _merged(tables, manifest, last),
         sources[0] if len(sources) == 1 else stacked(sources),
         rows,
         sum(journal.count for journal in frames),
         any(journal.torn for journal in frames),
         state,
+        whole=last is None or last >= _last_step(tables[0]),
     )
     _check_sizes(folder, manifest, found.sources)
     return found
@@ -143,11 +147,19 @@ def _joined(manifests: Sequence[Manifest]) -> Manifest:
     )
 
 
-def _merged(tables: Sequence[ShardTables], manifest: Manifest, state: State) -> MergedTables:
-    """While any shard is being recorded, the memory ends at the last step that all of those have on disk."""
-    ends = [_last_step(own) for own, (part, _) in zip(tables, state, strict=True) if part.recording]
+def _merged(tables: Sequence[ShardTables], manifest: Manifest, last: int | None) -> MergedTables:
     spaces = {layer.name: layer.space for layer in manifest.layers}
-    return MergedTables(tables, manifest.tables(), spaces, min(ends) if ends else None)
+    return MergedTables(tables, manifest.tables(), spaces, last)
+
+
+def _last_of_all(tables: Sequence[ShardTables], state: State) -> int | None:
+    """While any shard is being recorded, or was cut off, the memory ends at the last step that all of those have on
+    disk. None for a memory of one shard, and where all came to their end.
+    """
+    if len(tables) == 1:
+        return None
+    ends = [_last_step(own) for own, (part, _) in zip(tables, state, strict=True) if part.recording]
+    return min(ends) if ends else None
 
 
 def _last_step(tables: ShardTables) -> int:

@@ -39,7 +39,7 @@ class RunTables(Tables):
         self.types = types
         self._parts, self._first_steps, self._spaces, self._folders = parts, first_steps, spaces, folders
         self._held: dict[tuple[str, str], pa.ChunkedArray] = {}
-        self._first_slots = {space: self._before(extents_table(space), "slots") for space in set(spaces.values())}
+        self._first_slots = {table: self._before(table, "slots") for table in types if table.startswith("extents_")}
 
     def rows(self, table: str) -> int:
         return len(self.columns(table, [next(iter(self.types[table]))])[0])
@@ -100,9 +100,11 @@ class RunTables(Tables):
             return sum(self._rows(before, "samples") for before in range(number))
         if (table, name) == ("entries", "first_slot"):
             layers = self._parts[number].columns(table, ["layer"])[0].to_pylist()
-            return pa.array([int(self._first_slots[self._spaces[layer]][number]) for layer in layers], pa.int64())
+            return pa.array(
+                [int(self._first_slots[extents_table(self._spaces[layer])][number]) for layer in layers], pa.int64()
+            )
         if name == "first_slot":
-            return int(self._first_slots[table.removeprefix("extents_")][number])
+            return int(self._first_slots[table][number])
         return None
 
     def _before(self, table: str, name: str) -> Integers:

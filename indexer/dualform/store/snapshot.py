@@ -218,7 +218,9 @@ class Snapshot:
         return read_weights(self.path, "initial", self.manifest.files) or {}
 
     def final(self) -> dict[str, NDArray[Any]] | None:
-        """None where the training was cut off before its end."""
+        """None where the training was cut off before its end, and where shards end before those weights."""
+        if self._contents is not None and not self._contents.whole:
+            return None
         return read_weights(self.path, "final", self.manifest.files)
 
     def buffers(self) -> dict[str, dict[str, NDArray[Any]]]:

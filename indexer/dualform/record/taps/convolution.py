@@ -47,10 +47,11 @@ class TappedConv2d(ModuleTap, module_type=nn.Conv2d):
 
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
         argument: Tensor = args[0] if args else kwargs["input"]
-        maps = argument.detach().to(output.dtype)
+        maps = argument.detach()
         if self._padded:
             mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
             maps = pad(maps, self.module._reversed_padding_repeated_twice, mode)
+        maps = maps.to(output.dtype)  # last: autocast pads in float32
         return Call(maps if maps.dim() == 4 else maps[None], (output,), raw=not argument.requires_grad)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
