@@ -33,6 +33,8 @@ _FEW = 8
 """A weight with fewer outputs is compared along all directions: one number alone is parallel to any other."""
 _AS_GOOD = 1.5
 """Residuals within this factor of the least are as good: the gradient's own rounding decides between them."""
+_FINE = 2.0**-23
+"""Rounding of float32."""
 _NOISE = 1e-6
 """Residuals below this are rounding of float32."""
 
@@ -53,6 +55,18 @@ class Gradient:
     """float64[parameters]: relative share of the gradient that the slots do not explain."""
     explained: NDArray[np.bool_]
     """bool[parameters]."""
+    applied: Doubles
+    """float64[P]: the gradients themselves."""
+
+    def rounding_explains(self, index: int, roundoff: float, parameter: RecordedParameter) -> bool:
+        """Whether a parameter's gradient was computed so coarsely that rounding accounts for what the slots do not."""
+        if roundoff <= _FINE:
+            return False
+        length = float(np.linalg.norm(self.applied[parameter.start : parameter.stop]))
+        terms = abs(float(self.factors[index])) * float(self.bounds[index])
+        # The share is one of all that _fit allows for.
+        left = float(self.residuals[index]) * (length + _ROUNDING / TOLERANCE * terms)
+        return left <= roundoff * (length + terms)
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class GradientFactors:
             factors=np.where(present, fit.factors, np.nan),
             residuals=fit.residuals,
             explained=fit.residuals <= TOLERANCE,
+            applied=applied,
         )
 
     def _best_start(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dualform.rules import UpdateRule, of_type, settings_of
+from dualform.rules import Settings, UpdateRule, of_type, settings_of, why_not_followed
 from dualform.rules.update_rule import setting
 from dualform.store.batch import ParameterGroup
 
@@ -26,9 +27,38 @@ def why_no_rule(optimizer: Optimizer) -> str:
     if rule is None:
         return f"the network was trained with {name}, for which there is no update rule: {only_scores}"
     for number, group in enumerate(optimizer.param_groups):
-        if refusal := rule.refusal(group):
+        if refusal := _refusal(optimizer, rule, group):
             return f"the rule of {name} cannot follow parameter group {number}, for {refusal}: {only_scores}"
     return ""
+
+
+def _refusal(optimizer: Optimizer, rule: UpdateRule, group: dict[str, Any]) -> str:
+    try:
+        found = rule.refusal(group) or why_not_followed(rule, settings_read(rule, group))
+    except Exception as error:  # whatever a rule of one's own raises must not end the training
+        return f"it raised {type(error).__name__}: {error}"
+    kinds = (*rule.buffers, *rule.statistics)
+    for tensor in group["params"]:
+        for kind, buffer in zip(kinds, buffers_of(optimizer, rule, [tensor]), strict=True):
+            if isinstance(buffer, Tensor) and not _fits(buffer.shape, tensor.shape):
+                return f"its {kind} of shape {tuple(buffer.shape)} does not fit a parameter of {tuple(tensor.shape)}"
+    return str(found)
+
+
+def _fits(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether an array broadcasts to a shape; one number does whatever its axes."""
+    sizes = zip(reversed(shape), reversed(whole), strict=False)
+    return prod(shape) == 1 or (len(shape) <= len(whole) and all(size in (1, other) for size, other in sizes))
+
+
+def settings_read(rule: UpdateRule, group: Mapping[str, Any]) -> Settings:
+    """A group's settings as a rule reads them. Raises KeyError, TypeError and ValueError for what cannot be logged, and
+    whatever a rule of one's own raises.
+    """
+    found = rule.read(group)
+    if type(rule).__module__.startswith("dualform.rules."):
+        return found
+    return {name: (bool if kind == "BOOLEAN" else float)(found[name]) for name, kind in rule.settings.items()}
 
 
 class UpdateHooks:
@@ -78,7 +108,7 @@ def unscaling(optimizer: Optimizer) -> float:
 def read_groups(optimizer: Optimizer, rule: UpdateRule | None) -> tuple[ParameterGroup, ...]:
     """The settings of every parameter group as they stand; without a rule, the rate alone."""
     if rule is not None:
-        return tuple(ParameterGroup(rule.read(group)) for group in optimizer.param_groups)
+        return tuple(ParameterGroup(settings_read(rule, group)) for group in optimizer.param_groups)
     kinds = settings_of("")
     return tuple(
         ParameterGroup({name: setting(group.get(name), kind) for name, kind in kinds.items()})
@@ -91,8 +121,8 @@ def group_of(optimizer: Optimizer) -> dict[int, int]:
     return {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
 
-def buffers_of(optimizer: Optimizer, rule: UpdateRule, tensors: Iterable[Tensor]) -> list[Tensor | None]:
+def buffers_of(optimizer: Optimizer, rule: UpdateRule, tensors: Iterable[Tensor]) -> list[Tensor | float | None]:
     """What the optimizer keeps of each parameter, buffers of one after those of another; None where it has none."""
     state, kinds = optimizer.state, (*rule.buffers, *rule.statistics)
     found = [own.get(kind) for own in (state.get(tensor) or {} for tensor in tensors) for kind in kinds]
-    return [buffer if isinstance(buffer, Tensor) else None for buffer in found]
+    return [buffer if isinstance(buffer, Tensor | int | float) else None for buffer in found]

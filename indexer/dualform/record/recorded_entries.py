@@ -20,7 +20,7 @@ from torch import Tensor
 from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm
 from dualform.record.projection import Doubles, full_precision
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
-from dualform.store.parameter import Parameter
+from dualform.store.parameter import Parameter, of_shape
 
 ENTRIES = 1024
 """Of a weight: norms come out to a few percent, and hardly a row or column of a usual layer is overlooked."""
@@ -60,8 +60,10 @@ class RecordedEntries:
         found = np.zeros(self.size)
         for index, parameter in enumerate(self._parameters):
             if (array := arrays.get(parameter.parameter)) is not None:
-                one = array.ndim == 0 and parameter.tensor.ndim
-                found[self.spans[index]] = array if one else self._of(index, parameter, torch.from_numpy(array))
+                kept = of_shape(array, parameter.shape)
+                if kept.ndim:
+                    kept = self._of(index, parameter, torch.from_numpy(np.ascontiguousarray(kept)))
+                found[self.spans[index]] = kept
         return found
 
     def add_outer(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, magnitudes: Doubles) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from dualform.record.live_tensors import LiveTensors
 from dualform.record.optimizers import buffers_of
-from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
+from dualform.record.recorded_parameters import RecordedParameters
 from dualform.rules import UpdateRule
 
 
@@ -25,8 +25,13 @@ class Replacements:
         self._live = None if model is None else LiveTensors(model, (p.parameter for p in parameters))
         self._tensors = [parameter.tensor for parameter in parameters]
         """Those that stand in the parameters' places now."""
-        self._buffers: list[Tensor | None] | None = None
+        self._buffers: list[Tensor | float | None] | None = None
         """The optimizer's buffers as its last update left them."""
+        self._versioned = rule is not None and rule.commutes_with == "entries"
+        """Whether writes into them must be told: directions show what becomes of them."""
+        self._versions: list[int] = []
+        if self._versioned:
+            self.updated()
 
     def follow(self) -> Sequence[tuple[int, str]]:
         """Look at the tensors that stand in the places of the recorded ones from now on; returns, by the parameter's
@@ -53,18 +58,33 @@ class Replacements:
         """The optimizer has written the weights, and its buffers."""
         if self._rule is not None:
             self._buffers = buffers_of(self._optimizer, self._rule, self._tensors)
+            self._versions = self._versions_of(self._buffers)
 
-    def of_buffers(self) -> Sequence[tuple[RecordedParameter, str]]:
-        """What became of buffers that are not those that the last update left: a state was cleared, or loaded."""
+    def of_buffers(self) -> Sequence[tuple[int, str]]:
+        """By the parameter's index, what became of buffers that are not those that the last update left, as where a
+        state is cleared or loaded, or written to.
+        """
         if self._buffers is None or self._rule is None:
             return []
         now = buffers_of(self._optimizer, self._rule, self._tensors)
-        if all(map(is_, now, self._buffers)):
+        versions = self._versions_of(now)
+        if versions == self._versions and all(map(is_, now, self._buffers)):
             return []
         kinds = (*self._rule.buffers, *self._rule.statistics)
-        places = [(parameter, kind) for parameter in self._parameters for kind in kinds]
-        return [
-            (parameter, f"the optimizer's {kind} of {parameter.name} was {'cleared' if buffer is None else 'replaced'}")
-            for (parameter, kind), buffer, before in zip(places, now, self._buffers, strict=True)
-            if buffer is not before
-        ]
+        found = list[tuple[int, str]]()
+        for place, (buffer, before) in enumerate(zip(now, self._buffers, strict=True)):
+            index, kind = place // len(kinds), kinds[place % len(kinds)]
+            if buffer is not before:
+                what = "cleared" if buffer is None else "replaced"
+            elif self._versioned and versions[place] != self._versions[place]:
+                what = "written to"
+            else:
+                continue
+            found.append((index, f"the optimizer's {kind} of {self._parameters[index].name} was {what}"))
+        return found
+
+    def _versions_of(self, buffers: Sequence[Tensor | float | None]) -> list[int]:
+        """What changes when a buffer is written to."""
+        if not self._versioned:
+            return []
+        return [buffer._version if isinstance(buffer, Tensor) else 0 for buffer in buffers]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.record.blocks import name_alike
@@ -47,7 +47,8 @@ class Start:
         held = buffers_of(self._optimizer, self._rule, self._parameters.values())
         for (name, kind), buffer in zip(places, held, strict=True):
             if buffer is not None:
-                found.setdefault(name, {}).update(arrays({kind: buffer}))
+                tensor = buffer if isinstance(buffer, Tensor) else torch.tensor(float(buffer), dtype=torch.float64)
+                found.setdefault(name, {}).update(arrays({kind: tensor}))
         return found
 
     def header(

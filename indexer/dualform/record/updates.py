@@ -24,6 +24,7 @@ from dualform.record.replacements import Replacements
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
 from dualform.record.watch import Watch, roundoff
+from dualform.rules import UpdateRule
 from dualform.store.batch import Defect, Factor, ParameterGroup, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
@@ -129,7 +130,7 @@ class Updates:
 
     def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
-        groups, settings = group_of(self._optimizer), read_groups(self._optimizer, self._rule)
+        groups, settings = group_of(self._optimizer), self._settings(step)
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
         self._follow(step)
         self._sum_over_ranks(step)
@@ -165,8 +166,7 @@ class Updates:
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
         self._follow(step)
-        if self._watch is not None:
-            self._watched += self._watch.observe(step)
+        self._observe(step)
         for tap in self._taps:
             if any(parameter.grad is not None for parameter in tap.parameters.values()):
                 self.defect(
@@ -178,13 +178,45 @@ class Updates:
         """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
         self._follow(step)
         if self._watch is not None and (changed := self._watch.changed()) is not None:
-            self._watched += self._watch.observe(step, changed)
+            self._observe(step, changed)
 
     def finish(self, step: int) -> None:
         """The recording ends or is flushed, `step` being its last: look at the weights once more."""
         self._follow(step)
-        if self._watch is not None and step >= 0:
-            self._watched += self._watch.observe(step)
+        if step >= 0:
+            self._observe(step)
+
+    def _observe(self, step: int, chosen: NDArray[np.bool_] | None = None) -> None:
+        """Look at the weights as they are after `step`, and tell who wrote to them."""
+        if self._watch is None:
+            return
+        self._watched += self._watch.observe(step, chosen)
+        for index in self._watch.take_written():
+            name, after = self._parameters[index].name, max(step, 0)
+            self._tell(after, index, "written", f"weights were changed outside the optimizer's update, after that of step {after}")
+
+    def _tell(self, step: int, index: int, kind: str, reason: str) -> None:
+        """Of the layers of a parameter that have slots."""
+        for layer in self._layers_of(self._parameters[index]):
+            self.defect(step, layer, kind, reason)
+
+    def _settings(self, step: int) -> tuple[ParameterGroup, ...]:
+        """Of each parameter group, under the rule's names."""
+        try:
+            return read_groups(self._optimizer, self._rule)
+        except Exception as error:  # a rule of one's own must not end the training, whatever it raises
+            self._rule_failed(step, error)
+            assert self._rule is not None
+            return tuple(ParameterGroup(UpdateRule.read(self._rule, group)) for group in self._optimizer.param_groups)
+
+    def _rule_failed(self, step: int, error: Exception) -> None:
+        """The watch goes on without its rule, and knows nothing from this update on."""
+        assert self._rule is not None
+        what = f"update rule {self._rule.name!r} raised {type(error).__name__} at step {step}: {error}"
+        for tap in self._taps:
+            self.defect(step, tap.name, "rule", what)
+        if self._watch is not None:
+            self._watch.stop()
 
     def _follow(self, step: int) -> None:
         """Look at the tensors that stand in the places of the recorded ones from now on."""
@@ -192,8 +224,7 @@ class Updates:
             parameter = self._parameters[index]
             if self._watch is not None:
                 self._watch.follow(index)
-            for layer in self._layers_of(parameter):
-                self.defect(max(step, 0), layer, "replaced", f"{parameter.name} {what} at step {max(step, 0)}")
+            self._tell(max(step, 0), index, "replaced", f"{parameter.name} {what} at step {max(step, 0)}")
 
     def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
         """Note what may make a layer inexact from `step` on; once for each kind."""
@@ -241,19 +272,26 @@ class Updates:
         dtypes: Mapping[str, torch.dtype],
     ) -> None:
         """The weights as they are before the update of `step`, and the update."""
-        for parameter, what in self._replacements.of_buffers():
-            for layer in self._layers_of(parameter):
-                self.defect(step, layer, "buffer", f"{what} before step {step}")
+        self._observe(step - 1)
+        for index, what in self._replacements.of_buffers():
+            self._tell(step, index, "buffer", f"{what} before step {step}")
+            if self._watch is not None:
+                self._watch.doubt(index)
         if self._watch is None:
             return
-        self._watched += self._watch.observe(step - 1)
         own = zip(groups, (group.settings for group in settings), strict=True)
         known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
         error = [max([known[dtypes.get(layer)] for layer in p.layers]) for p in self._parameters]
         sums, magnitudes = gradient.sums, gradient.bounds
         if self._entries is not None:
             sums, magnitudes = self._pending.entries_since(gradient.first_step)
-        self._watch.advance(sums, magnitudes, factors, list(own), np.array(error))
+            for index in np.flatnonzero(~gradient.explained).tolist():
+                if not gradient.rounding_explains(index, error[index], self._parameters[index]):
+                    self._watch.doubt(index)
+        try:
+            self._watch.advance(sums, magnitudes, factors, list(own), np.array(error))
+        except Exception as failure:  # a rule of one's own must not end the training, whatever it raises
+            self._rule_failed(step, failure)
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
         if gradient.explained.all():

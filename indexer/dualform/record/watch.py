@@ -18,8 +18,9 @@ last bit are rounded to the same side again and again: their errors add up plain
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from dualform.record.image import Image
 from dualform.record.projection import Doubles, Parts
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.watched_states import WatchedStates
+from dualform.record.writes import Writes
 from dualform.rules import Settings, UpdateRule
 from dualform.store.batch import WatchLog
 from dualform.store.weights import Buffers
@@ -39,6 +41,8 @@ _SEED = 1
 _FLOAT32 = float(np.finfo(np.float32).eps) / 2
 _FLOAT64 = float(np.finfo(np.float64).eps)
 """The rounding of the watch's own sums."""
+_STANDS_OUT = 8.0
+"""A write this many times what rounding may account for is told of."""
 
 
 class Watch:
@@ -69,12 +73,20 @@ class Watch:
         self._due = [False] * len(parameters)
         """Which parameters were updated since the floor was added to."""
         self._noise: GradientNoise = NormNoise(rule, len(parameters))
+        self._writes: Writes | None = None
         if rule.commutes_with != "directions":
+            self._writes = Writes(parameters)
             self._noise = TwinNoise(image, self._states, self._rounding, np.random.default_rng(_SEED))
         self._noises: Sequence[float] = [0.0] * len(parameters)
         self._alike: list[tuple[bool, int, bool]] = []
         self._runs: list[tuple[int, int]] = []
         self._seen = self._now()
+        self._unknown = [False] * len(parameters)
+        """Whose distance from the record cannot be told any more."""
+        self._stopped = False
+        self._skipped: NDArray[np.bool_] | None = None
+        """bool[parameters]: those that the update which is under way leaves alone; None where none is."""
+        self._written: list[int] = []
 
     def changed(self) -> NDArray[np.bool_] | None:
         """bool[parameters]: which weights were written to since they were last looked at or updated; None for none."""
@@ -91,6 +103,29 @@ class Watch:
     def updated(self) -> None:
         """The optimizer has written the weights."""
         self._seen = self._now()
+        # An update that no record has is no update, but a write.
+        if self._writes is not None and self._skipped is not None:
+            self._writes.updated(self._skipped)
+        self._skipped = None
+
+    def doubt(self, index: int) -> bool:
+        """What cannot be seen of all of a parameter happens to it: its distance is not known from the next update on.
+
+        False where all of its numbers are watched, so that what becomes of it is measured.
+        """
+        if self._image.norm_factors[index] > 1 and self._writes is not None:
+            self._unknown[index] = True
+        return self._unknown[index]
+
+    def stop(self) -> None:
+        """The rule cannot be run any more: no distance is known from the next update on."""
+        self._unknown = [True] * len(self._unknown)
+        self._stopped = True
+
+    def take_written(self) -> Sequence[int]:
+        """Parameters that were found written to outside an update since this was last asked."""
+        taken, self._written = self._written, []
+        return taken
 
     def observe(self, step: int, chosen: NDArray[np.bool_] | None = None) -> list[WatchLog]:
         """Look at the weights, or at some of them, as they are after recorded step `step` (-1: before the first)."""
@@ -99,6 +134,8 @@ class Watch:
             weights = np.where(np.repeat(chosen, np.diff(self._parts.starts)), weights, self._states.weight[1])
         squares = self._parts.distances(weights, self._states.weight[:2], self._start)
         rows = [self._log(step, index, *row) for index, row in enumerate(zip(squares, self._noises, strict=True))]
+        if self._writes is not None:
+            rows = list(map(self._with_writes, range(len(rows)), rows, self._writes.look(chosen)))
         self._due = [False] * len(rows)
         self._seen = self._now()
         if step < 0:
@@ -115,6 +152,18 @@ class Watch:
         noise = sqrt((rounding * size) * (rounding * size) / 3 + noise * noise)
         return WatchLog(step, self._parameters[index].name, one_step, accumulated, way, floor, noise)
 
+    def _with_writes(self, index: int, row: WatchLog, norms: tuple[float, float, float]) -> WatchLog:
+        """What entries do not show of a weight: what was written between updates, and what nobody knows."""
+        written, ever, way = norms
+        if written > _STANDS_OUT * row.noise:
+            self._written.append(index)
+        if self._unknown[index]:
+            return replace(row, one_step=inf, accumulated=inf)
+        if self._image.norm_factors[index] > 1 and max(written, ever) > 0:
+            row = replace(row, one_step=max(row.one_step, written))
+            return replace(row, accumulated=ever, way=way) if ever > row.accumulated else row
+        return row
+
     @np.errstate(all="ignore")  # a training that blew up goes on, and its record is off
     def advance(
         self,
@@ -130,7 +179,9 @@ class Watch:
         `factors` float64[parameters], NaN where it skips one; `groups`: each parameter's group and its settings;
         `roundoff` float64[parameters]: relative rounding of what the gradients were computed in.
         """
-        skipped = np.isnan(factors)
+        skipped = self._skipped = np.isnan(factors)
+        if self._stopped:
+            return
         known = np.where(skipped, 0.0, factors)
         applied = sums.copy()
         for span, factor in zip(self._image.spans, known.tolist(), strict=True):

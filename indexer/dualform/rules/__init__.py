@@ -10,10 +10,14 @@ so that no torch is imported; a subclass may change the update, so it does not c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
+from dualform.errors import BadInput
 from dualform.rules.adam import Adam
+from dualform.rules.declared import check_declared, same_rule
 from dualform.rules.sgd import SGD
+from dualform.rules.trial import why_not_followed
 from dualform.rules.update_rule import (
     Coefficients,
     LinearRule,
@@ -38,6 +42,7 @@ __all__ = [
     "register",
     "settings_of",
     "updated",
+    "why_not_followed",
 ]
 
 _BY_TYPE: dict[str, UpdateRule] = {
@@ -45,6 +50,8 @@ _BY_TYPE: dict[str, UpdateRule] = {
     "torch.optim.adam.Adam": Adam("adam", decoupled=False),
     "torch.optim.adamw.AdamW": Adam("adamw", decoupled=True),
 }
+_PUBLIC = {f"torch.optim.{key.rpartition('.')[2]}": key for key in _BY_TYPE}
+"""Torch's other names of the same types, known before it is loaded."""
 _RATE: Mapping[str, str] = {"lr": "DOUBLE"}
 """What is logged of an optimizer that no rule follows."""
 
@@ -52,19 +59,26 @@ _RATE: Mapping[str, str] = {"lr": "DOUBLE"}
 def register(optimizer: type | str, rule: UpdateRule) -> None:
     """Let a rule follow an optimizer: its type, or that type's full name.
 
-    Raises ValueError where the rule's name is that of another one, or its settings do not begin with `lr`.
+    Raises BadInput where the rule or the optimizer is taken by another rule, and where what the rule declares cannot be
+    logged.
     """
-    known = named(rule.name)
-    if not rule.name or (known is not None and _type_name(type(known)) != _type_name(type(rule))):
-        raise ValueError(f"an update rule cannot be named {rule.name!r}: that is another one's. Give it its own name.")
-    if next(iter(rule.settings), "") != "lr":
-        raise ValueError(f"the settings of update rule {rule.name!r} must begin with 'lr'.")
-    _BY_TYPE[optimizer if isinstance(optimizer, str) else _type_name(optimizer)] = rule
+    check_declared(rule)
+    key = _known_name(optimizer) if isinstance(optimizer, str) else _type_name(optimizer)
+    for other, known in _BY_TYPE.items():
+        if (known.name == rule.name or other == key) and not same_rule(known, rule):
+            taken = f"an update rule cannot be named {rule.name!r}: that is another one's"
+            if known.name != rule.name:
+                taken = f"{key} is followed by update rule {known.name!r}"
+            raise BadInput(f"{taken}.", hint="Give each rule its own name, and each optimizer one rule.", field="rule")
+    same = [other for other, known in _BY_TYPE.items() if known.name == rule.name]
+    _BY_TYPE.update({other: rule for other in (*same, key)})
 
 
 def of_type(kind: type) -> UpdateRule | None:
     """The rule of an optimizer's type; None where there is none."""
-    return _BY_TYPE.get(_type_name(kind))
+    name = _type_name(kind)
+    # What was registered before its module was loaded may be another name of the type.
+    return _BY_TYPE.get(name) or next((rule for key, rule in _BY_TYPE.items() if _known_name(key) == name), None)
 
 
 def named(name: str) -> UpdateRule | None:
@@ -78,5 +92,16 @@ def settings_of(name: str) -> Mapping[str, str]:
     return _RATE if rule is None else rule.settings
 
 
+def _known_name(name: str) -> str:
+    """The full name of the type that a name stands for, as torch.optim.Adam does; the name where it is not loaded."""
+    module, _, own = name.rpartition(".")
+    found = getattr(sys.modules.get(module), own, None)
+    if isinstance(found, type):
+        return _type_name(found)
+    return _PUBLIC.get(name, name)
+
+
 def _type_name(kind: type) -> str:
+    if not isinstance(kind, type):
+        raise BadInput(f"{kind!r} is no optimizer.", hint="Give the optimizer's type, or its full name.", field="optimizer")
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -132,7 +132,8 @@ def updated(rule: UpdateRule, state: State, gradient: Doubles, settings: Setting
     after = rule.advance(state, gradient, settings, scale)
     if scale is None:
         return after, None
-    return State(after.weight, {**after.buffers, **scale.statistics}), scale
+    statistics = {kind: np.asarray(own, dtype=np.float64) for kind, own in scale.statistics.items()}
+    return State(after.weight, {**after.buffers, **statistics}), scale
 
 
 def setting(value: Any, kind: str) -> float | bool:

@@ -96,6 +96,13 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int | None]:
     return shape[0], prod(shape[1:])
 
 
+def of_shape(kept: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """What an optimizer keeps of a parameter: of the parameter's shape, or one number for all of it, float64[]."""
+    if kept.shape == tuple(shape):
+        return kept
+    return kept.reshape(()) if kept.size == 1 else np.broadcast_to(kept, tuple(shape))
+
+
 def whole(blocks: Sequence[Parameter], shape: Sequence[int]) -> bool:
     """Whether blocks are together all of their parameter, which has that shape."""
     if any(block.rows is None and block.columns is None for block in blocks):

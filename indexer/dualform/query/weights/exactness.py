@@ -172,6 +172,8 @@ def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
         return f"{reason.rstrip('.')} (from step {step} on)."
     if since is not None and (share := _unexplained(view, layer, since)) > TOLERANCE:
         return f"{share:.1e} of the gradient of step {since} is not in the recorded slots."
+    if since is not None and rule_of(view.snapshot).commutes_with == "entries":  # what was written is a defect
+        return f"{view.snapshot.optimizer}'s update of step {since} was not what its rule makes of the record."
     if since is not None:
         return f"weights were changed outside the optimizer's update, after that of step {since}."
     if layer.dtype == "bfloat16":

@@ -57,7 +57,9 @@ def _with_end(steps: Steps, rows: Doubles, recorded: int) -> tuple[Steps, Double
     """With a row for the run's last step: that of the last one that was logged, for the run ended as it stood then."""
     if not recorded or (len(steps) and steps[-1] >= recorded - 1):
         return steps, rows
-    end = np.array(_UNMEASURED) if not len(rows) else rows[-1] * [0, 1, 1, 1, 1]
+    end = np.array(_UNMEASURED)
+    if len(rows):
+        end = np.append(0.0, rows[-1, 1:])
     return np.append(steps, recorded - 1), np.vstack([rows, end])
 
 

@@ -19,7 +19,7 @@ from dualform.query.weights.coefficients import rule_of, updates
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.rules import Settings, State, UpdateRule, updated
 from dualform.rules.update_rule import Doubles
-from dualform.store.parameter import Parameter
+from dualform.store.parameter import Parameter, of_shape
 
 _PIECE = 1 << 15
 """Numbers that a rule which treats each on its own is given at once: within the processor's cache."""
@@ -50,9 +50,10 @@ def _run(view: View, block: Parameter, holders: Sequence[Holder], at_step: int |
 def _start(view: View, block: Parameter) -> tuple[Doubles, dict[str, Doubles]]:
     """The weight and what the optimizer kept of it before the first step."""
     held = view.snapshot.buffers().get(block.name, {})
-    parts = {kind: block.stored_block_of(array) if array.ndim else array for kind, array in held.items()}
-    weight = block.stored_block_of(view.stored_weights("initial")[block.name])
-    return _doubles(weight), {kind: _doubles(array) for kind, array in parts.items()}
+    initial = view.stored_weights("initial")[block.name]
+    kept = {kind: of_shape(array, initial.shape) for kind, array in held.items()}
+    parts = {kind: block.stored_block_of(array) if array.ndim else array for kind, array in kept.items()}
+    return _doubles(block.stored_block_of(initial)), {kind: _doubles(array) for kind, array in parts.items()}
 
 
 def _doubles(array: NDArray[Any]) -> Doubles:
@@ -68,6 +69,7 @@ class _States:
         self.whole = State(weight, buffers)
         self.kept = State(weight.copy(), {kind: buffers[kind].copy() for kind in rule.buffers if kind in buffers})
 
+    @np.errstate(all="ignore")  # as where eps is 0: what is not finite stays so in the answer
     def advance(self, whole: Doubles, kept: Doubles | None, settings: Settings) -> None:
         """One update with the whole gradient, and the part of it that stays; None for all of it."""
         kinds = {*self._rule.buffers, *self._rule.statistics}
@@ -77,6 +79,7 @@ class _States:
         pieces = range(0, whole.size, _PIECE)
         after = [State(np.empty(0))] * len(pieces)
 
+        @np.errstate(all="ignore")  # of this thread
         def work(_: int, number: int) -> None:
             part = slice(pieces[number], pieces[number] + _PIECE)
             own, share_of = _piece(self.whole, part), _piece(self.kept, part)
