@@ -104,7 +104,9 @@ def test_a_statistic_that_is_written_to_is_not_known_to_be_exact_from_then_on(tm
     record(tmp_path / "m", between=write)
     found = grades(tmp_path / "m")["embedding"]
     assert (found.name, found.error, found.since) == ("off", None, 13)
-    assert found.reason == f"the optimizer's {kind} of embedding.weight was written to before step 13 (from step 13 on)."
+    assert (
+        found.reason == f"the optimizer's {kind} of embedding.weight was written to before step 13 (from step 13 on)."
+    )
     with dualform.open(tmp_path / "m") as memory:
         assert memory.output("embedding", np.eye(TOKENS, dtype=np.float32)[[ROW]], at_step=13).grade.name == "exact"
         with pytest.raises(Inexact, match="was written to before step 13"):

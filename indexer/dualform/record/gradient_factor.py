@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dualform.record.pending_gradients import StepGradient
@@ -176,6 +177,14 @@ class GradientFactors:
             part = slice(self._parameters[index].start, self._parameters[index].stop)
             held = _held_to(fits[mate][0], applied[part], recorded[part], float(bounds[index]))
             fits[index] = held if held[1] <= TOLERANCE else fits[index]
+
+
+def why_unexplained(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:
+    """What may be the reason of a residual; `dtype`: of what the gradient was computed from."""
+    what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
+    if dtype in (torch.bfloat16, torch.float16):
+        return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
+    return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
 
 
 def _fit(compared: Sequence[float], bound: float) -> tuple[float, float]:

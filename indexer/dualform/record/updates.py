@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dualform.record.gradient_factor import Gradient, GradientFactors
+from dualform.record.gradient_factor import Gradient, GradientFactors, why_unexplained
 from dualform.record.image import Image
 from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
 from dualform.record.pending_gradients import PendingGradients
@@ -72,6 +72,8 @@ class Updates:
             self._watch = Watch(self._parameters, image, self._rule, initial or {}, buffers or {})
         self._pending = PendingGradients(self._parameters, self._entries)
         self._replacements = Replacements(self._parameters, model, optimizer, self._rule)
+        self._failure: Exception | None = None
+        """What a rule of one's own raised when it was to read its settings."""
         self._joined: set[int] = set()
         """Parameters of layers that have slots, by index."""
         self._joined_names: set[str] = set()
@@ -130,7 +132,7 @@ class Updates:
 
     def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
         """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
-        groups, settings = group_of(self._optimizer), self._settings(step)
+        groups, settings = group_of(self._optimizer), self._settings()
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
         self._follow(step)
         self._sum_over_ranks(step)
@@ -192,21 +194,22 @@ class Updates:
             return
         self._watched += self._watch.observe(step, chosen)
         for index in self._watch.take_written():
-            name, after = self._parameters[index].name, max(step, 0)
-            self._tell(after, index, "written", f"weights were changed outside the optimizer's update, after that of step {after}")
+            after = max(step, 0)
+            what = f"weights were changed outside the optimizer's update, after that of step {after}"
+            self._tell(after, index, "written", what)
 
     def _tell(self, step: int, index: int, kind: str, reason: str) -> None:
         """Of the layers of a parameter that have slots."""
         for layer in self._layers_of(self._parameters[index]):
             self.defect(step, layer, kind, reason)
 
-    def _settings(self, step: int) -> tuple[ParameterGroup, ...]:
+    def _settings(self) -> tuple[ParameterGroup, ...]:
         """Of each parameter group, under the rule's names."""
         try:
             return read_groups(self._optimizer, self._rule)
         except Exception as error:  # a rule of one's own must not end the training, whatever it raises
-            self._rule_failed(step, error)
             assert self._rule is not None
+            self._failure = error
             return tuple(ParameterGroup(UpdateRule.read(self._rule, group)) for group in self._optimizer.param_groups)
 
     def _rule_failed(self, step: int, error: Exception) -> None:
@@ -273,6 +276,8 @@ class Updates:
     ) -> None:
         """The weights as they are before the update of `step`, and the update."""
         self._observe(step - 1)
+        if self._failure is not None:
+            self._rule_failed(step, self._failure)
         for index, what in self._replacements.of_buffers():
             self._tell(step, index, "buffer", f"{what} before step {step}")
             if self._watch is not None:
@@ -299,12 +304,5 @@ class Updates:
         for index in sorted(self._joined):
             parameter, residual = self._parameters[index], float(gradient.residuals[index])
             for layer in () if gradient.explained[index] else self._layers_of(parameter):
-                why = _why(residual, parameter.name, step, dtypes.get(layer))
+                why = why_unexplained(residual, parameter.name, step, dtypes.get(layer))
                 self.defect(step, layer, "gradient", why)
-
-
-def _why(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:
-    what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
-    if dtype in (torch.bfloat16, torch.float16):
-        return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
-    return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"

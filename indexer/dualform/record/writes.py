@@ -2,8 +2,9 @@
 
     what was written  =  W R before an update, or where one looks  -  W R as the last update left it
 
-Entries see what the rule makes of some numbers of a weight; this sees all of them, and needs no rule: between two updates
-the weights stay as they are. Shapes: P numbers over all parameters along all directions (recorded_parameters.py).
+Entries show what the rule makes of some numbers of a weight; this shows all of them, and needs no rule: between two
+updates the weights stay as they are. Shapes: P numbers over all parameters along all directions
+(recorded_parameters.py).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def register(optimizer: type | str, rule: UpdateRule) -> None:
                 taken = f"{key} is followed by update rule {known.name!r}"
             raise BadInput(f"{taken}.", hint="Give each rule its own name, and each optimizer one rule.", field="rule")
     same = [other for other, known in _BY_TYPE.items() if known.name == rule.name]
-    _BY_TYPE.update({other: rule for other in (*same, key)})
+    _BY_TYPE.update(dict.fromkeys((*same, key), rule))
 
 
 def of_type(kind: type) -> UpdateRule | None:
@@ -103,5 +103,7 @@ def _known_name(name: str) -> str:
 
 def _type_name(kind: type) -> str:
     if not isinstance(kind, type):
-        raise BadInput(f"{kind!r} is no optimizer.", hint="Give the optimizer's type, or its full name.", field="optimizer")
+        raise BadInput(
+            f"{kind!r} is no optimizer.", hint="Give the optimizer's type, or its full name.", field="optimizer"
+        )
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -17,10 +17,14 @@ _LOGGED = ("step", "group")
 
 def check_declared(rule: UpdateRule) -> None:
     """Raises BadInput where a rule cannot be registered, naming what it declares."""
-    if isclass(rule) or not all(callable(getattr(rule, name, None)) for name in ("read", "refusal", "scale", "advance")):
+    if isclass(rule) or not all(
+        callable(getattr(rule, name, None)) for name in ("read", "refusal", "scale", "advance")
+    ):
         raise BadInput(f"{rule!r} is no update rule.", hint="Give an instance of a class of UpdateRule.", field="rule")
     if not isinstance(rule.name, str) or not rule.name:
-        raise BadInput(f"an update rule cannot be named {rule.name!r}.", hint="Give it a name of its own.", field="name")
+        raise BadInput(
+            f"an update rule cannot be named {rule.name!r}.", hint="Give it a name of its own.", field="name"
+        )
     _check_settings(rule.name, dict(rule.settings))
     _check_kept(rule.name, rule.buffers, rule.statistics)
     if rule.commutes_with not in _IMAGES:

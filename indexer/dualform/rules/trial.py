@@ -61,7 +61,13 @@ def _misshapen(rule: UpdateRule, after: State, scale: Scale | None) -> Iterator[
 
 
 def _not_linear(
-    rule: UpdateRule, state: State, gradient: Doubles, settings: Settings, scale: Scale | None, after: State, generator: Any
+    rule: UpdateRule,
+    state: State,
+    gradient: Doubles,
+    settings: Settings,
+    scale: Scale | None,
+    after: State,
+    generator: Any,
 ) -> Iterator[str]:
     """Shares of a partition must add up to the whole, with the scale held."""
     linear = {kind: own for kind, own in state.buffers.items() if kind in rule.buffers}
@@ -69,9 +75,7 @@ def _not_linear(
     weight, part = _numbers(generator), _numbers(generator)
     one = rule.advance(State(weight, parts), part, settings, scale)
     rest = {kind: _read_only(np.asarray(linear[kind] - own)) for kind, own in parts.items()}
-    other = rule.advance(
-        State(_read_only(state.weight - weight), rest), _read_only(gradient - part), settings, scale
-    )
+    other = rule.advance(State(_read_only(state.weight - weight), rest), _read_only(gradient - part), settings, scale)
     for kind, whole in {"weight": after.weight, **_of(rule.buffers, after)}.items():
         own, left = ((s.weight if kind == "weight" else s.buffers.get(kind)) for s in (one, other))
         if own is None or left is None or not _alike(own + left, whole):
@@ -79,7 +83,13 @@ def _not_linear(
 
 
 def _not_commuting(
-    rule: UpdateRule, state: State, gradient: Doubles, settings: Settings, scale: Scale | None, after: State, generator: Any
+    rule: UpdateRule,
+    state: State,
+    gradient: Doubles,
+    settings: Settings,
+    scale: Scale | None,
+    after: State,
+    generator: Any,
 ) -> Iterator[str]:
     """What the watch sees of the parameter must go the way that all of it goes."""
     if not rule.commutes_with:
@@ -112,9 +122,9 @@ def _numbers(generator: np.random.Generator) -> Doubles:
 
 def _read_only(array: Any) -> Doubles:
     """A rule that writes into what it is given raises."""
-    array = np.array(array, dtype=np.float64)
-    array.setflags(write=False)
-    return array
+    found: Doubles = np.array(array, dtype=np.float64)
+    found.setflags(write=False)
+    return found
 
 
 def _said(array: Any) -> str:
