@@ -314,3 +314,37 @@ def test_noise_of_one_step_is_what_rounding_makes(tmp_path):
         shares = np.array(table["one_step"]) / np.array(table["noise"])
         assert shares.max() < 4
         assert np.median(shares) > 0.05
+
+
+def test_an_eps_of_zero_warns_of_nothing(tmp_path):
+    """A warning would fail the test. Gradients that are 0 leave their weights to 0 / 0, as they leave torch's."""
+    record(tmp_path / "m", eps=0.0)
+    with dualform.open(tmp_path / "m") as memory:
+        memory.weights("label = 1", allow_inexact=True)
+        memory.verify()
+
+
+def test_a_memory_that_is_still_recorded_is_not_said_to_be_cut_off(tmp_path):
+    model = small_net()
+    optimizer = adamw(model)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        for x, y in batches(5):
+            with recorder.step(label=y):
+                plain(model, optimizer, x, y, 0)
+        recorder.flush()
+        with dualform.open(tmp_path / "m") as memory:
+            reason = memory.verify()["0"].grade.reason
+            assert reason == "there are no final weights: the recording was cut off, or still runs."
+
+
+def test_squares_that_underflow_are_not_said_to_be_written_weights(tmp_path):
+    def tiny(model, optimizer, x, y, number):
+        optimizer.zero_grad()
+        (cross_entropy(model(x), y) * 1e-18).backward()
+        optimizer.step()
+
+    record(tmp_path / "m", loop=tiny, eps=1e-30)
+    with dualform.open(tmp_path / "m") as memory:
+        grade = memory.info().layers[0].grade
+        assert grade.name == "off"
+        assert grade.reason == f"AdamW's update of step {grade.since} was not what its rule makes of the record."

@@ -2,11 +2,12 @@
 
 Shapes: d_out and columns of a weight, n slots, P numbers over all parameters.
 
-    a weight W: up to ENTRIES of its numbers, spread over its rows and columns evenly        a bias: itself
+    a weight W: ENTRIES of its numbers, spread over its rows and columns evenly; all of a small one      a bias: itself
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +25,8 @@ from dualform.store.parameter import Parameter, of_shape
 
 ENTRIES = 1024
 """Of a weight: norms come out to a few percent, and hardly a row or column of a usual layer is overlooked."""
+_WHOLE = 4096
+"""A weight of no more numbers is taken whole: one product of errors and keys makes all of its gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,7 @@ class _Chosen:
     rows: Tensor
     columns: Tensor
     norm_factor: float
-    """The root of how many numbers each stands for."""
+    """The root of how many numbers each stands for; 1 of a block that is taken whole, in the order that it lies."""
 
 
 class RecordedEntries:
@@ -74,9 +77,24 @@ class RecordedEntries:
         for index, parameter, place in self._parameters.of_layer(layer):
             span = self.spans[index]
             with full_precision():
-                for terms in self._terms(index, parameter, place, keys, errors, self._parameters.forms[layer]):
+                form = self._parameters.forms[layer]
+                if self._chosen[index].norm_factor == 1 and parameter.directions is not None:
+                    self._add_whole(place, keys, errors, form, sums[span], magnitudes[span])
+                    continue
+                for terms in self._terms(index, parameter, place, keys, errors, form):
                     sums[span] += terms.sum(0).cpu().numpy()
                     magnitudes[span] += terms.abs_().sum(0).cpu().numpy()
+
+    def _add_whole(
+        self, place: Parameter, keys: Tensor, errors: Tensor, form: KeyForm, sums: Doubles, magnitudes: Doubles
+    ) -> None:
+        """Of a block that is taken whole."""
+        for slots, own in form.columns(keys, torch.arange(place.start, place.stop, device=keys.device)):
+            left, right = errors[slots].double(), own.to(errors.device).double()
+            if place.transposed:
+                left, right = right, left
+            sums += (left.T @ right).reshape(-1).cpu().numpy()
+            magnitudes += (left.abs().T @ right.abs()).reshape(-1).cpu().numpy()
 
     def _of(self, index: int, parameter: RecordedParameter, tensor: Tensor) -> Doubles:
         chosen, block = self._chosen[index], parameter.block_of(tensor)
@@ -100,16 +118,16 @@ class RecordedEntries:
 
 
 def _choose(shape: Sequence[int], generator: np.random.Generator) -> _Chosen:
-    """Rows and columns in turn, each in an order of its own; all of a small parameter."""
+    """All of a small parameter; else rows and columns in turn, each in an order of its own, no entry twice."""
     rows = shape[0] if len(shape) else 1
     columns = int(np.prod(shape[1:])) if len(shape) > 1 else 1
-    if rows * columns <= ENTRIES or columns == 1:
+    if rows * columns <= _WHOLE or columns == 1:
         every = torch.arange(rows * columns)
         return _Chosen(every // columns, every % columns, 1.0)
-    return _Chosen(_in_turn(rows, generator), _in_turn(columns, generator), (rows * columns / ENTRIES) ** 0.5)
-
-
-def _in_turn(count: int, generator: np.random.Generator) -> Tensor:
-    """int64[ENTRIES] below `count`, each as often as the others, in random order."""
-    passes = [generator.permutation(count) for _ in range(-(-ENTRIES // count))]
-    return torch.from_numpy(np.concatenate(passes)[:ENTRIES].copy())
+    turn = np.arange(ENTRIES)
+    row, column = (
+        turn % rows,
+        (turn + turn // math.lcm(rows, columns)) % columns,
+    )  # the pairs meet again after that many
+    row, column = generator.permutation(rows)[row], generator.permutation(columns)[column]
+    return _Chosen(torch.from_numpy(row), torch.from_numpy(column), (rows * columns / ENTRIES) ** 0.5)

@@ -36,7 +36,9 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
         return Certificate(None, measured)
     terms = standing_terms(view, layer, check)
     if not terms:
-        cut_off = replace(measured, name="off", reason="the training was cut off, so there are no final weights.")
+        # Nothing on disk tells a training that still runs from one that was killed.
+        reason = "there are no final weights: the recording was cut off, or still runs."
+        cut_off = replace(measured, name="off", reason=reason)
         return Certificate(None, cut_off if measured.exact else measured)
     error, moved = length(terms), length(way(view, layer))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all

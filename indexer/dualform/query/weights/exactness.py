@@ -56,7 +56,8 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     if not math.isfinite(error) and seams:
         return Grade("off", since=seams[0].step, reason=_first_of(seams))
     if math.isnan(error) and not _defects(view, layer, stop):
-        return Grade("off", reason=f"{_UNMEASURED}.")
+        unmeasured = _UNMEASURED if view.snapshot.cut_off else "the update rule makes NaN or infinity of the record"
+        return Grade("off", reason=f"{unmeasured}.")
     jumps = [step for reading in known if (step := reading.of.jump(reading.row)) is not None]
     since = min(jumps, default=None)
     reason = _first_of([seam for seam in seams if seam.step == since]) or _reason(view, layer, stop, since)
