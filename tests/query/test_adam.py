@@ -299,7 +299,8 @@ def test_weights_that_are_moved_by_hand_date_the_departure(tmp_path, amount):
 
 
 def test_amsgrad_is_refused_by_name(tmp_path):
-    record(tmp_path / "m", amsgrad=True, steps=3)
+    with pytest.warns(RuntimeWarning, match="AMSGrad has no rule"):
+        record(tmp_path / "m", amsgrad=True, steps=3)
     with dualform.open(tmp_path / "m") as memory:
         grade = memory.info().layers[0].grade
         assert grade.name == "scores only"

@@ -225,7 +225,8 @@ def test_optimizers_without_a_rule_are_recorded(tmp_path):
 
     for kind in (torch.optim.Rprop, Own):
         model = small_net()
-        sink, _ = record(model, kind(model.parameters(), lr=0.01), tmp_path / kind.__name__, batches(3))
+        with pytest.warns(RuntimeWarning, match="there is no update rule"):
+            sink, _ = record(model, kind(model.parameters(), lr=0.01), tmp_path / kind.__name__, batches(3))
         assert sink.header.rule == ""
         assert sink.header.optimizer == kind.__name__
         assert sink.header.reason == (

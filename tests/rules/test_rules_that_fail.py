@@ -120,7 +120,9 @@ BROKEN = {
 def test_a_rule_that_breaks_its_promises_gives_scores_only(tmp_path, what):
     changed, reason = BROKEN[what]
     register(Momentum, of(**changed))
-    grade = record(tmp_path / "m")
+    with pytest.warns(RuntimeWarning, match="cannot follow parameter group 0") as warned:
+        grade = record(tmp_path / "m")
+    assert len(warned) == 1
     assert grade.name == "scores only"
     assert f"cannot follow parameter group 0, for {reason}" in grade.reason
 
@@ -193,6 +195,12 @@ def test_a_count_may_have_an_axis(tmp_path):
         return optimizer
 
     assert record(tmp_path / "m", make, before=3).name == "exact"
+
+
+def test_an_optimizer_without_a_rule_is_told_of_once(tmp_path):
+    with pytest.warns(RuntimeWarning, match="trained with NAdam, for which there is no update rule") as warned:
+        assert record(tmp_path / "m", torch.optim.NAdam).name == "scores only"
+    assert len(warned) == 1
 
 
 def test_a_buffer_that_does_not_fit_gives_scores_only(tmp_path):

@@ -5,6 +5,7 @@ It owns the sink, the slot spaces, the columns, and what is known of the optimiz
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -229,6 +230,8 @@ class Recording:
         self._layers, self._new = [*self._layers, *self._new], []
         self._skip()
         if not self.begun:
+            if self._start.why_no_rule and self._plan.keys and self._valued:
+                warnings.warn(f"{self._start.why_no_rule}.", RuntimeWarning, stacklevel=2)
             header = self._start.header(self._plan.path, self._layers, dict(self._plan.skipped), self._plan.label_names)
             self._sink = SinkThread(partial(self._plan.sink, header))
         self.steps += 1

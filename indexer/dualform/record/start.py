@@ -29,6 +29,8 @@ class Start:
         name_alike(taps)
         self._optimizer = optimizer
         self._rule = rule_of(optimizer)
+        self.why_no_rule = why_no_rule(optimizer)
+        """Why weights cannot be rebuilt, as the memory will say it; empty where they can."""
         self.initial: Mapping[str, NDArray[Any]] = state_of(model)
         """Every tensor of the state dict."""
         self.aliases = {name: known for name, known in aliases_of(model, taps).items() if name in self.initial}
@@ -62,7 +64,7 @@ class Start:
             optimizer=type(self._optimizer).__name__,
             rule=rule,
             settings=settings_of(rule),
-            reason=why_no_rule(self._optimizer),
+            reason=self.why_no_rule,
             initial=self.initial,
             buffers=self.buffers,
             label_names=label_names,
