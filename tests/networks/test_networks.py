@@ -13,6 +13,8 @@ from . import samples, tokens  # noqa: F401  (they name their networks)
 from .capture import Capture
 from .network import NETWORKS, Network, train
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")  # of one network it is true
+
 EXACT = 1e-3
 """Of the way the weights went: what an exact record may miss."""
 

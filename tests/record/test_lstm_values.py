@@ -205,6 +205,7 @@ def test_masks_and_their_cancellation_are_those_of_a_brute_force(recorded):
     np.testing.assert_allclose(found, gates(masked, queries), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")
 def test_an_optimizer_without_a_rule_keeps_the_scores_and_says_why_no_more(tmp_path):
     model = Tagger()
     optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)

@@ -181,6 +181,7 @@ def test_an_update_that_no_slot_holds_shows_after_its_step(tmp_path):
     assert [row.step for row in rows] == [0, 1, 1, 2, 3]
 
 
+@pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")
 def test_without_values_or_without_a_rule_nothing_is_watched(tmp_path):
     for number, (kind, options) in enumerate([(torch.optim.SGD, {"values": False}), (torch.optim.Rprop, {})]):
         model = small_net()
