@@ -411,5 +411,5 @@ def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
     fleet.run(train, on_error="warn")
     memory = dualform.open(tmp_path / "m")
     assert memory.info().cut_off == "the recording was cut off after step 3, or still runs."
-    assert reasons(tmp_path / "m") == {"the training was cut off, so there are no final weights."}
+    assert reasons(tmp_path / "m") == {"there are no final weights: the recording was cut off, or still runs."}
     assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
