@@ -11,7 +11,7 @@ from dualform.answers.scan import Scan
 
 @dataclass(frozen=True)
 class Certificate:
-    """||W_T - rebuilt|| / ||W_T - W_0|| of one layer, bias included, beside the grade measured while training."""
+    """||W_T - rebuilt|| / ||W_T - W_0|| of one layer, bias included, beside the layer's grade."""
 
     relative_error: float | None
     """None where the layer cannot be rebuilt at all (no values, or an optimizer without an update rule)."""

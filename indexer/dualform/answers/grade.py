@@ -10,7 +10,9 @@ GradeName: TypeAlias = Literal["exact", "exact to bfloat16", "off", "scores only
 
 @dataclass(frozen=True)
 class Grade:
-    """How exact the record of a layer is as of a step, as measured while the training ran."""
+    """How exact the record of a layer is as of a step: measured while the training ran or, where its rule was not
+    watched, by a pass over the slots.
+    """
 
     name: GradeName
     """Whether weights rebuilt from the record are those of the training; "scores only": they cannot be rebuilt."""

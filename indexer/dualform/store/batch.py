@@ -91,7 +91,7 @@ class StepLog:
 
 @dataclass(frozen=True)
 class Defect:
-    """A reason why a layer cannot be rebuilt exactly from `step` on."""
+    """What may keep a layer from being rebuilt exactly from `step` on."""
 
     step: int
     layer: str

@@ -1,4 +1,7 @@
-"""Writes one layer's keys and values: a pair of segment files for each commit. Shapes: n slots of an extent."""
+"""Writes one layer's keys and values: with each commit, a file for each form of their rows.
+
+Shapes: n slots of an extent.
+"""
 
 from __future__ import annotations
 

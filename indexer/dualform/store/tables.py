@@ -8,7 +8,7 @@
     parameter_groups  the settings of every parameter group at each update
     factors           the measured gradient factor of every recorded parameter at each update
     watch             how far the weights were from the record, at each time they were looked at
-    defects           why a layer cannot be rebuilt exactly, and from which step on
+    defects           what may keep a layer from being rebuilt exactly, and from which step on
     labels            names of labels
     digests           what each layer was fed at each step, for layers whose keys are not stored
     segments          the matrix files, with a checksum for each of their blocks

@@ -1,4 +1,4 @@
-"""What finds the best entries of each query: the screen and the scan, either of which works with any backend."""
+"""What finds the best entries of each query: the screen, where the backend has codes; the scan, with any backend."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Shapes: d_in, d_out.
 
 Under a mask they are what the slots that stay make of them (recorded_blocks.py): a mask is arithmetic removal from this
-training's sum, not a training without the others. W_0 and the momentum buffer B_0 that the optimizer had when recording
-began are no slots, so no mask removes them.
+training's sum, not a training without the others. W_0 and the buffers that the optimizer had when recording
+began (momentum, Adam's averages) are no slots, so no mask removes them.
 
 Where the record is not exact, the end of the training has one more term, W_T minus the sum over all slots: what moved
 outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the grade.
