@@ -48,9 +48,8 @@ class Updates:
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
         slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
-        `model`: where another tensor may take a parameter's place.
-        `ranks`: this process among those whose gradients are
-        averaged, and `placement`: the spaces that they must agree on.
+        `model`: where another tensor may take a parameter's place. `ranks`: this process among those whose gradients
+        are averaged, and `placement`: the spaces that they must agree on.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._ranks, self._placement = ranks, placement

@@ -6,6 +6,7 @@ A rule that fails here gives scores only, with the reason; one that fails later 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,18 @@ _SEED = 3
 _UPDATES = 3
 _TOLERANCE = 1e-9
 """Of the largest number: sums in another order come out at 1e-15."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Update:
+    """One update on random numbers, and what the rule made of it."""
+
+    rule: UpdateRule
+    settings: Settings
+    state: State
+    gradient: Doubles
+    scale: Scale | None
+    after: State
 
 
 def why_not_followed(rule: UpdateRule, settings: Settings) -> str:
@@ -37,14 +50,16 @@ def _broken(rule: UpdateRule, settings: Settings) -> Iterator[str]:
     for _ in range(_UPDATES):
         gradient = _numbers(generator)
         after, scale = updated(rule, state, gradient, settings)
-        yield from _misshapen(rule, after, scale)
-        yield from _not_linear(rule, state, gradient, settings, scale, after, generator)
-        yield from _not_commuting(rule, state, gradient, settings, scale, after, generator)
+        update = _Update(rule, settings, state, gradient, scale, after)
+        yield from _misshapen(update)
+        yield from _not_linear(update, generator)
+        yield from _not_commuting(update, generator)
         buffers = {kind: _read_only(np.array(own, dtype=np.float64)) for kind, own in after.buffers.items()}
         state = State(_read_only(after.weight), buffers)
 
 
-def _misshapen(rule: UpdateRule, after: State, scale: Scale | None) -> Iterator[str]:
+def _misshapen(update: _Update) -> Iterator[str]:
+    rule, after = update.rule, update.after
     if not isinstance(after.weight, np.ndarray) or after.weight.shape != _SHAPE:
         yield f"advance gives a weight {_said(after.weight)} for one of shape {_SHAPE}"
     known = {*rule.buffers, *rule.statistics}
@@ -54,44 +69,31 @@ def _misshapen(rule: UpdateRule, after: State, scale: Scale | None) -> Iterator[
         shape = np.shape(own)
         if len(shape) > len(_SHAPE) or any(n not in (1, m) for n, m in zip(shape[::-1], _SHAPE[::-1], strict=False)):
             yield f"it gives {kind} {_said(own)} for a weight of shape {_SHAPE}"
-    if scale is not None and rule.commutes_with == "directions":
+    if update.scale is not None and rule.commutes_with == "directions":
         yield 'it has a scale, so it does not commute with "directions"'
     if not all(np.isfinite(own).all() for own in (after.weight, *after.buffers.values())):
         yield "it makes NaN or infinity of ordinary numbers"
 
 
-def _not_linear(
-    rule: UpdateRule,
-    state: State,
-    gradient: Doubles,
-    settings: Settings,
-    scale: Scale | None,
-    after: State,
-    generator: Any,
-) -> Iterator[str]:
+def _not_linear(update: _Update, generator: np.random.Generator) -> Iterator[str]:
     """Shares of a partition must add up to the whole, with the scale held."""
+    rule, state, after = update.rule, update.state, update.after
     linear = {kind: own for kind, own in state.buffers.items() if kind in rule.buffers}
     parts = {kind: _read_only(generator.normal(size=np.shape(own))) for kind, own in linear.items()}
     weight, part = _numbers(generator), _numbers(generator)
-    one = rule.advance(State(weight, parts), part, settings, scale)
+    one = rule.advance(State(weight, parts), part, update.settings, update.scale)
     rest = {kind: _read_only(np.asarray(linear[kind] - own)) for kind, own in parts.items()}
-    other = rule.advance(State(_read_only(state.weight - weight), rest), _read_only(gradient - part), settings, scale)
+    left_over = State(_read_only(state.weight - weight), rest)
+    other = rule.advance(left_over, _read_only(update.gradient - part), update.settings, update.scale)
     for kind, whole in {"weight": after.weight, **_of(rule.buffers, after)}.items():
         own, left = ((s.weight if kind == "weight" else s.buffers.get(kind)) for s in (one, other))
         if own is None or left is None or not _alike(own + left, whole):
             yield f"its advance is not linear: the {kind} of two shares does not add up to that of the whole"
 
 
-def _not_commuting(
-    rule: UpdateRule,
-    state: State,
-    gradient: Doubles,
-    settings: Settings,
-    scale: Scale | None,
-    after: State,
-    generator: Any,
-) -> Iterator[str]:
+def _not_commuting(update: _Update, generator: np.random.Generator) -> Iterator[str]:
     """What the watch sees of the parameter must go the way that all of it goes."""
+    rule, state, after = update.rule, update.state, update.after
     if not rule.commutes_with:
         return
     mixed = generator.normal(size=(_SHAPE[1], 3))
@@ -102,7 +104,7 @@ def _not_commuting(
         return _read_only(array @ mixed if rule.commutes_with == "directions" else array[1:3, 1:])
 
     image = State(seen(state.weight), {kind: seen(own) for kind, own in state.buffers.items()})
-    own, _ = updated(rule, image, seen(gradient), settings)
+    own, _ = updated(rule, image, seen(update.gradient), update.settings)
     pairs = [(own.weight, after.weight), *((own.buffers[kind], whole) for kind, whole in after.buffers.items())]
     if not all(_alike(found, seen(whole)) for found, whole in pairs):
         yield f"it does not commute with {rule.commutes_with!r}"
