@@ -11,9 +11,10 @@ from pathlib import Path
 
 import click
 
+from dualform_studies.pages.claims import beside_table
 from dualform_studies.pages.folder import Report, report_folder
-from dualform_studies.pages.items import Table
-from dualform_studies.pages.markdown import moved, table_markdown
+from dualform_studies.pages.items import Link, Table
+from dualform_studies.pages.markdown import moved, part_anchor, table_markdown
 from dualform_studies.studies import STUDIES
 
 REPLAYED = "aesop-replay"
@@ -35,7 +36,7 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
     """
     figures = docs / "reproduction"
     shutil.rmtree(figures, ignore_errors=True)
-    parts = [_HEAD, _overview(runs)]
+    parts = [_HEAD, _claims(runs), _overview(runs)]
     for name in STUDIES:
         folder = report_folder(runs / name)
         if not (folder / "index.md").is_file():
@@ -43,23 +44,46 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
         (figures / name).mkdir(parents=True)
         for figure in sorted(folder.glob("*.png")):
             shutil.copy(figure, figures / name / figure.name)
-        parts.append(moved((folder / "index.md").read_text(encoding="utf-8"), f"reproduction/{name}").strip())
+        parts.append(moved((folder / "index.md").read_text(encoding="utf-8"), f"reproduction/{name}", name).strip())
     stored, replayed = _report_of(runs, "aesop"), _report_of(runs, REPLAYED)
     if stored and replayed:
         parts.append(_replay(stored, replayed))
     document = docs / "reproduction.md"
-    document.write_text("\n\n".join(part.strip() for part in parts) + "\n", encoding="utf-8")
+    document.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     return document
+
+
+def _claims(runs: Path) -> str:
+    """Every claim of the paper that a study tests, with its verdict and a link to what was measured."""
+    reports = [(name, _report_of(runs, name)) for name in STUDIES]
+    claims = [(name, claim) for name, report in reports if report for claim in report.get("claims", ())]
+    if not claims:
+        return ""
+    rows = [
+        (
+            f"{claim['claim']} ({claim['section']})",
+            claim["paper"],
+            claim["ours"],
+            claim["verdict"],
+            Link(name, f"#{part_anchor(name, claim['heading'])}"),
+        )
+        for name, claim in claims
+    ]
+    columns = ("claim", "paper", "ours", "verdict", "measured in")
+    caption = (
+        "What the paper observes, what came of it here, and whether it holds by a criterion that was fixed before."
+    )
+    return table_markdown(Table("claims", caption, columns, rows))
 
 
 def _overview(runs: Path) -> str:
     """What each study was told, and figures of ours beside those that the paper names."""
     reports = {name: _report_of(runs, name) for name in STUDIES}
     commands = [(name, f"`{report['command']}`" if report else "not run") for name, report in reports.items()]
-    beside = [(name, *row) for name, report in reports.items() if report for row in report.get("beside_paper", ())]
+    beside = [(name, row) for name, report in reports.items() if report for row in report.get("beside_paper", ())]
     tables = (
         Table("overview", "The studies; DATA and RUN are folders of the reader's own.", ("study", "command"), commands),
-        Table("beside", "What the paper names in figures.", ("study", "", "here", "paper"), beside),
+        beside_table(beside),
     )
     return "\n\n".join(map(table_markdown, tables))
 

@@ -24,6 +24,7 @@ from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import Batch, batch_rows, mixed_batches
 from dualform_studies.images.table1 import ask_accuracy
 from dualform_studies.images.training import train
+from dualform_studies.pages.claims import Beside
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
 from dualform_studies.progress import Progress, counting, or_silent
 
@@ -62,7 +63,7 @@ def run_joint(assignment: Assignment, recipe: Recipe | None = None) -> Report:
         "disk_bytes": bytes_on_disk(out),
     }
     report["beside_paper"] = [
-        [f"accuracy on {name}", f"{100 * reached:.1f} %", PAPER_ACCURACY[name]]
+        Beside(f"accuracy on {name}", f"{100 * reached:.1f} %", PAPER_ACCURACY[name]).plain()
         for name, reached in report["accuracy"].items()
     ]
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}

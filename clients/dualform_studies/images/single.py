@@ -20,6 +20,7 @@ from dualform_studies.images.single_views import ask_single
 from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.images.table1 import ask_checkpoints, in_words, over_runs
+from dualform_studies.pages.claims import Beside
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.progress import Progress, named
 
@@ -81,14 +82,16 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
     return report
 
 
-def _beside_paper(report: Report) -> Iterator[list[str]]:
-    """What, our figure and the paper's: accuracies, and Table 1 where the network is right, at every checkpoint."""
+def _beside_paper(report: Report) -> Iterator[Report]:
+    """Accuracies, and Table 1 where the network is right, at every checkpoint (`Beside`)."""
     for step, runs in report["accuracy"].items():
-        yield [f"accuracy after {int(step):,} updates", f"{100 * sum(runs) / len(runs):.1f} %", "97 %"]
+        ours = f"{100 * sum(runs) / len(runs):.1f} %"
+        yield Beside(f"accuracy after {int(step):,} updates", ours, text="97 %").plain()
     for step, layers in report["table_1"].items():
         for layer, cells in layers.items():
             ours = in_words(cells["yes"]["mean"], cells["yes"]["deviation"])
-            yield [f"Table 1 yes, {layer}, {int(step):,} updates", ours, in_words(*cells["yes"]["paper"])]
+            what, text = f"Table 1 yes, {layer}, {int(step):,} updates", in_words(*cells["yes"]["paper"])
+            yield Beside(what, ours, text).plain()
 
 
 def _train(

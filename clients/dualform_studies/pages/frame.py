@@ -1,17 +1,27 @@
-"""What all figures have in common: page width, type and colours."""
+"""What all figures have in common: page width, type, colours, and how many bytes they may take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from PIL import Image
 
-INK = ("#2f6690", "#c8702a", "#5b8c5a", "#7d5ba6")
-"""One colour a dataset, in the order of training."""
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442", "#000000")
+"""Colours that stay apart for every common kind of colour vision (Okabe and Ito, "Color universal design", 2008)."""
+INK = PALETTE[:4]
+"""One colour a dataset, in the order of training. No figure tells things apart by colour alone: `HATCHES`, `MARKS`."""
+HATCHES = ("", "////", "....", "xxxx")
+"""Of areas, in the order of INK."""
+MARKS = ("o", "s", "^", "D")
+"""Of points and lines, in the order of INK."""
+LARGEST_PNG = 120_000
+"""Bytes that a figure's PNG may take: pages are kept under version control."""
 
 _WIDTH = 7.5
 _STYLE: Any = {
@@ -30,11 +40,27 @@ _STYLE: Any = {
 
 @contextmanager
 def new_figure(path: Path, height: float) -> Iterator[Figure]:
-    """A figure as wide as a page and so many inches high, saved as PNG and SVG when the block ends."""
+    """A figure as wide as a page and so many inches high, saved as PNG and SVG when the block ends.
+
+    The PNG has twice the pixels of the page's width, and as many colours as LARGEST_PNG allows, 256 at most.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         yield figure
-        figure.savefig(path)
+        path.write_bytes(_png(figure))
         # Without a date and with the same names of parts, the same figure is the same file.
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def _png(figure: Figure) -> bytes:
+    """The figure as a PNG; one that is too large even with few colours is left so, for whoever collects pages."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    picture = Image.open(drawn).convert("RGB")
+    for colours in (256, 64, 16):
+        packed = BytesIO()
+        picture.quantize(colours, dither=Image.Dither.NONE).save(packed, format="png", optimize=True)
+        if packed.tell() <= LARGEST_PNG:
+            break
+    return packed.getvalue()

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from dualform_studies.pages.items import Cell, Figure, Heading, Item, MarkedPassage, Paragraph, Table
-from dualform_studies.pages.words import in_words
+from dualform_studies.pages.items import Cell, Figure, Heading, Item, Link, MarkedPassage, Paragraph, Table
+from dualform_studies.pages.words import anchor, in_words
 
 _STYLE = """
 body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 58rem; color: #222; background: #fff;
@@ -42,17 +42,13 @@ def page_html(title: str, items: Sequence[Item]) -> str:
 def _links(items: Sequence[Item]) -> Iterator[str]:
     headings = [item.text for item in items if isinstance(item, Heading)]
     if headings:
-        yield "<nav>" + "".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>' for text in headings) + "</nav>"
-
-
-def _anchor(text: str) -> str:
-    return re.sub(r"\W+", "-", text.lower()).strip("-")
+        yield "<nav>" + "".join(f'<a href="#{anchor(text)}">{escape(text)}</a>' for text in headings) + "</nav>"
 
 
 def _item(item: Item) -> str:
     match item:
         case Heading(text):
-            return f'<h2 id="{_anchor(text)}">{escape(text)}</h2>'
+            return f'<h2 id="{anchor(text)}">{escape(text)}</h2>'
         case Paragraph(text):
             return f"<p>{_text(text)}</p>"
         case Figure(name, caption):
@@ -81,6 +77,8 @@ def _table(table: Table) -> str:
 def _cell(cell: Cell) -> str:
     if isinstance(cell, MarkedPassage):
         return f"{escape(cell.before)}<mark>{escape(cell.token)}</mark>{escape(cell.after)}"
+    if isinstance(cell, Link):
+        return f'<a href="{escape(cell.target)}">{escape(cell.words)}</a>'
     return _text(in_words(cell))
 
 

@@ -5,18 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dualform_studies.pages.items import Cell, Figure, Heading, Item, MarkedPassage, Paragraph, Table
-from dualform_studies.pages.words import in_words
+from dualform_studies.pages.items import Cell, Figure, Heading, Item, Link, MarkedPassage, Paragraph, Table
+from dualform_studies.pages.words import anchor, in_words
 
 
 def page_markdown(title: str, items: Sequence[Item]) -> str:
     return "\n\n".join([f"# {title}", *map(_item, items)]) + "\n"
 
 
-def moved(page: str, figures: str) -> str:
-    """A page as a part of a longer document: headings one level down, its figures in the folder `figures`."""
-    page = re.sub(r"^#", "##", page, flags=re.MULTILINE)
+def moved(page: str, figures: str, name: str) -> str:
+    """A page as a part of a longer document: headings one level down, its figures in the folder `figures`.
+
+    A heading is linked to as `part_anchor` says, for other parts may have the same.
+    """
+
+    def lowered(heading: re.Match[str]) -> str:
+        return f'<a id="{part_anchor(name, heading.group(2))}"></a>\n\n#{heading.group(1)} {heading.group(2)}'
+
+    page = re.sub(r"^(#+) (.+)$", lowered, page, flags=re.MULTILINE)
     return re.sub(r"\]\(([^()/]+\.png)\)", rf"]({figures}/\1)", page)
+
+
+def part_anchor(name: str, heading: str) -> str:
+    """What a link to a heading of the part `name` says after its #."""
+    return f"{name}-{anchor(heading)}"
 
 
 def table_markdown(table: Table) -> str:
@@ -49,6 +61,8 @@ def _cell(cell: Cell) -> str:
         lead, tail = cell.token[: len(cell.token) - len(cell.token.lstrip())], cell.token[len(cell.token.rstrip()) :]
         bold = f"{lead}**{_plain(token)}**{tail}" if token else " **␣** "
         return f"{_plain(cell.before)}{bold}{_plain(cell.after)}"
+    if isinstance(cell, Link):
+        return f"[{_plain(cell.words)}]({cell.target})"
     return _plain(in_words(cell), code=True)
 
 

@@ -1,6 +1,13 @@
-"""Cells of a table as they are read."""
+"""Cells of a table as they are read, and headings as links name them."""
 
 from __future__ import annotations
+
+import re
+
+
+def anchor(heading: str) -> str:
+    """What a link to a heading of a page says after its #."""
+    return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
 def in_words(cell: str | int | float | None) -> str:

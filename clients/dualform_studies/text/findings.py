@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dualform.methods import Answers
+from dualform_studies.pages.claims import Beside
 from dualform_studies.pages.folder import Report
 from dualform_studies.text.attention import Attention, Questions, best
 from dualform_studies.text.corpora import Corpus
@@ -99,14 +100,14 @@ class _Teller:
         return told
 
 
-def beside_paper(prompts: Sequence[Report]) -> list[tuple[str, str, str]]:
-    """Of each table of the paper whose passages stand in the training text: what is compared, ours, the paper's."""
+def beside_paper(prompts: Sequence[Report]) -> list[Report]:
+    """Of each table of the paper whose passages stand in the training text: their ranks here (`Beside`)."""
     told = []
     for prompt in prompts:
         ranks = [row["rank_here"] for row in prompt["published"] if row["rank_here"] is not None]
         if ranks:
             ours = ", ".join(f"{rank:,}" for rank in ranks)
-            told.append((f"ranks of the passages of Table {prompt['table']}", ours, "1, 2, 3"))
+            told.append(Beside(f"ranks of the passages of Table {prompt['table']}", ours, text="1, 2, 3").plain())
     return told
 
 

@@ -4,11 +4,12 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dualform_studies.pages.frame import new_figure
-from dualform_studies.pages.items import MarkedPassage, Table
-from dualform_studies.pages.markdown import moved, page_markdown, table_markdown
+from dualform_studies.pages.frame import LARGEST_PNG, new_figure
+from dualform_studies.pages.items import Link, MarkedPassage, Table
+from dualform_studies.pages.markdown import moved, page_markdown, part_anchor, table_markdown
 from dualform_studies.pages.page import Page
 
 
@@ -81,9 +82,9 @@ def test_html_escapes_what_it_shows_and_marks_the_token(page: Page):
 
 
 def test_markdown_keeps_cells_on_their_line(page: Page):
-    text = moved(page_markdown(page.title, page.items), "reproduction/foxes")
-    assert text.startswith("## Foxes")
-    assert "### What was seen" in text
+    text = moved(page_markdown(page.title, page.items), "reproduction/foxes", "foxes")
+    assert text.startswith('<a id="foxes-foxes-crows"></a>\n\n## Foxes')
+    assert f'<a id="{part_anchor("foxes", "What was seen")}"></a>\n\n### What was seen' in text
     assert "](reproduction/foxes/plot.png)" in text
     lines = table_markdown(page.tables()[0]).split("\n")
     assert lines[2:] == [
@@ -102,6 +103,21 @@ def test_markdown_can_mark_any_token(token: str, shown: str):
     before = "at" if token.startswith(" ") else "at "
     table = Table("one", "One.", ["passage"], [[MarkedPassage(before, token, after)]])
     assert table_markdown(table).split("\n")[-1] == f"| {shown} |"
+
+
+def test_a_link_leads_somewhere_in_both_forms(tmp_path: Path):
+    page = Page(tmp_path, "Links")
+    page.table("one", "One.", ["where"], [[Link("single", "#single-hubs")]])
+    page.write({"command": "dualform study links"})
+    assert '<a href="#single-hubs">single</a>' in (tmp_path / "report" / "index.html").read_text()
+    assert "| [single](#single-hubs) |" in (tmp_path / "report" / "index.md").read_text()
+
+
+def test_a_picture_of_many_colours_is_packed(tmp_path: Path):
+    noise = np.random.default_rng(0).random((60, 60, 3))
+    with new_figure(tmp_path / "noise.png", 3.0) as figure:
+        figure.subplots().imshow(noise)
+    assert (tmp_path / "noise.png").stat().st_size <= LARGEST_PNG
 
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path):
