@@ -70,7 +70,7 @@ def _accuracy_table(accuracy: Mapping[str, Mapping[str, float]], words: Mapping[
     for moment, said in words.items():
         row: list[Cell] = [said.replace("\n", " ")]
         for dataset, by_moment in accuracy.items():
-            row += [f"{100 * by_moment[moment]:.1f} %", _PAPER.get(moment, {}).get(dataset, "")]
+            row += [f"{100 * by_moment[moment]:.1f} %", _PAPER.get(moment, {}).get(dataset, ("", ""))[0]]
         rows.append(row)
     return Table("accuracy", "Test accuracy, beside what section 5.4 of the paper says.", columns, rows)
 
