@@ -83,7 +83,7 @@ def race(contestants: Mapping[str, Callable[[], Any]], repeats: int, patience: f
             continue
         warm = time.perf_counter() - began
         runners[name] = _Runner(run, answer, warm, [warm] if warm > patience else [])
-        if SAMPLE < warm < patience / 4:
+        if SAMPLE < warm <= patience:
             # A first answer may do work that is kept: the second tells what the next ones take.
             runners[name].warm = _seconds(run)
     gc.collect()
