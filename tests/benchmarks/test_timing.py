@@ -69,7 +69,7 @@ def test_who_is_out_of_patience_keeps_one_time():
     assert timing.seconds >= 0.02
 
 
-@pytest.mark.parametrize("patience", [60, 0.05])
+@pytest.mark.parametrize("patience", [60, 0.2])
 def test_what_is_kept_after_the_first_answer_is_timed_as_fast_as_it_then_is(patience: float):
     kept: list[int] = []
     calls = 0
@@ -79,7 +79,7 @@ def test_what_is_kept_after_the_first_answer_is_timed_as_fast_as_it_then_is(pati
         calls += 1
         if not kept:
             kept.append(1)
-            time.sleep(0.02)
+            time.sleep(0.06)  # longer than timing.PAUSE, after which a contestant is warmed up anyway
 
     race({"kept": answer}, repeats=1, patience=patience)
     assert calls > 100, "repeated within a measurement, though its first answer was slow"
