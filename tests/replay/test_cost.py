@@ -24,6 +24,19 @@ def test_the_papers_language_model_takes_hundreds_of_gigabytes_stored_and_a_frac
     ]
 
 
+def test_a_layer_of_gpt_3_takes_petabytes():
+    # Appendix D of the paper: 300 billion tokens, a state of 12 thousand float32 numbers, "14PB".
+    cost = estimate(slots=300 * 10**9, layers=[12_000], queries=0, steps=0, seconds_per_step=0.0)
+    assert cost.key_bytes == 14_400 * 10**12
+    assert str(cost).splitlines()[1].split()[:3] == ["store", "14.4", "PB"]
+
+
+def test_keys_of_half_the_bytes_take_half():
+    whole, half = (estimate(1000, [400, 24], 1, 1, 0.1, number_bytes=number) for number in (4, 2))
+    assert (whole.key_bytes, half.key_bytes) == (1_696_000, 848_000)
+    assert whole.table_bytes == half.table_bytes
+
+
 def test_small_ones_are_said_in_small_units():
     assert str(estimate(10, [4, 3], 1, 2, 0.01)).splitlines() == [
         "10 slots",

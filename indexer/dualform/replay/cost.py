@@ -1,7 +1,7 @@
 """What a training's answers will take, in bytes and seconds, with keys stored and with the training run again.
 
-For T slots, layers of widths d and n queries: stored keys are T * d float32 numbers a layer; a replay keeps T rows of
-slot columns and two digests a step and layer, trains twice, and scores every key on its way past.
+For T slots, layers of widths d and n queries: stored keys are T * d numbers a layer, float32 or bfloat16; a replay
+keeps T rows of slot columns and two digests a step and layer, trains twice, and scores every key on its way past.
 """
 
 from __future__ import annotations
@@ -60,18 +60,21 @@ class Cost:
         return "\n".join([f"{self.slots:,} slots", *lines])
 
 
-def estimate(slots: int, layers: Sequence[int], queries: int, steps: int, seconds_per_step: float) -> Cost:
+def estimate(
+    slots: int, layers: Sequence[int], queries: int, steps: int, seconds_per_step: float, number_bytes: int = 4
+) -> Cost:
     """What `slots` slots of layers of these widths d_in, recorded over `steps` steps, and `queries` queries to each
-    layer will take. `seconds_per_step` is the training's own, measured over some steps.
+    layer will take. `seconds_per_step` is the training's own, measured over some steps; `number_bytes` are those of one
+    number of a key, 2 where the layer computes in bfloat16.
 
     Raises BadInput for a negative number.
     """
-    if min(slots, queries, steps, seconds_per_step, *layers) < 0:
+    if min(slots, queries, steps, seconds_per_step, number_bytes, *layers) < 0:
         raise BadInput("a cost is estimated from numbers that are not negative.")
     numbers = slots * sum(layers)
     return Cost(
         slots=slots,
-        key_bytes=4 * numbers,
+        key_bytes=number_bytes * numbers,
         table_bytes=SLOT_BYTES * slots,
         digest_bytes=DIGEST_BYTES * steps * len(layers),
         training_seconds=steps * seconds_per_step,
@@ -80,7 +83,7 @@ def estimate(slots: int, layers: Sequence[int], queries: int, steps: int, second
 
 
 def _size(size: int) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
     return f"{size / 1e3:.1f} kB"

@@ -1,0 +1,93 @@
+"""The remarks of the paper's section 3 that this study puts to the test, with their criteria."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dualform_studies.images.compact.order import BEST
+from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.folder import Report
+
+ORDER, SPAN, RANKS = "The order of the slots", "Queries orthogonal to all keys", "Few directions in place of all slots"
+"""Headings of the page."""
+
+_SAME_ANSWER, _NEARLY_SAME = 1e-6, 1e-4
+"""Greatest relative difference between answers that are the same, and nearly so."""
+_NOTHING_ADDED, _LITTLE_ADDED = 1e-5, 1e-3
+"""Greatest length that training adds to an output, relative to the untrained one."""
+_POINTS, _SOME_POINTS = 0.1, 1.0
+"""Of accuracy that a compact memory may lose."""
+_SMALL, _FAIRLY_SMALL = 0.01, 0.1
+"""Of the slots' numbers that a compact memory may store."""
+
+
+def remarks(report: Report) -> Iterator[Claim]:
+    """Remarks 3.1, 3.3 and 3.4, of the study's report; 3.3 only where some layer's keys leave a direction out."""
+    yield from _order(report)
+    yield from _orthogonal(report)
+    yield from _compact(report)
+
+
+def _order(report: Report) -> Iterator[Claim]:
+    layers, pairs = report["order"]["layers"].values(), report["order"]["pairs"]
+    apart = max(max(layer["outputs"], layer["sums"]) for layer in layers)
+    same = min(layer["same_best"] for layer in layers)
+    yield Claim(
+        "remark 3.1",
+        "Shuffling the memory changes neither outputs nor sums of attention.",
+        "equation 13",
+        f"a relative difference of {apart:.1e} at most, over {pairs:,} pairs",
+        verdict(-apart, -_SAME_ANSWER, -_NEARLY_SAME),
+        f"at most {_SAME_ANSWER:g} at every layer; in part {_NEARLY_SAME:g}",
+        ORDER,
+    )
+    yield Claim(
+        "remark 3.1",
+        "Shuffling the memory changes no datapoint among the best.",
+        "equation 13",
+        f"the same {BEST} best for {100 * same:.1f} % of the queries",
+        verdict(same, 1.0, 2 / 3),
+        "all queries at every layer; in part two thirds",
+        ORDER,
+    )
+
+
+def _orthogonal(report: Report) -> Iterator[Claim]:
+    asked = {name: layer["query"] for name, layer in report["span"].items() if "query" in layer}
+    if not asked:
+        return
+    added = max(query["added"] for query in asked.values())
+    yield Claim(
+        "remark 3.3",
+        "A query orthogonal to all keys is answered by the initial weights.",
+        "W_0 x",
+        f"training adds {added:.1e} of the length of W_0 x at most ({', '.join(asked)})",
+        verdict(-added, -_NOTHING_ADDED, -_LITTLE_ADDED),
+        f"at most {_NOTHING_ADDED:g} beside the bias, in every layer with such a query; in part {_LITTLE_ADDED:g}",
+        SPAN,
+    )
+
+
+def _compact(report: Report) -> Iterator[Claim]:
+    compact = report["compact"]
+    lost = 100 * (compact["accuracy_all"] - compact["accuracy"])
+    stored = compact["numbers"] / compact["slots_numbers"]
+    yield Claim(
+        "remark 3.4",
+        "A more compact attention system does the same: the directions that hold 99.9 % of each update keep the "
+        "accuracy.",
+        "no figure",
+        f"{100 * compact['accuracy']:.2f} % beside {100 * compact['accuracy_all']:.2f} %",
+        verdict(-lost, -_POINTS, -_SOME_POINTS),
+        f"at most {_POINTS:g} point lost; in part {_SOME_POINTS:g}",
+        RANKS,
+    )
+    yield Claim(
+        "remark 3.4",
+        "It is more compact than the datapoints.",
+        "no figure",
+        f"{100 * stored:.3f} % of the numbers",
+        verdict(-stored, -_SMALL, -_FAIRLY_SMALL),
+        f"at most {100 * _SMALL:g} % of the numbers that keys and values are; in part {100 * _FAIRLY_SMALL:g} %",
+        RANKS,
+    )
