@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from dualform_studies.dual_form_figures import CAPTIONS, draw_dual_form
 from dualform_studies.pages.claims import beside_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Link, Table
@@ -36,7 +37,7 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
     """
     figures = docs / "reproduction"
     shutil.rmtree(figures, ignore_errors=True)
-    parts = [_HEAD, _claims(runs), _overview(runs)]
+    parts = [_HEAD, _dual_form(figures), _claims(runs), _overview(runs)]
     for name in STUDIES:
         folder = report_folder(runs / name)
         if not (folder / "index.md").is_file():
@@ -51,6 +52,15 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
     document = docs / "reproduction.md"
     document.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     return document
+
+
+def _dual_form(figures: Path) -> str:
+    """What all of it is about, drawn (Figures 1 and 2 of the paper)."""
+    shown = []
+    for path in draw_dual_form(figures / "dual-form"):
+        caption = CAPTIONS[path.stem]
+        shown.append(f"![{caption}](reproduction/dual-form/{path.name})\n\n*{caption}*")
+    return "\n\n".join(shown)
 
 
 def _claims(runs: Path) -> str:
