@@ -47,7 +47,7 @@ def _order(report: Report) -> Iterator[Claim]:
         "equation 13",
         f"the same {BEST} best for {100 * same:.1f} % of the queries",
         verdict(same, 1.0, 2 / 3),
-        "all queries at every layer; in part two thirds",
+        "all queries at every layer, pairs that tie with the last apart; in part two thirds",
         ORDER,
     )
 

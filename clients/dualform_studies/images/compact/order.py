@@ -79,7 +79,8 @@ def compare_orders(pairs: Pairs, order: NDArray[np.int64], queries: Mapping[str,
     """By layer, how far the answers about the pairs in the given order are from those about the pairs as they stand.
 
     `outputs` and `sums` are the greatest relative difference over the queries, of the layer's outputs and of the signed
-    scores summed over each label; `same_best` is the share of queries whose BEST slots are the same pairs.
+    scores summed over each label; `same_best` is the share of queries whose BEST slots are the same pairs, but for
+    those that score as much as the last: of them, either order has the ones that stand first.
     """
     with TemporaryDirectory() as folder:
         record_pairs(pairs, np.arange(len(pairs)), Path(folder, "ordered"))
@@ -93,9 +94,17 @@ def _compare(
 ) -> Report:
     outputs = [np.asarray(memory.output(layer, queries), dtype=np.float64) for memory in (ordered, shuffled)]
     sums = [memory.group_sum(layer, queries, by="label").sums for memory in (ordered, shuffled)]
-    one, other = (memory.topk(layer, queries, k=BEST).slots for memory in (ordered, shuffled))
-    same = [set(order[found]) == set(expected) for found, expected in zip(other, one, strict=True)]
+    one, other = (memory.topk(layer, queries, k=BEST) for memory in (ordered, shuffled))
+    same = [
+        scores.tobytes() == theirs.tobytes() and _above_last(slots, scores) == _above_last(order[found], theirs)
+        for slots, scores, found, theirs in zip(one.slots, one.scores, other.slots, other.scores, strict=True)
+    ]
     return {"outputs": _apart(*outputs), "sums": _apart(*sums), "same_best": float(np.mean(same))}
+
+
+def _above_last(slots: NDArray[np.int64], scores: NDArray[np.float32]) -> set[int]:
+    """The slots that score more than the last of them."""
+    return set(slots[scores > scores[-1]].tolist())
 
 
 def _apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
