@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.extras import missing_package
+from dualform_studies.images.split import Split, every_row
 
 Rows: TypeAlias = NDArray[np.int64] | slice
 
@@ -39,37 +40,46 @@ class Dataset:
 
     name: str
     train: Images
+    """All of the training file, so that the row of a datapoint is the number of its image there."""
     test: Images
     side: int
     """Rows, and columns, of an image: d is side * side."""
     label_names: Sequence[str]
+    split: Split
+    """Which rows of `train` are trained on, and which give mean and deviation."""
     brightest: int = 255
     """The pixel value that is white."""
-    normalised_as: tuple[float, float] | None = None
-    """Mean and deviation to normalise by, in pixel values; None for those of the training images."""
 
     @cached_property
     def mean(self) -> float:
-        """Mean of all training pixels, in pixel values."""
-        if self.normalised_as is not None:
-            return self.normalised_as[0]
-        return float(self.train.pixels.mean(dtype=np.float64))
+        """Mean of all pixels of the kept training images, in pixel values."""
+        return float(np.average(np.arange(256), weights=self._pixel_counts))
 
     @cached_property
     def std(self) -> float:
-        """Standard deviation of all training pixels, in pixel values."""
-        if self.normalised_as is not None:
-            return self.normalised_as[1]
-        counts = np.bincount(self.train.pixels.ravel(), minlength=256)
-        deviations = (np.arange(256) - self.mean) ** 2
-        return float(np.sqrt((counts * deviations).sum() / counts.sum()))
+        """Standard deviation of all pixels of the kept training images, in pixel values."""
+        return float(np.sqrt(np.average((np.arange(256) - self.mean) ** 2, weights=self._pixel_counts)))
+
+    @cached_property
+    def _pixel_counts(self) -> NDArray[np.int64]:
+        """int64[256]: how many pixels of the kept training images have each value."""
+        return np.bincount(self.train.pixels[self.split.kept].ravel(), minlength=256)
 
     def inputs(self, images: Images, rows: Rows = slice(None)) -> NDArray[np.float32]:
-        """float32[b, d]: the rows asked for, normalised by the mean and deviation of the training images."""
+        """float32[b, d]: the rows asked for, normalised by the mean and deviation of the kept training images."""
         pixels = images.pixels[rows].astype(np.float32)
         pixels -= np.float32(self.mean)
         pixels /= np.float32(self.std)
         return pixels
+
+    def trained_in_words(self) -> str:
+        """Which images are trained on, in a phrase for a page."""
+        kept, trained = len(self.split.kept), len(self.split.trained)
+        return (
+            f"{trained:,} of the {len(self.train):,} training images, the draw of the paper's code "
+            f"({len(self.train) - kept:,} are held out, and of the {kept:,} left, whose mean and deviation normalise "
+            "every image, each stays with a chance of 0.8)"
+        )
 
     def picture(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """float32[side, side] from 0 (black) to 1 (white), of one image uint8[d]."""
@@ -89,9 +99,8 @@ def digits(seed: int = 0) -> Dataset:
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(pixels))
     everything = Images(pixels[order].astype(np.uint8), labels[order].astype(np.int64))
-    return Dataset(
-        "digits", _part(everything, slice(_HELD_OUT, None)), _part(everything, slice(_HELD_OUT)), 8, _TEN, brightest=16
-    )
+    train, test = _part(everything, slice(_HELD_OUT, None)), _part(everything, slice(_HELD_OUT))
+    return Dataset("digits", train, test, 8, _TEN, every_row(len(train)), brightest=16)
 
 
 def permuted(dataset: Dataset, seed: int = 0) -> Dataset:
@@ -101,19 +110,7 @@ def permuted(dataset: Dataset, seed: int = 0) -> Dataset:
     """
     order = np.random.default_rng(seed).permutation(dataset.side**2)
     train, test = (Images(part.pixels[:, order], part.labels) for part in (dataset.train, dataset.test))
-    return Dataset(
-        f"permuted-{dataset.name}", train, test, dataset.side, dataset.label_names, brightest=dataset.brightest
-    )
-
-
-def normalised_together(datasets: Sequence[Dataset]) -> tuple[Dataset, ...]:
-    """The same datasets, each normalised by the mean and deviation of all their training pixels together."""
-    pixels = np.array([dataset.train.pixels.size for dataset in datasets])
-    share = pixels / pixels.sum()
-    mean = sum(part * dataset.mean for part, dataset in zip(share, datasets, strict=True))
-    square = sum(part * (dataset.std**2 + dataset.mean**2) for part, dataset in zip(share, datasets, strict=True))
-    both = float(mean), float(np.sqrt(square - mean**2))
-    return tuple(replace(dataset, normalised_as=both) for dataset in datasets)
+    return replace(dataset, name=f"permuted-{dataset.name}", train=train, test=test)
 
 
 def _part(images: Images, rows: slice) -> Images:

@@ -18,6 +18,7 @@ from dualform.extras import missing_package
 from dualform_studies.data_folder import DATA_VARIABLE, data_folder
 from dualform_studies.images.datasets import Dataset, Images
 from dualform_studies.images.idx import read_idx
+from dualform_studies.images.split import draw_split
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _SIDE = 28
@@ -61,6 +62,8 @@ SOURCES = {
 def load_dataset(name: str, data: Path | None = None) -> Dataset:
     """The dataset `mnist` or `fashion-mnist`: 60,000 training and 10,000 test images where the files are the originals.
 
+    It has the split of the paper's code, 40,053 of these 60,000 to train on.
+
     Raises NotFound for another name and where a file is neither there nor to be had, and Damaged, naming the file,
     where one does not hold what it should.
     """
@@ -69,7 +72,7 @@ def load_dataset(name: str, data: Path | None = None) -> Dataset:
     folder = data_folder(data) / name
     paths = [_local(folder, file) or _fetch(name, number, folder) for number, file in enumerate(_FILES)]
     train, test = _images(*paths[:2]), _images(*paths[2:])
-    return Dataset(name, train, test, _SIDE, SOURCES[name].label_names)
+    return Dataset(name, train, test, _SIDE, SOURCES[name].label_names, draw_split(len(train)))
 
 
 def _local(folder: Path, file: str) -> Path | None:

@@ -58,7 +58,7 @@ def stop_at(trained: TrainedNetwork, stops: Sequence[int], pair: Pair, recipe: R
     """The weights after so many updates on the second dataset; `stops` ascend, from 0 to recipe.steps at most."""
     network, optimizer = _after_first(trained, pair, recipe)
     second = pair[1]
-    stream = batches(second, batch_rows(len(second.train), recipe, seed, _SECOND))
+    stream = batches(second, batch_rows(second.split.trained, recipe, seed, _SECOND))
     found = []
     for done, stop in pairwise((0, *stops)):
         train(network, optimizer, islice(stream, stop - done), recipe.clip)
@@ -76,7 +76,7 @@ def leave_out(trained: TrainedNetwork, label: int, pair: Pair, recipe: Recipe, s
 
 def _rows_without(label: int, dataset: Dataset, recipe: Recipe, seed: int) -> Iterator[NDArray[np.int64]]:
     """The rows of the order that the whole dataset was trained in, without one class, in full batches."""
-    endless = batch_rows(len(dataset.train), replace(recipe, steps=sys.maxsize), seed, _SECOND)
+    endless = batch_rows(dataset.split.trained, replace(recipe, steps=sys.maxsize), seed, _SECOND)
     waiting = np.empty(0, dtype=np.int64)
     for _ in range(recipe.steps):
         while len(waiting) < recipe.batch:

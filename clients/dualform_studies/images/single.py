@@ -15,12 +15,11 @@ from dualform_studies.images.download import load_dataset
 from dualform_studies.images.network import layer_names
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import Checkpoint, record
-from dualform_studies.images.single_page import single_page
+from dualform_studies.images.single_page import beside_paper, single_page
 from dualform_studies.images.single_views import ask_single
-from dualform_studies.images.split import training_rows
 from dualform_studies.images.stream import batch_rows, batches
-from dualform_studies.images.table1 import ask_checkpoints, in_words, over_runs
-from dualform_studies.pages.claims import Beside
+from dualform_studies.images.table1 import ask_checkpoints, over_runs
+from dualform_studies.images.table1_page import table_1_claims
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.progress import Progress, named
 
@@ -29,7 +28,7 @@ from dualform_studies.progress import Progress, named
 class SingleRecipe:
     training: Recipe = field(default_factory=lambda: Recipe(steps=5000))
     moments: tuple[int, ...] = (3000,)
-    """Numbers of updates, ascending, after which the network is looked at beside the last."""
+    """Numbers of updates, ascending, after which the network is looked at beside the last: the paper's text's."""
     runs: int = 5
 
     def with_steps(self, steps: int | None) -> SingleRecipe:
@@ -44,8 +43,8 @@ class SingleRecipe:
 def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Report:
     """Train `runs` networks with the seeds that follow `seed`; the first one's memory is `out` and stays.
 
-    `steps` updates each (5,000 where none are given), looked at after 3,000, too. Raises AlreadyExists where `out`
-    holds something, and what `load_dataset` raises.
+    `steps` updates each (5,000 where none are given), looked at after 3,000, too, which the paper's text names. Raises
+    AlreadyExists where `out` holds something, and what `load_dataset` raises.
     """
     out, start = assignment.out, perf_counter()
     check_free(out)
@@ -68,38 +67,26 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
         "runs": runs,
         "steps": recipe.training.steps,
         "recipe": recipe.training.in_words(),
-        "training_images": len(training_rows(len(dataset.train))),
+        "training_images": len(dataset.split.trained),
+        "trained_on": dataset.trained_in_words(),
         "accuracy": {str(checkpoint.step): [run[at] for run in accuracy] for at, checkpoint in enumerate(checkpoints)},
         "table_1": {
             str(checkpoint.step): over_runs([run[at] for run in cells]) for at, checkpoint in enumerate(checkpoints)
         },
     }
-    report["beside_paper"] = list(_beside_paper(report))
-    report |= ask_single(dataset, layers, checkpoints, out, assignment.progress)
+    report["beside_paper"] = [row.plain() for row in beside_paper(report)]
+    report["claims"] = [claim.plain() for claim in table_1_claims(report["table_1"][str(recipe.training.steps)])]
+    report |= ask_single(dataset, layers, checkpoints[-1], out, assignment.progress)
     report["disk_bytes"] = bytes_on_disk(out)
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
     single_page(out, report).write(report)
     return report
 
 
-def _beside_paper(report: Report) -> Iterator[Report]:
-    """Accuracies, and Table 1 where the network is right, at every checkpoint (`Beside`)."""
-    for step, runs in report["accuracy"].items():
-        ours = f"{100 * sum(runs) / len(runs):.1f} %"
-        yield Beside(f"accuracy after {int(step):,} updates", ours, text="97 %").plain()
-    for step, layers in report["table_1"].items():
-        for layer, cells in layers.items():
-            ours = in_words(cells["yes"]["mean"], cells["yes"]["deviation"])
-            what, text = f"Table 1 yes, {layer}, {int(step):,} updates", in_words(*cells["yes"]["paper"])
-            yield Beside(what, ours, text).plain()
-
-
 def _train(
     dataset: Dataset, recipe: SingleRecipe, seed: int, folder: Path, *, values: bool, progress: Progress | None
 ) -> float:
-    rows = training_rows(len(dataset.train))
-    order = (rows[places] for places in batch_rows(len(rows), recipe.training, seed, part=0))
-    stream = batches(dataset, order)
+    stream = batches(dataset, batch_rows(dataset.split.trained, recipe.training, seed, part=0))
     return record(
         [dataset], stream, recipe.training, seed, folder, moments=recipe.moments, values=values, progress=progress
     )

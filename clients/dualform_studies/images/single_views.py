@@ -31,14 +31,14 @@ _DATED = 200
 
 
 def ask_single(
-    dataset: Dataset, layers: Sequence[str], checkpoints: Sequence[Checkpoint], out: Path, progress: Progress | None
+    dataset: Dataset, layers: Sequence[str], checkpoint: Checkpoint, out: Path, progress: Progress | None
 ) -> Report:
-    """Examples and dates of the first checkpoint, sums weighted by the error's norm of all, and the certificate."""
+    """Examples, dates of the best datapoints, sums weighted by the error's norm, and the certificate."""
     say = or_silent(progress)
     say("drawing figures", 0, 2)
-    report, query = _ask(out, dataset, layers, checkpoints[0])
+    report, query = _ask(out, dataset, layers, checkpoint)
     say("weighting by the error's norm", 1, 2)
-    report["error_norm"] = _weigh(out, dataset, layers, checkpoints, query)
+    report["error_norm"] = _weigh(out, dataset, layers, checkpoint, query)
     say("weighting by the error's norm", 2, 2)
     return report
 
@@ -51,7 +51,6 @@ def _ask(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpo
         queries = {digit: query for digit, query in chosen.items() if query is not None}
         one = next(iter(queries.values()), None) or Query(dataset, 0, int(given[0]))
         report: Report = {
-            "look": checkpoint.step,
             "slots": sum(memory.info().slots.values()),
             "examples": {
                 str(digit): draw_example(
@@ -81,23 +80,18 @@ def _date(memory: Engine, layers: Sequence[str], checkpoint: Checkpoint, query: 
     return recency_report(recency)
 
 
-def _weigh(
-    out: Path, dataset: Dataset, layers: Sequence[str], checkpoints: Sequence[Checkpoint], query: Query
-) -> Report:
-    """The cells of Table 1 for sums weighted by the error's norm, by checkpoint; the query's own are drawn."""
-    report: Report = {}
+def _weigh(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpoint, query: Query) -> Report:
+    """The cells of Table 1 for sums weighted by the error's norm, by layer; the query's own sums are drawn."""
+    cells: Report = {}
     drawn = []
     with open_memory(out) as memory:
-        for checkpoint in checkpoints:
-            given, cells = checkpoint.classes_given(memory), {}
-            for layer in layers:
-                classes, sums = error_norm_sums(memory, layer, checkpoint.probe, checkpoint.step)
-                cells[layer] = count_cells(classes[sums.argmax(axis=1)], dataset.test.labels, given)
-                if checkpoint == checkpoints[0]:
-                    drawn.append(_spotlight(dataset, layer, classes, sums[query.row]))
-            report[str(checkpoint.step)] = cells
+        given = checkpoint.classes_given(memory)
+        for layer in layers:
+            classes, sums = error_norm_sums(memory, layer, checkpoint.probe, checkpoint.step)
+            cells[layer] = count_cells(classes[sums.argmax(axis=1)], dataset.test.labels, given)
+            drawn.append(_spotlight(dataset, layer, classes, sums[query.row]))
     draw_weighted_sums(report_folder(out) / "error-norm-sums.png", drawn, query, [dataset])
-    return report
+    return cells
 
 
 def _spotlight(dataset: Dataset, layer: str, classes: NDArray[np.int64], sums: NDArray[np.float64]) -> LayerSpotlight:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from dualform import Recorder
 from dualform.query.engine import Engine
-from dualform_studies import peak_memory
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.network import build_network, predictions, with_weights
 from dualform_studies.images.query_figure import Query
@@ -38,8 +37,6 @@ class TrainedNetwork:
     final: Weights
     seconds: float
     """Time of the updates; of a recorded training, until the record is on disk."""
-    peak_memory: int
-    """Greatest resident memory of the process meanwhile, in bytes."""
 
 
 def train_in_succession(
@@ -74,7 +71,6 @@ def _train(
     progress: Progress | None,
 ) -> TrainedNetwork:
     seconds, weights, states = 0.0, [], []
-    peak_memory.reset()
     for part, dataset in enumerate(pair):
         start = perf_counter()
         train_part(network, optimizer, dataset, recipe, seed=seed, part=part, recorder=recorder, progress=progress)
@@ -83,7 +79,7 @@ def _train(
         seconds += perf_counter() - start
         weights.append(copied(network))
         states.append(deepcopy(optimizer.state_dict()))
-    return TrainedNetwork(weights[0], states[0], weights[1], seconds, peak_memory.read_bytes())
+    return TrainedNetwork(weights[0], states[0], weights[1], seconds)
 
 
 def copied(network: nn.Module) -> Weights:

@@ -55,7 +55,7 @@ def train_part(
     progress: Progress | None = None,
 ) -> None:
     """Take `recipe.steps` updates on one dataset; the optimizer goes on from the part before, momentum included."""
-    stream = batches(dataset, batch_rows(len(dataset.train), recipe, seed, part))
+    stream = batches(dataset, batch_rows(dataset.split.trained, recipe, seed, part))
 
     def tell(done: int) -> None:
         if progress is not None:

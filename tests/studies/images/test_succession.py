@@ -9,6 +9,7 @@ from dualform.answers import GroupSums
 from dualform.questions import ProbeRows
 from dualform_studies.images.datasets import Dataset, Images
 from dualform_studies.images.example import choose_interference
+from dualform_studies.images.split import every_row
 from dualform_studies.images.succession import Verdict
 
 LABELS = np.array([1, 1, 1, 2, 1, 2])
@@ -16,7 +17,7 @@ LABELS = np.array([1, 1, 1, 2, 1, 2])
 
 def made_up(name: str) -> Dataset:
     images = Images(np.zeros((6, 4), dtype=np.uint8), LABELS)
-    return Dataset(name, images, images, 2, [str(label) for label in range(4)])
+    return Dataset(name, images, images, 2, [str(label) for label in range(4)], every_row(6))
 
 
 @pytest.fixture

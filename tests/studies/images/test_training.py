@@ -47,7 +47,7 @@ def test_the_seed_alone_governs_the_initial_weights():
 
 def test_an_epoch_holds_every_image_once():
     recipe = Recipe(batch=32, steps=50)
-    rows = np.concatenate(list(batch_rows(100, recipe, seed=0, part=0)))
+    rows = np.concatenate(list(batch_rows(np.arange(100), recipe, seed=0, part=0)))
     assert len(rows) == 50 * 32
     epochs = rows.reshape(16, 100)
     assert (np.sort(epochs, axis=1) == np.arange(100)).all()
@@ -58,7 +58,7 @@ def test_seed_and_part_govern_the_order():
     recipe = Recipe(batch=8, steps=5)
 
     def order(seed: int, part: int) -> list[int]:
-        return np.concatenate(list(islice(batch_rows(100, recipe, seed, part), 5))).tolist()
+        return np.concatenate(list(islice(batch_rows(np.arange(100), recipe, seed, part), 5))).tolist()
 
     assert order(0, 0) == order(0, 0)
     assert order(0, 0) != order(0, 1)
