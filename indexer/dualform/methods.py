@@ -82,7 +82,8 @@ class _Methods:
     ) -> TopK:
         """Hits: the k slots that each query attends to most, or the k of each group.
 
-        Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such.
+        Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such; with
+        "cosine" they are divided by the lengths of key and query.
         Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite.
         """
         return TopK(layer, as_queries(queries), k, where, as_by(by), score)

@@ -82,7 +82,11 @@ class Folder:
         return {tuple(row[1:]): row[0] for row in self.tables.execute(query).fetchall()}
 
     def scores(self, layer: str, query: np.ndarray, sign: str) -> list[float]:
-        products = self.keys[layer].astype(np.float64) * query.astype(np.float64)
+        keys, query = self.keys[layer].astype(np.float64), query.astype(np.float64)
+        products = keys * query
+        if sign == "cosine":
+            lengths = np.sqrt(tree_sums(np.square(keys))) * np.sqrt(tree_sums(np.square(query)[None]))
+            return (tree_sums(products) / np.where(lengths == 0, 1.0, lengths)).tolist()
         found = [math.fsum(row) for row in products]
         return [abs(score) for score in found] if sign == "abs" else found
 
@@ -107,6 +111,14 @@ class Folder:
                 weight = weight - lr * buffer
             parts.append(weight)
         return np.concatenate(parts, axis=1)
+
+
+def tree_sums(terms: np.ndarray) -> np.ndarray:
+    """The sum of each row as cosines are defined, for equal ones tie: halves added up, padded to a power of two."""
+    padded = np.pad(terms, ((0, 0), (0, (1 << (terms.shape[1] - 1).bit_length()) - terms.shape[1])))
+    while padded.shape[1] > 1:
+        padded = padded[:, : padded.shape[1] // 2] + padded[:, padded.shape[1] // 2 :]
+    return padded[:, 0]
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +150,7 @@ MASKS = st.one_of(
         max_leaves=4,
     ),
 )
+SIGNS = st.sampled_from(["signed", "abs", "cosine"])
 BY = st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=3, unique=True).map(tuple)
 QUERIES = st.one_of(
     st.integers(0, 11).map(lambda row: f"test/{row}"),
@@ -174,7 +187,7 @@ def refuses_empty(ask, folder: Folder, where: str | None) -> bool:
 @pytest.mark.parametrize("layer", LAYERS)
 class TestAgainstBruteForce:
     @settings(max_examples=40, deadline=None)
-    @given(query=QUERIES, where=MASKS, k=st.integers(1, 80), sign=st.sampled_from(["signed", "abs"]))
+    @given(query=QUERIES, where=MASKS, k=st.integers(1, 80), sign=SIGNS)
     def test_topk(self, recorded, answerer, layer, query, where, k, sign):
         folder, answerers = recorded
         question, vector = queried(folder, answerers["engine"], layer, query)
@@ -188,7 +201,7 @@ class TestAgainstBruteForce:
         np.testing.assert_allclose(hits.scores[0], [scores[slot] for slot in expected], rtol=1e-6, atol=1e-12)
 
     @settings(max_examples=25, deadline=None)
-    @given(query=QUERIES, where=MASKS, k=st.integers(1, 9), by=BY, sign=st.sampled_from(["signed", "abs"]))
+    @given(query=QUERIES, where=MASKS, k=st.integers(1, 9), by=BY, sign=SIGNS)
     def test_topk_by_group(self, recorded, answerer, layer, query, where, k, by, sign):
         folder, answerers = recorded
         question, vector = queried(folder, answerers["engine"], layer, query)
@@ -201,7 +214,7 @@ class TestAgainstBruteForce:
         assert [found.tolist() for found in hits.slots[0]] == [best(g, scores, k) for g in groups.values()]
 
     @settings(max_examples=40, deadline=None)
-    @given(query=QUERIES, where=MASKS, by=BY, sign=st.sampled_from(["signed", "abs"]))
+    @given(query=QUERIES, where=MASKS, by=BY, sign=SIGNS)
     def test_group_sum(self, recorded, answerer, layer, query, where, by, sign):
         folder, answerers = recorded
         question, vector = queried(folder, answerers["engine"], layer, query)
@@ -216,6 +229,7 @@ class TestAgainstBruteForce:
             expected = math.fsum(scores[slot] for slot in slots)
             # Terms of a signed sum may cancel: its rounding is relative to what was summed.
             size = math.fsum(np.abs(folder.keys[layer][slots].astype(np.float64) * vector).ravel())
+            size = float(len(slots)) if sign == "cosine" else size
             assert abs(found - expected) <= (1e-6 * expected if sign == "abs" else 1e-12 * size)
 
     @settings(max_examples=25, deadline=None)

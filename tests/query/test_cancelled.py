@@ -15,6 +15,8 @@ QUESTIONS = [
     TopK("fc", QUERY, by=("label",)),
     GroupSum("fc", QUERY, by=("label",)),
     GroupSum("fc", QUERY, by=("label",), score="abs"),
+    TopK("fc", QUERY, score="cosine"),
+    GroupSum("fc", QUERY, by=("label",), score="cosine"),
     Output("fc", QUERY),
 ]
 
@@ -29,7 +31,10 @@ def engine():
     return arrays.engine(made)
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=["topk", "topk by", "signed sums", "absolute sums", "output"])
+NAMES = ["topk", "topk by", "signed sums", "absolute sums", "topk by cosine", "sums of cosines", "output"]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=NAMES)
 def test_a_question_stops_at_any_moment_and_can_be_asked_again(question):
     asked = engine()
     for moment in range(4):

@@ -38,11 +38,11 @@ class Opposed:
         return np.ones((len(queries), len(sums.sums)), dtype=bool)
 
 
-class CosineSearcher:
+class DistanceSearcher:
     def find(self, search, queries):
         rows = search.rows
         entries, _ = rows.entries_of(np.flatnonzero(rows.stays))
-        scores = cosines(rows.keys.take(rows.rows_of(entries)), queries)
+        scores = nearness(rows.keys.take(rows.rows_of(entries)), queries)
         groups = np.zeros(len(entries), int) if search.groups is None else search.groups.numbers
         found = []
         for own in scores:
@@ -53,39 +53,36 @@ class CosineSearcher:
         return found
 
 
-class Cosine:
-    """The inner product over both lengths: a score that depends on more than the product."""
+class Nearness:
+    """The negated squared distance: a score that depends on more than the product."""
 
-    name = "cosine"
+    name = "nearness"
     linear = False
     of_products = False
     screens_absolute = False
 
     def of(self, products):
-        raise AssertionError("a cosine does not follow from an inner product")
+        raise AssertionError("a distance does not follow from an inner product")
 
     def searchers(self, backend):
-        return [CosineSearcher()]
+        return [DistanceSearcher()]
 
     def sums(self, grouping, queries):
         rows, groups = grouping.rows(), grouping.groups
-        scores = cosines(rows.keys.take(rows.rows_of(groups.entries)), queries)
+        scores = nearness(rows.keys.take(rows.rows_of(groups.entries)), queries)
         return np.stack([np.bincount(groups.numbers, own, minlength=len(groups.counts)) for own in scores])
 
     def additive(self, sums, queries):
-        raise AssertionError("a sum of cosines is no cosine")
+        raise AssertionError("a sum of distances is no distance")
 
 
-def cosines(keys, queries):
-    keys, queries = keys.astype(np.float64), queries.astype(np.float64)
-    products = (keys * queries[:, None]).sum(axis=2)
-    lengths = np.linalg.norm(keys, axis=1) * np.linalg.norm(queries, axis=1)[:, None]
-    return products / np.where(lengths, lengths, 1)  # a key of zeros has no direction
+def nearness(keys, queries):
+    return -np.square(keys.astype(np.float64) - queries.astype(np.float64)[:, None]).sum(axis=2)
 
 
 @pytest.fixture
-def cosine(monkeypatch):
-    monkeypatch.setattr(kinds, "_BY_NAME", {**kinds._BY_NAME, "cosine": Cosine()})
+def near(monkeypatch):
+    monkeypatch.setattr(kinds, "_BY_NAME", {**kinds._BY_NAME, "nearness": Nearness()})
 
 
 @pytest.fixture
@@ -110,8 +107,8 @@ def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend
 
 
 @pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
-@pytest.mark.parametrize("name", ["cosine", "opposed"])
-def test_a_new_score_is_replayed_as_a_stored_memory_answers_it(cosine, opposed, tmp_path, rng, name, window_bytes):
+@pytest.mark.parametrize("name", ["nearness", "opposed", "cosine"])
+def test_a_new_score_is_replayed_as_a_stored_memory_answers_it(near, opposed, tmp_path, rng, name, window_bytes):
     training = Training(steps=40, rows=230)
     training.run(lambda *of: dualform.Recorder(*of, tmp_path / "stored"))
     training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
@@ -132,8 +129,8 @@ def test_a_new_score_is_replayed_as_a_stored_memory_answers_it(cosine, opposed, 
             else:
                 np.testing.assert_allclose(found.sums, expected.sums, rtol=1e-12)
         keys = stored.keys("2")
-        best = np.argsort(-cosines(keys, queries.rows[:1])[0], kind="stable")[:5]
-        assert name == "opposed" or stored.topk("2", queries, k=5, score=name).slots[0].tolist() == best.tolist()
+        best = np.argsort(-nearness(keys, queries.rows[:1])[0], kind="stable")[:5]
+        assert name != "nearness" or stored.topk("2", queries, k=5, score=name).slots[0].tolist() == best.tolist()
 
 
 def test_a_score_that_is_not_in_the_table_is_refused_by_name():
@@ -145,7 +142,7 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
         with pytest.raises(BadInput) as refused:
             ask()
         assert (refused.value.message, refused.value.field) == ("score is 'nix'.", "score")
-        assert refused.value.hint == 'It is "signed" or "abs".'
+        assert refused.value.hint == 'It is "signed", "abs" or "cosine".'
 
 
 def test_a_score_that_is_no_text_is_refused():

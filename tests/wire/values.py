@@ -68,7 +68,7 @@ queries = st.one_of(
     st.builds(SlotKeys, st.lists(int64s, max_size=4).map(tuple)),
 )
 names = st.lists(texts, max_size=3, unique=True).map(tuple)
-scores = st.sampled_from(["signed", "abs"])
+scores = st.sampled_from(["signed", "abs", "cosine"])
 topks = st.builds(TopK, texts, queries, st.integers(1, 2**62), st.none() | texts, names, scores)
 group_sums = st.builds(GroupSum, texts, queries, names.filter(bool), st.none() | texts, scores)
 steps = st.none() | counts

@@ -69,7 +69,11 @@ where_space_option = click.option(
 )
 abs_option = click.option("--abs", "score", flag_value="abs", help="Absolute values: short for --score abs.")
 score_option = click.option(
-    "--score", default="signed", show_default=True, metavar="NAME", help="The score that ranks and is summed."
+    "--score",
+    default="signed",
+    show_default=True,
+    metavar="NAME",
+    help="The score that ranks and is summed: signed, abs, cosine, or one of your own.",
 )
 
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform import kernels
+from dualform.query.score.canonical import canonical_scores
+
 FLOAT32 = 2.0**-24
 """Unit roundoff of float32."""
 FLOAT64 = 2.0**-53
@@ -53,10 +56,12 @@ def overflows(key_norm: float, query_norm: float) -> bool:
 
 
 def norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The Euclidean norm of each of float32[b, d], as float64[b]; not finite where a row is not."""
-    result = np.empty(len(rows))
-    step = max(1, (1 << 17) // max(1, rows.shape[1]))
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step].astype(np.float64)
-        result[start : start + step] = np.sqrt(np.einsum("bd,bd->b", block, block))
-    return result
+    """The canonical length of each of float32[b, d], as float64[b]: the root of its canonical score with itself.
+
+    Not finite where a row is not, 0.0 only where all of it is 0.
+    """
+    if kernels.library() is None:
+        return np.sqrt(canonical_scores(rows, rows))
+    rows, own = np.ascontiguousarray(rows), np.arange(len(rows))
+    addresses = (rows.ctypes.data + 4 * rows.shape[1] * own).astype(np.uint64)
+    return np.sqrt(kernels.canonical(addresses, own, rows))

@@ -43,6 +43,15 @@ def canonical_scores(
     return scores
 
 
+def divisors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What an inner product is divided by to take its key or query at length 1: 1.0 for a length of 0, where it is 0.
+
+    A cosine is the canonical score over divisors(|key|) * divisors(|query|), of canonical lengths: the roots of the
+    canonical scores of key and query with themselves, which no float32 makes overflow or underflow.
+    """
+    return np.where(lengths == 0, 1.0, lengths)
+
+
 def chunks(rows: int, width: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows whose float64 products fit the cache."""
     size = max(1, _CHUNK_BYTES // (8 * max(1, width)))

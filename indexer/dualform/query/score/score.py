@@ -18,8 +18,8 @@ class Score(Protocol):
     """Whether the score is the inner product itself: the rows that a backend finds best are then the best ones, and
     sums of scores follow from sums of keys alone."""
     of_products: bool
-    """Whether a score follows from its inner product alone, by `of`. Where it does not, `of` is never called: the score
-    brings searchers and sums of its own, and a replay adds up what those find in its windows."""
+    """Whether a score follows from its inner product alone, by `of`. Where it does not, the score brings searchers and
+    sums of its own, nobody but those calls `of`, and a replay adds up what they find in its windows."""
     screens_absolute: bool
     """What the compiled screen is told: whether rows rank by the absolute value of the inner product, or by the inner
     product itself. It knows no other score."""

@@ -12,10 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.score.backends import Floats, TopKBackend
-from dualform.query.score.key_rows import KeyRows
-from dualform.query.score.rescoring import score_pairs
-from dualform.query.score.score import Score
-from dualform.query.search.scan import KeyBlock, Scorer, blocks, scorer
+from dualform.query.search.scan import KeyBlock, Scorer, blocks
 from dualform.query.search.searcher import Ranked, Search
 
 BATCH = 128
@@ -26,8 +23,9 @@ _PENDING = 16384
 class Best:
     """The best rows of one query so far, and the candidates that have not been scored yet."""
 
-    def __init__(self, rows: KeyRows, query: NDArray[np.float32], k: int, score: Score) -> None:
-        self._source, self._query, self._k, self._score = rows, query, k, score
+    def __init__(self, batch: Scorer, query: int, k: int) -> None:
+        self._batch, self._query, self._k = batch, query, k
+        self._source = batch.rows
         self.floor = -np.inf
         """A lower bound of the k-th best score over all rows seen; -inf while fewer were seen."""
         self._rows = np.empty(0, dtype=np.int64)
@@ -50,7 +48,7 @@ class Best:
         fresh = np.concatenate([np.empty(0, dtype=np.int64), *self._pending])
         self._pending, self._low = [], []
         rows = np.concatenate([self._rows, fresh])
-        scores = np.concatenate([self._scores, rescore(self._source, fresh, self._query, self._score)])
+        scores = np.concatenate([self._scores, self._batch.canonical(fresh, self._query)])
         order = np.lexsort((self._source.first_entries(rows), -scores))[: self._k]
         self._rows, self._scores = rows[order], scores[order]
 
@@ -63,20 +61,14 @@ class Best:
         return entries[order], scores[order]
 
 
-def rescore(rows: KeyRows, numbers: NDArray[np.int64], query: NDArray[np.float32], score: Score) -> NDArray[np.float64]:
-    """float64[c]: the canonical scores of some rows."""
-    products = score_pairs(rows.keys, numbers, np.zeros(len(numbers), dtype=np.int64), query[None])
-    return score.of(products)
-
-
-def best_entries(search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
+def best_entries(search: Search, queries: NDArray[np.float32], scorer: type[Scorer] = Scorer) -> list[Ranked]:
     """The k best entries of each of float32[n, d], or all if the mask leaves fewer."""
-    rows, k, score, check = search.rows, search.k, search.score, search.check
+    k, check = search.k, search.check
     found = []
     for start in range(0, len(queries), BATCH):
-        batch = scorer(rows, queries[start : start + BATCH], search.view.backend, score)
-        best = [Best(rows, query, k, score) for query in batch.queries]
-        for block in blocks(rows):
+        batch = scorer.of(search, queries[start : start + BATCH])
+        best = [Best(batch, query, k) for query in range(len(batch.queries))]
+        for block in blocks(search.rows):
             check()
             _scan(batch, block, best, k)
         for one in best:
@@ -86,7 +78,7 @@ def best_entries(search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
 
 
 def _scan(batch: Scorer, block: KeyBlock, best: list[Best], k: int) -> None:
-    errors = batch.errors(block.largest)
+    errors = batch.errors(block)
     undecided = np.arange(len(best))
     if isinstance(batch.backend, TopKBackend) and batch.score.linear and not batch.wide and block.stays is None:
         undecided = _scan_top(batch.backend, batch, block, best, k, errors)

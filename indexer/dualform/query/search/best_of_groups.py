@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
-from dualform.query.score.score import Score
-from dualform.query.search.best_entries import rescore
-from dualform.query.search.scan import Scorer, blocks, scorer
+from dualform.query.search.scan import Scorer, blocks
 from dualform.query.search.searcher import Ranked, Search
 from dualform.query.view import Check
 
@@ -38,9 +36,9 @@ class Members:
     """int64[m]: the stored row of each position's key."""
 
 
-def best_of_groups(search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
+def best_of_groups(search: Search, queries: NDArray[np.float32], scorer: type[Scorer] = Scorer) -> list[Ranked]:
     """For each query, the k best slots of group 0, then of group 1, and so on; a smaller group gives all it has."""
-    rows, groups, k, score, check = search.rows, search.groups, search.k, search.score, search.check
+    rows, groups, k, check = search.rows, search.groups, search.k, search.check
     assert groups is not None, "a search without groups is best_entries'"
     members = Members(
         np.argsort(groups.numbers, kind="stable"),
@@ -50,13 +48,13 @@ def best_of_groups(search: Search, queries: NDArray[np.float32]) -> list[Ranked]
     size = max(1, _MATRIX_BYTES // (8 * max(1, rows.keys.rows)))
     found = []
     for start in range(0, len(queries), size):
-        batch = scorer(rows, queries[start : start + size], search.view.backend, score)
+        batch = scorer.of(search, queries[start : start + size])
         scores = _all_scores(batch, rows, check)
-        for i, query in enumerate(batch.queries):
+        for i in range(len(batch.queries)):
             check()
-            errors = batch.bound.of(rows.norms[members.rows], float(batch.norms[i]))
+            errors = batch.errors_of(members.rows, i)
             near = _candidates(scores[i][members.rows], errors, groups, members, k)
-            found.append(_ranked(rows, groups, members, near, query, k, score))
+            found.append(_ranked(batch, i, groups, members, near, k))
     return found
 
 
@@ -87,17 +85,9 @@ def _candidates(
     return np.flatnonzero(scores + errors >= floors[groups.numbers])
 
 
-def _ranked(
-    rows: KeyRows,
-    groups: Groups,
-    members: Members,
-    near: NDArray[np.int64],
-    query: NDArray[np.float32],
-    k: int,
-    score: Score,
-) -> Ranked:
+def _ranked(batch: Scorer, query: int, groups: Groups, members: Members, near: NDArray[np.int64], k: int) -> Ranked:
     distinct, index = np.unique(members.rows[near], return_inverse=True)
-    scores = rescore(rows, distinct, query, score)[index]
+    scores = batch.canonical(distinct, query)[index]
     entries, numbers = groups.entries[near], groups.numbers[near]
     order = np.lexsort((entries, -scores, numbers))
     begins = np.searchsorted(numbers[order], np.arange(len(groups.counts)))

@@ -1,6 +1,6 @@
-"""Scores of blocks of keys, with the bound that they keep.
+"""Scores of blocks of keys, with the bound that they keep, and the canonical scores of what is left of them.
 
-Shapes: n queries, b rows of a block, R stored rows.
+Shapes: n queries, b rows of a block, R stored rows, c candidates.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from dualform.query.score.backends import Backend, Floats, score_float64
 from dualform.query.score.bound import FLOAT32, FLOAT64, Bound, bound, norms, overflows
 from dualform.query.score.key_rows import KeyRows
+from dualform.query.score.rescoring import score_pairs
 from dualform.query.score.score import Score
+from dualform.query.search.searcher import Search
 
 _BLOCK_BYTES = 128 << 20
 """Of keys: large blocks, for BLAS is twice as slow on small ones."""
@@ -37,10 +40,11 @@ class KeyBlock:
     """The largest norm among those that count."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scorer:
     """Scores one batch of queries: in float32 by the backend, or in float64 where float32 could overflow."""
 
+    rows: KeyRows
     queries: NDArray[np.float32]
     norms: NDArray[np.float64]
     """float64[n]."""
@@ -48,26 +52,42 @@ class Scorer:
     wide: bool
     """In float64."""
     bound: Bound
+    """Of the products."""
     score: Score
+
+    @classmethod
+    def of(cls, search: Search, queries: NDArray[np.float32]) -> Self:
+        """The scorer of float32[n, d]."""
+        lengths, backend = norms(queries), search.view.backend
+        wide = overflows(search.rows.largest, float(lengths.max(initial=0.0)))
+        unit, rounding = (FLOAT64, 0.0) if wide else (FLOAT32, backend.rounding)
+        return cls(search.rows, queries, lengths, backend, wide, bound(queries.shape[1], unit, rounding), search.score)
+
+    def products(self, block: KeyBlock, only: NDArray[np.int64] | slice) -> Floats:
+        """[n, b]: inner products of some queries."""
+        multiply = score_float64 if self.wide else self.backend.scores
+        with np.errstate(all="ignore"):  # rows that the mask leaves out may hold anything
+            return multiply(block.keys, self.queries[only])
 
     def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
         """[n, b] of all queries, or of some. They lie as close to the canonical scores as the products do."""
-        queries = self.queries[only]
-        with np.errstate(all="ignore"):  # rows that the mask leaves out may hold anything
-            multiply = score_float64 if self.wide else self.backend.scores
-            products: Floats = multiply(block.keys, queries)
-        return self.score.of(products)
+        return self.score.of(self.products(block, only))
 
-    def errors(self, largest: float) -> NDArray[np.float64]:
-        """float64[n]: the bound for keys of norms up to `largest`."""
-        return self.bound.slope * largest * self.norms + self.bound.flush * (largest + self.norms + 1.0)
+    def errors(self, block: KeyBlock) -> NDArray[np.float64]:
+        """float64[n]: how far the scores of a block can lie from the canonical ones."""
+        return self.bound.slope * block.largest * self.norms + self.bound.flush * (block.largest + self.norms + 1.0)
 
+    def errors_of(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
+        """float64[c]: the same of some rows, each for itself, and one query."""
+        return self.bound.of(self.rows.norms[rows], float(self.norms[query]))
 
-def scorer(rows: KeyRows, queries: NDArray[np.float32], backend: Backend, score: Score) -> Scorer:
-    lengths = norms(queries)
-    wide = overflows(rows.largest, float(lengths.max(initial=0.0)))
-    unit, rounding = (FLOAT64, 0.0) if wide else (FLOAT32, backend.rounding)
-    return Scorer(queries, lengths, backend, wide, bound(queries.shape[1], unit, rounding), score)
+    def canonical_products(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
+        """float64[c]: the canonical inner products of some rows and one query."""
+        return score_pairs(self.rows.keys, rows, np.zeros(len(rows), dtype=np.int64), self.queries[query, None])
+
+    def canonical(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
+        """float64[c]: the canonical scores of some rows and one query."""
+        return self.score.of(self.canonical_products(rows, query))
 
 
 def block_rows(width: int) -> int:

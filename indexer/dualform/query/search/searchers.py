@@ -6,21 +6,27 @@ score what is left canonically, so their answers have the same bits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.score.backends import Backend, CodesBackend
 from dualform.query.search.best_entries import best_entries
 from dualform.query.search.best_of_groups import best_of_groups
+from dualform.query.search.scan import Scorer
 from dualform.query.search.screen_searcher import ScreenSearcher
 from dualform.query.search.searcher import Ranked, Search, Searcher
 
 
+@dataclass(frozen=True)
 class ScanSearcher:
     """Decides every query."""
 
+    scorer: type[Scorer] = Scorer
+
     def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
-        return (best_entries if search.groups is None else best_of_groups)(search, queries)
+        return (best_entries if search.groups is None else best_of_groups)(search, queries, self.scorer)
 
 
 def row_searchers(backend: Backend) -> list[Searcher]:

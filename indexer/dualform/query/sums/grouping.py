@@ -6,7 +6,7 @@ A sum of inner products is one inner product with the group's sum of keys, sum_t
 sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product is that
 of canonical.py. Where there are so many groups that their sums would be about as large as the keys, as token positions
 may be, the scores of their slots are added instead, in slot order. Each score chooses between the two, or brings a
-third (query/score/kinds/).
+third (query/score/kinds/). Either way also takes keys at length 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
+from dualform.query.score.bound import norms
+from dualform.query.score.canonical import divisors
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every
 from dualform.query.score.score import Score
@@ -50,24 +52,35 @@ class Grouping:
         """Raises Inexact where a key is not finite."""
         return key_rows(self.view, self.layer.name, self.selection, self.check)
 
-    def key_sums(self) -> KeySums:
-        """Raises Inexact where a key is not finite."""
-        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by)
+    def key_sums(self, *, at_length_one: bool = False) -> KeySums:
+        """`at_length_one`: of keys divided by their lengths, but for keys of zeros. Raises Inexact where a key is not
+        finite.
+        """
+        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, at_length_one)
         keys = self.view.snapshot.keys(self.layer.name)
-        sums = self.view.cache.get(key, lambda: key_sums(keys, self.groups, self.check))
+        lengths = divisors(self.rows().norms) if at_length_one else None
+        sums = self.view.cache.get(key, lambda: key_sums(keys, self.groups, self.check, lengths))
         if not sums.finite:
             self.rows()  # refuses, and names the slot
         return sums
 
-    def by_slot(self, queries: NDArray[np.float32], score: Score) -> NDArray[np.float64]:
-        """float64[n, G]: the scores of all slots, added in slot order. Raises Inexact where a key is not finite."""
+    def by_slot(
+        self, queries: NDArray[np.float32], score: Score, *, at_length_one: bool = False
+    ) -> NDArray[np.float64]:
+        """float64[n, G]: the scores of all slots, added in slot order. Raises Inexact where a key is not finite.
+
+        `at_length_one`: the inner products that `score` is made of are divided by the lengths of key and query.
+        """
         rows, groups = self.rows(), self.groups
         own, index = rows.rows_of(groups.entries), None
         if rows.keys.row_of_entry is not None:
             own, index = np.unique(own, return_inverse=True)
         sums = np.empty((len(queries), len(groups.counts)))
         for start in range(0, len(queries), _BATCH):
-            products = score_every(rows.keys, own, queries[start : start + _BATCH], self.check)
+            batch = queries[start : start + _BATCH]
+            products = score_every(rows.keys, own, batch, self.check)
+            if at_length_one:
+                products /= np.multiply.outer(divisors(norms(batch)), divisors(rows.norms[own]))
             for i, scores in enumerate(score.of(products), start):
                 self.check()
                 terms = scores if index is None else scores[index]

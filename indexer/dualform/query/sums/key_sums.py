@@ -41,7 +41,9 @@ class KeySums:
 class KeySummer:
     """Adds keys up, over one stretch of entries after another."""
 
-    def __init__(self, groups: int, width: int) -> None:
+    def __init__(self, groups: int, width: int, divisors: NDArray[np.float64] | None = None) -> None:
+        """`divisors`: float64[R], of the stored rows, by which keys are divided before they are added; None for 1."""
+        self._divisors = divisors
         self._sums = np.zeros((groups, width))
         self._least, self._most = np.zeros((2, groups), dtype=np.float32)
 
@@ -59,13 +61,17 @@ class KeySummer:
             order = np.argsort(numbers[low:high], kind="stable")
             ordered = numbers[low:high][order]
             runs = begins(ordered)
-            own = ordered[runs]
-            rows = _rows(keys, entries[low:high][order], start)
+            own, chosen = ordered[runs], entries[low:high][order]
+            rows = _rows(keys, chosen, start)
+            divisors = None if self._divisors is None else self._divisors[_numbers(keys, chosen), None]
             least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
             most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))
             for first in range(0, rows.shape[1], _COLUMNS):
                 columns = slice(first, first + _COLUMNS)
-                sums[own, columns] += added_in_order(rows[:, columns].astype(np.float64), runs)
+                wide = rows[:, columns].astype(np.float64)
+                if divisors is not None:
+                    wide /= divisors
+                sums[own, columns] += added_in_order(wide, runs)
 
     def sums(self) -> KeySums:
         """Of everything added so far."""
@@ -73,10 +79,16 @@ class KeySummer:
         return KeySums(self._sums, one_sign, bool(np.isfinite(self._sums).all()))
 
 
-def key_sums(keys: Keys, groups: Groups, check: Check) -> KeySums:
-    summer = KeySummer(len(groups.counts), keys.width)
+def key_sums(keys: Keys, groups: Groups, check: Check, divisors: NDArray[np.float64] | None = None) -> KeySums:
+    """`divisors` as KeySummer takes them."""
+    summer = KeySummer(len(groups.counts), keys.width, divisors)
     summer.add(keys, groups.entries, groups.numbers, check)
     return summer.sums()
+
+
+def _numbers(keys: Keys, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The stored row of each of some entries."""
+    return entries if keys.row_of_entry is None else keys.row_of_entry[entries]
 
 
 def _rows(keys: Keys, entries: NDArray[np.int64], start: int) -> NDArray[np.float32]:

@@ -8,7 +8,8 @@ what `Kind` below and query/score/score.py list:
   products further apart, the searchers of rows rank by it as they stand. A score that depends on more, as a cosine,
   says so (`of_products = False`);
 - which searchers find its best slots (`searchers`). A score that the compiled screen does not know leaves the screen
-  out; one that is no such function of the inner product brings a searcher of its own;
+  out; one that is no such function of the inner product brings a searcher of its own, or a scorer that says how far
+  its scores lie from the canonical ones (query/search/scan.py) to the searcher that scans;
 - how sums are made (`sums`), and when they follow from sums of keys (`additive`, which replay asks as well).
 
 A replay asks the same of windows of keys, which are memories of their own without values: the best of all windows are
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput
 from dualform.query.score.backends import Backend
 from dualform.query.score.kinds.absolute import Absolute
+from dualform.query.score.kinds.cosine import Cosine
 from dualform.query.score.kinds.signed import Signed
 from dualform.query.score.score import Score
 from dualform.query.search.searcher import Searcher
@@ -54,12 +56,12 @@ class Kind(Score, Protocol):
         ...
 
 
-_BY_NAME: Mapping[str, Kind] = {score.name: score for score in (Signed(), Absolute())}
+_BY_NAME: Mapping[str, Kind] = {score.name: score for score in (Signed(), Absolute(), Cosine())}
 
 
 def named(name: str) -> Kind:
     """The score of that name. Raises BadInput where there is none."""
     if name not in _BY_NAME:
-        names = " or ".join(f'"{known}"' for known in _BY_NAME)
-        raise BadInput(f"score is {name!r}.", hint=f"It is {names}.", field="score")
+        *names, last = (f'"{known}"' for known in _BY_NAME)
+        raise BadInput(f"score is {name!r}.", hint=f"It is {', '.join(names)} or {last}.", field="score")
     return _BY_NAME[name]
