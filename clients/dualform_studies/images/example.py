@@ -98,8 +98,8 @@ def show_example(page: Page, name: str, example: Report, beside: PaperFigures) -
     """The figures of `draw_example` and their tables, under a heading of their own."""
     page.heading(describe(example))
     captions = (
-        f"Attention weights over the training datapoints: of each class the greatest ({beside.distribution} of the "
-        "paper).",
+        "Attention weights over the training datapoints: of each class the greatest, by rank "
+        f"({beside.distribution} of the paper).",
         f"Attention weights summed over each training class ({beside.sums} of the paper).",
         f"The training images attended to most ({beside.top_images} of the paper).",
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,8 +17,11 @@ from numpy.typing import NDArray
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.pages.frame import new_figure
 
-TRUE, GIVEN = "#bfe3c4", "#f6c7c3"
-"""Behind the class that the query has, and the one that the network gives it."""
+TRUE_MARK, GIVEN_MARK = "★", "●"
+"""After the name of the class that the query has, and of the one that the network gives it."""
+TRUE_AREA: Any = {"facecolor": "#F8F0A6", "edgecolor": "none", "linewidth": 0}
+GIVEN_AREA: Any = {"facecolor": "none", "edgecolor": "0.2", "linestyle": (0, (3, 2)), "linewidth": 0.9}
+"""Behind the same two classes: one is filled and the other framed, so that no colour has to be seen."""
 
 _HEADER = 0.85
 
@@ -47,7 +51,7 @@ class Query:
 
 @contextmanager
 def query_figure(path: Path, query: Query, title: str, height: float, *, classes: bool) -> Iterator[SubFigure]:
-    """A figure under a header with the query's picture; `classes` explains the shades of its classes."""
+    """A figure under a header with the query's picture; `classes` explains the marks of its classes."""
     with new_figure(path, _HEADER + height) as figure:
         grid = figure.add_gridspec(2, 1, height_ratios=(_HEADER, height))
         _draw_header(figure.add_subfigure(grid[0]), query, title, classes)
@@ -56,7 +60,7 @@ def query_figure(path: Path, query: Query, title: str, height: float, *, classes
 
 def show_picture(panel: Axes, picture: NDArray[np.float32], caption: str = "") -> None:
     """One image from 0 (black) to 1 (white), without ticks."""
-    panel.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    panel.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     panel.set(xticks=[], yticks=[])
     panel.set_title(caption, fontsize=7, pad=3)
 
@@ -69,10 +73,11 @@ def _draw_header(header: SubFigure, query: Query, title: str, classes: bool) -> 
     words.text(0, 0.97, title, va="top", fontsize=10, weight="bold", transform=words.transAxes)
     words.text(0, 0.56, f"query: {query}", va="top", transform=words.transAxes)
     if classes:
-        words.legend(handles=_shades(query), loc="lower left", bbox_to_anchor=(-0.007, -0.16), ncols=2, borderaxespad=0)
+        words.legend(handles=_signs(query), loc="lower left", bbox_to_anchor=(-0.007, -0.16), ncols=2, borderaxespad=0)
 
 
-def _shades(query: Query) -> Sequence[Patch]:
+def _signs(query: Query) -> Sequence[Patch]:
     if query.given == query.label:
-        return [Patch(color=TRUE, label="its class, recognised")]
-    return [Patch(color=TRUE, label="its class"), Patch(color=GIVEN, label="the class recognised")]
+        return [Patch(label=f"{TRUE_MARK} its class, recognised", **TRUE_AREA)]
+    given = Patch(label=f"{GIVEN_MARK} the class recognised", **GIVEN_AREA)
+    return [Patch(label=f"{TRUE_MARK} its class", **TRUE_AREA), given]
