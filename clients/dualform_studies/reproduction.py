@@ -6,16 +6,21 @@ python -m dualform_studies.reproduction RUNS docs          RUNS/single/report, R
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Mapping
+from functools import partial
+from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
+from dualform.errors import DualformError
 from dualform_studies.dual_form_figures import CAPTIONS, draw_dual_form
 from dualform_studies.pages.claims import beside_table
 from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.pages.gathered import GatheredFigures
 from dualform_studies.pages.items import Link, Table
-from dualform_studies.pages.markdown import moved, part_anchor, table_markdown
+from dualform_studies.pages.markdown import contents, moved, part_anchor, table_markdown
 from dualform_studies.studies import STUDIES
 
 REPLAYED = "aesop-replay"
@@ -33,40 +38,41 @@ this file; nothing in it is written by hand. Each part names its command, machin
 def write_reproduction(runs: Path, docs: Path) -> Path:
     """Write `docs/reproduction.md` from the reports that lie in `runs/NAME/report`, in the order of the studies.
 
-    A study without a report there is named as not run.
+    A study without a report there is named as not run. Raises what `GatheredFigures.take` raises; then nothing changes.
     """
-    figures = docs / "reproduction"
-    shutil.rmtree(figures, ignore_errors=True)
-    parts = [_HEAD, _dual_form(figures), _claims(runs), _overview(runs)]
-    for name in STUDIES:
-        folder = report_folder(runs / name)
-        if not (folder / "index.md").is_file():
-            continue
-        (figures / name).mkdir(parents=True)
-        for figure in sorted(folder.glob("*.png")):
-            shutil.copy(figure, figures / name / figure.name)
-        parts.append(moved((folder / "index.md").read_text(encoding="utf-8"), f"reproduction/{name}", name).strip())
-    stored, replayed = _report_of(runs, "aesop"), _report_of(runs, REPLAYED)
-    if stored and replayed:
-        parts.append(_replay(stored, replayed))
+    reports = {name: _report_of(runs, name) for name in STUDIES}
+    pages = {name: report_folder(runs / name) / "index.md" for name in STUDIES}
+    texts = {name: page.read_text(encoding="utf-8") for name, page in pages.items() if page.is_file()}
+    figures = GatheredFigures("reproduction")
+    with TemporaryDirectory() as scratch:
+        parts = [_HEAD, _dual_form(figures, Path(scratch)), _claims(reports), _figures_beside(reports)]
+        parts += [_commands(reports), _contents(texts)]
+        parts += [moved(text, name, partial(_take, figures, name, pages[name].parent)) for name, text in texts.items()]
+        stored, replayed = reports["aesop"], _report_of(runs, REPLAYED)
+        if stored and replayed:
+            parts.append(_replay(stored, replayed))
+        figures.copy(docs)
     document = docs / "reproduction.md"
     document.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     return document
 
 
-def _dual_form(figures: Path) -> str:
+def _take(figures: GatheredFigures, part: str, folder: Path, name: str) -> str:
+    return figures.take(part, folder / name)
+
+
+def _dual_form(figures: GatheredFigures, scratch: Path) -> str:
     """What all of it is about, drawn (Figures 1 and 2 of the paper)."""
     shown = []
-    for path in draw_dual_form(figures / "dual-form"):
+    for path in draw_dual_form(scratch):
         caption = CAPTIONS[path.stem]
-        shown.append(f"![{caption}](reproduction/dual-form/{path.name})\n\n*{caption}*")
+        shown.append(f"![{caption}]({figures.take('dual-form', path)})\n\n*{caption}*")
     return "\n\n".join(shown)
 
 
-def _claims(runs: Path) -> str:
+def _claims(reports: Mapping[str, Report | None]) -> str:
     """Every claim of the paper that a study tests, with its verdict and a link to what was measured."""
-    reports = [(name, _report_of(runs, name)) for name in STUDIES]
-    claims = [(name, claim) for name, report in reports if report for claim in report.get("claims", ())]
+    claims = [(name, claim) for name, report in reports.items() if report for claim in report.get("claims", ())]
     if not claims:
         return ""
     rows = [
@@ -83,23 +89,40 @@ def _claims(runs: Path) -> str:
     caption = (
         "What the paper observes, what came of it here, and whether it holds by a criterion that was fixed before."
     )
-    return table_markdown(Table("claims", caption, columns, rows))
+    return f"## Claims\n\n{table_markdown(Table('claims', caption, columns, rows), folded=False)}"
 
 
-def _overview(runs: Path) -> str:
-    """What each study was told, and figures of ours beside those that the paper names."""
-    reports = {name: _report_of(runs, name) for name in STUDIES}
-    commands = [(name, f"`{report['command']}`" if report else "not run") for name, report in reports.items()]
-    beside = [(name, row) for name, report in reports.items() if report for row in report.get("beside_paper", ())]
-    tables = (
-        Table("overview", "The studies; DATA and RUN are folders of the reader's own.", ("study", "command"), commands),
-        beside_table(beside),
+def _figures_beside(reports: Mapping[str, Report | None]) -> str:
+    """Figures of ours beside those that the paper names."""
+    rows = [(name, row) for name, report in reports.items() if report for row in report.get("beside_paper", ())]
+    return f"## Figures\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
+
+
+def _commands(reports: Mapping[str, Report | None]) -> str:
+    """What each study was told, and what it took."""
+    rows = [
+        (name, f"`{report['command']}`", _minutes(report)) if report else (name, "not run", None)
+        for name, report in reports.items()
+    ]
+    caption = (
+        "The studies; DATA and RUN are folders of the reader's own. The minutes are those of one thread, with another "
+        "study beside it on the same machine."
     )
-    return "\n\n".join(map(table_markdown, tables))
+    return f"## Commands\n\n{table_markdown(Table('commands', caption, ('study', 'command', 'minutes'), rows))}"
+
+
+def _minutes(report: Report) -> int | None:
+    seconds = report.get("seconds", {}).get("all")
+    return None if seconds is None else ceil(seconds / 60)
+
+
+def _contents(pages: Mapping[str, str]) -> str:
+    lines = [line for name, page in pages.items() for line in contents(page, name)]
+    return "\n".join(["## Contents", "", *lines]) if lines else ""
 
 
 def _replay(stored: Report, replayed: Report) -> str:
-    """Whether a training run again answers as a memory with keys does, and what either way takes."""
+    """Whether a training run again answers as a memory with keys does, and what either way stores."""
     rows = [
         [one["name"], *(_sameness(one["digests"][part] == other["digests"][part]) for part in ("top_k", "sums"))]
         for one, other in zip(stored["prompts"], replayed["prompts"], strict=True)
@@ -113,10 +136,10 @@ def _replay(stored: Report, replayed: Report) -> str:
     )
     cost = Table(
         "replay-cost",
-        "What either way took.",
-        ("way", "disk (GB)", "trainings and questions (s)"),
+        "What either way stores.",
+        ("way", "disk (GB)"),
         [
-            [way, f"{report['disk_bytes'] / 1e9:.3f}", f"{sum(report['seconds'].values()):.0f}"]
+            [way, f"{report['disk_bytes'] / 1e9:.3f}"]
             for way, report in (("keys stored", stored), ("trained again", replayed))
         ],
     )
@@ -138,7 +161,10 @@ def _report_of(runs: Path, name: str) -> Report | None:
 @click.argument("docs", type=click.Path(path_type=Path, file_okay=False))
 def main(runs: Path, docs: Path) -> None:
     """Write DOCS/reproduction.md and DOCS/reproduction/ from the studies run into RUNS/NAME."""
-    click.echo(write_reproduction(runs, docs))
+    try:
+        click.echo(write_reproduction(runs, docs))
+    except DualformError as error:
+        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

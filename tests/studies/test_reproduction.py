@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
+from PIL import Image
 
+from dualform.errors import NotFound
 from dualform_studies.assignment import Assignment
 from dualform_studies.pages.claims import HOLDS, Beside, Claim
-from dualform_studies.pages.frame import new_figure
+from dualform_studies.pages.frame import LARGEST_PNG, new_figure
 from dualform_studies.pages.page import Page
 from dualform_studies.reproduction import main, write_reproduction
 
@@ -18,7 +23,8 @@ def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
         figure.subplots().plot([1, 2])
     page.figure(run / "report" / "plot.png", "Two points.")
     command = Assignment(run, steps=5, prompts=("a fox",)).command("continual")
-    page.write({"command": command, "beside_paper": [Beside("accuracy", "96 %", "97 %").plain()]})
+    beside = [Beside("accuracy", "96 %", "97 %").plain()]
+    page.write({"command": command, "beside_paper": beside, "seconds": {"all": 61.5}})
     docs = tmp_path / "docs"
     (docs / "reproduction" / "continual").mkdir(parents=True)
     (docs / "reproduction" / "continual" / "stale.png").touch()
@@ -27,11 +33,78 @@ def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
     text = (docs / "reproduction.md").read_text()
     assert text.startswith("# The paper, reproduced")
     assert "## Continual learning" in text
-    assert f"| continual | `{command}` |" in text
-    assert "| single | not run |" in text
+    assert f"| continual | `{command}` | 2 |" in text
+    assert "| single | not run | - |" in text
+    assert "- [Continual learning](#continual-continual-learning)" in text
     assert "| continual | accuracy | 96 % | 97 % | - |" in text
-    assert "](reproduction/continual/plot.png)" in text
-    assert [path.name for path in (docs / "reproduction" / "continual").iterdir()] == ["plot.png"]
+    (shown,) = (docs / "reproduction" / "continual").iterdir()
+    assert f"](reproduction/continual/{shown.name})" in text
+    sizes = {kind: (run / "report" / f"plot.{kind}").stat().st_size for kind in ("png", "svg")}
+    assert shown.name == f"plot.{min(sizes, key=sizes.__getitem__)}"
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Path:
+    """The PNG of the one figure that a study's page shows."""
+    run = tmp_path / "runs" / "single"
+    page, path = Page(run, "Single task"), run / "report" / "plot.png"
+    with new_figure(path, 1.0) as figure:
+        figure.subplots().plot([1, 2])
+    page.figure(path, "Two points.")
+    page.write({"command": "dualform study single"})
+    (tmp_path / "docs").mkdir()
+    return path
+
+
+def write(shown: Path) -> str:
+    return write_reproduction(shown.parents[2], shown.parents[3] / "docs").read_text()
+
+
+@pytest.mark.parametrize(("png", "svg", "kind"), [(2000, 1000, "svg"), (1000, 2000, "png"), (200_000, 119_999, "svg")])
+def test_of_a_figure_the_smaller_file_is_kept(shown: Path, png: int, svg: int, kind: str):
+    pad(shown, png)
+    shown.with_suffix(".svg").write_bytes(bytes(svg))
+    assert f"](reproduction/single/plot.{kind})" in write(shown)
+    kept = list((shown.parents[3] / "docs" / "reproduction" / "single").iterdir())
+    assert [(path.name, path.stat().st_size) for path in kept] == [(f"plot.{kind}", min(png, svg))]
+
+
+def test_a_picture_that_moves_stays_a_png(shown: Path):
+    frames = [Image.new("RGB", (200, 200), colour) for colour in ("white", "black")]
+    frames[0].save(shown, save_all=True, append_images=frames[1:])
+    shown.with_suffix(".svg").write_bytes(b"<svg/>")
+    assert "](reproduction/single/plot.png)" in write(shown)
+
+
+def test_a_figure_that_is_too_large_is_refused_and_nothing_is_lost(shown: Path):
+    docs = shown.parents[3] / "docs"
+    write(shown)
+    before = {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()}
+    pad(shown, LARGEST_PNG + 1)
+    shown.with_suffix(".svg").write_bytes(bytes(LARGEST_PNG))
+    told = CliRunner().invoke(main, [str(shown.parents[2]), str(docs)])
+    assert told.exit_code == 1
+    assert told.output == (
+        f"Error: the figure {shown} takes 120,001 bytes; a page that is kept under version control has room for "
+        "120,000. Draw it smaller or with fewer colours.\n"
+    )
+    assert {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()} == before
+
+
+def test_a_figure_that_is_gone_is_named(shown: Path):
+    shown.unlink()
+    with pytest.raises(NotFound, match=r"plot\.png, which its page shows, is not there\. Run its study again\."):
+        write(shown)
+
+
+def pad(png: Path, size: int) -> None:
+    """Make a PNG so many bytes long by an ancillary chunk that readers pass over."""
+    Image.new("L", (8, 8)).save(png)
+    content = png.read_bytes()
+    end = content.index(b"IEND") - 4
+    data = b"duAl" + bytes(size - len(content) - 12)
+    chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+    png.write_bytes(content[:end] + chunk + content[end:])
 
 
 def test_claims_come_first_and_lead_to_their_evidence(tmp_path: Path):
@@ -62,7 +135,7 @@ def test_a_replay_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):
     text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
     assert "| table-3 | equal to the last bit | equal to the last bit |" in text
     assert "| table-4 | equal to the last bit | DIFFERENT |" in text
-    assert "| keys stored | 4.510 | 62 |" in text
+    assert "| keys stored | 4.510 |" in text
 
 
 def test_a_command_says_what_an_assignment_does(tmp_path: Path):

@@ -24,6 +24,8 @@ LARGEST_PNG = 120_000
 """Bytes that a figure's PNG may take: pages are kept under version control."""
 
 _WIDTH = 7.5
+"""Inches: a page at 100 dots each."""
+_DPI = 200
 _STYLE: Any = {
     "font.size": 8.5,
     "axes.titlesize": 9,
@@ -31,32 +33,39 @@ _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.7,
+    "hatch.linewidth": 0.7,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "savefig.dpi": 200,
+    "savefig.dpi": _DPI,
     "svg.hashsalt": "dualform",
 }
 
 
 @contextmanager
-def new_figure(path: Path, height: float) -> Iterator[Figure]:
+def new_figure(path: Path, height: float, title: str = "") -> Iterator[Figure]:
     """A figure as wide as a page and so many inches high, saved as PNG and SVG when the block ends.
 
-    The PNG has twice the pixels of the page's width, and as many colours as LARGEST_PNG allows, 256 at most.
+    `title` says what is to be seen; without one, the panels do. The PNG has twice the pixels of the page's width, and
+    as many colours as LARGEST_PNG allows, 256 at most.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        if title:
+            figure.suptitle(title, x=0.005, ha="left", fontsize=10, weight="bold")
         yield figure
-        path.write_bytes(_png(figure))
+        path.write_bytes(packed_png(figure))
         # Without a date and with the same names of parts, the same figure is the same file.
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
-def _png(figure: Figure) -> bytes:
-    """The figure as a PNG; one that is too large even with few colours is left so, for whoever collects pages."""
+def packed_png(figure: Figure, dpi: int = _DPI) -> bytes:
+    """The figure as a PNG of as many colours as LARGEST_PNG allows, 256 at most.
+
+    One that is too large even with few colours is left so, for whoever collects pages.
+    """
     drawn = BytesIO()
-    figure.savefig(drawn, format="png")
+    figure.savefig(drawn, format="png", dpi=dpi)
     picture = Image.open(drawn).convert("RGB")
     for colours in (256, 64, 16):
         packed = BytesIO()

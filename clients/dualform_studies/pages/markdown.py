@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
 
 from dualform_studies.pages.items import Cell, Figure, Heading, Item, Link, MarkedPassage, Paragraph, Table
 from dualform_studies.pages.words import anchor, in_words
+
+_UNFOLDED = 40
+"""Rows of the longest table that is shown as it is."""
+_FIGURE = re.compile(r"\]\(([^()/]+\.png)\)")
 
 
 def page_markdown(title: str, items: Sequence[Item]) -> str:
     return "\n\n".join([f"# {title}", *map(_item, items)]) + "\n"
 
 
-def moved(page: str, figures: str, name: str) -> str:
-    """A page as a part of a longer document: headings one level down, its figures in the folder `figures`.
+def moved(page: str, name: str, figure: Callable[[str], str]) -> str:
+    """A page as the part `name` of a longer document: headings one level down, and its figures elsewhere.
 
-    A heading is linked to as `part_anchor` says, for other parts may have the same.
+    A heading is linked to as `part_anchor` says, for other parts may have the same. `figure` says where the document
+    finds the file that the page names.
     """
 
     def lowered(heading: re.Match[str]) -> str:
         return f'<a id="{part_anchor(name, heading.group(2))}"></a>\n\n#{heading.group(1)} {heading.group(2)}'
 
     page = re.sub(r"^(#+) (.+)$", lowered, page, flags=re.MULTILINE)
-    return re.sub(r"\]\(([^()/]+\.png)\)", rf"]({figures}/\1)", page)
+    return _FIGURE.sub(lambda file: f"]({figure(file.group(1))})", page)
+
+
+def contents(page: str, name: str) -> Iterator[str]:
+    """A line with a link to a page that is the part `name`, and a line with links to what stands in it."""
+    title, *headings = (
+        f"[{_plain(heading, code=True)}](#{part_anchor(name, heading)})"
+        for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    )
+    yield f"- {title}"
+    if headings:
+        yield f"  - {' · '.join(headings)}"
 
 
 def part_anchor(name: str, heading: str) -> str:
@@ -31,11 +48,19 @@ def part_anchor(name: str, heading: str) -> str:
     return f"{name}-{anchor(heading)}"
 
 
-def table_markdown(table: Table) -> str:
-    """The table with its caption above."""
+def table_markdown(table: Table, *, folded: bool = True) -> str:
+    """The table with its caption above; a long one is folded, so that its rows are shown when its caption is clicked.
+
+    With `folded` false it is shown whole however long it is.
+    """
     rows = [list(table.columns), [_rule(table, at) for at in range(len(table.columns))]]
     rows += [[_cell(cell) for cell in row] for row in table.rows]
-    return f"{table.caption}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    if not folded or len(table.rows) <= _UNFOLDED:
+        return f"{table.caption}\n\n{lines}"
+    # What stands in HTML is not read as Markdown.
+    caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(table.caption, quote=False))
+    return f"<details><summary>{caption} ({len(table.rows)} rows)</summary>\n\n{lines}\n\n</details>"
 
 
 def _item(item: Item) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from dualform_studies.pages.frame import LARGEST_PNG, new_figure
 from dualform_studies.pages.items import Link, MarkedPassage, Table
-from dualform_studies.pages.markdown import moved, page_markdown, part_anchor, table_markdown
+from dualform_studies.pages.markdown import contents, moved, page_markdown, part_anchor, table_markdown
 from dualform_studies.pages.page import Page
 
 
@@ -82,7 +82,7 @@ def test_html_escapes_what_it_shows_and_marks_the_token(page: Page):
 
 
 def test_markdown_keeps_cells_on_their_line(page: Page):
-    text = moved(page_markdown(page.title, page.items), "reproduction/foxes", "foxes")
+    text = moved(page_markdown(page.title, page.items), "foxes", lambda file: f"reproduction/foxes/{file}")
     assert text.startswith('<a id="foxes-foxes-crows"></a>\n\n## Foxes')
     assert f'<a id="{part_anchor("foxes", "What was seen")}"></a>\n\n### What was seen' in text
     assert "](reproduction/foxes/plot.png)" in text
@@ -111,6 +111,30 @@ def test_a_link_leads_somewhere_in_both_forms(tmp_path: Path):
     page.write({"command": "dualform study links"})
     assert '<a href="#single-hubs">single</a>' in (tmp_path / "report" / "index.html").read_text()
     assert "| [single](#single-hubs) |" in (tmp_path / "report" / "index.md").read_text()
+
+
+def test_contents_lead_to_the_anchors_of_a_part(page: Page):
+    text = page_markdown(page.title, page.items)
+    part, inside = contents(text, "foxes")
+    assert part == "- [Foxes & \\<crows\\>](#foxes-foxes-crows)"
+    assert inside == "  - [What was seen](#foxes-what-was-seen)"
+    document = moved(text, "foxes", lambda file: file)
+    assert [f'<a id="{at}"></a>' in document for at in ("foxes-foxes-crows", "foxes-what-was-seen")] == [True, True]
+
+
+def test_markdown_folds_a_long_table(tmp_path: Path):
+    rows = [[number] for number in range(41)]
+    long, short = (Table("long", "Of `a < b` & more.", ["n"], rows[:n]) for n in (41, 40))
+    lines = table_markdown(long).split("\n")
+    assert lines[:3] == ["<details><summary>Of <code>a &lt; b</code> &amp; more. (41 rows)</summary>", "", "| n |"]
+    assert lines[-3:] == ["| 40 |", "", "</details>"]
+    assert "<details>" not in table_markdown(short) + table_markdown(long, folded=False)
+
+
+def test_a_figure_bears_its_title(tmp_path: Path):
+    with new_figure(tmp_path / "titled.png", 1.0, "Two points") as figure:
+        figure.subplots().plot([1, 2])
+    assert figure.get_suptitle() == "Two points"
 
 
 def test_a_picture_of_many_colours_is_packed(tmp_path: Path):
