@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,6 @@ def test_fewer_than_one_is_refused(field: str, tmp_path: Path):
 def test_a_negative_seed_is_refused(tmp_path: Path):
     with pytest.raises(BadInput, match=r"seed is -1\."):
         run_study("continual", Assignment(tmp_path / "run", seed=-1))
-
-
-def test_make_reproduction_runs_every_study():
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    assert set(re.findall(r"^STUDIES := (.*)$", makefile, re.MULTILINE)[0].split()) == set(STUDIES)
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
