@@ -16,10 +16,7 @@ OPTIONS = {
     "info": set(),
     "topk": {"--layer", "--query", "-k", "--where", "--by", "--score", "--abs"},
     "sums": {"--layer", "--query", "--where", "--by", "--score", "--abs"},
-    "output": {
-        *("--layer", "--query", "--where", "--at-step", "--allow-inexact"),
-        *("--kernel", "--temperature", "--no-initial"),
-    },
+    "output": {"--layer", "--query", "--where", "--at-step", "--allow-inexact"},
     "weights": {"--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
     "verify": set(),
     "check": set(),

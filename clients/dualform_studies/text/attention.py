@@ -1,11 +1,11 @@
 """What prompts ask of a training, and how its answers read.
 
-Shapes: n queries (tokens of prompts), m prompts, d of a key, P token positions of the training text, S steps.
+Shapes: n queries (tokens of prompts), m prompts, c of them with passages of the paper, d of a key, P token positions of
+the training text, S steps.
 
 "We sum all attention weights which go to the same training token position" (section 5.5): one sum over the passes in
-which a token was read. The weights are summed as they are, with their sign, as the text says and as equation 13 adds
-them up; the paper's published code for images takes absolute values, so the sums of those are asked for, too, to see
-whether they would lead elsewhere.
+which a token was read. The paper's published code sums absolute values, and so do the answers here; the signed sums,
+which are what equation 13 adds up, are asked for beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,21 +21,27 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits
 from dualform.questions import GroupSum, TopK, Vectors
+from dualform_studies.text.checkpoints import Checkpoint
 from dualform_studies.text.network import LAYER, LanguageModel
-from dualform_studies.text.prompts import Prompt
+from dualform_studies.text.prompts import CONTEXT, Prompt
 from dualform_studies.text.tokens import Tokens, Vocabulary
 
 Question: TypeAlias = TopK | GroupSum
 
 HITS = 10
 """Single training datapoints that a prompt asks for, beside sums."""
-_ASKED = 160
+_ASKED = 24
 """Tokens of a prompt that are asked about, from its end: each costs a pass over all keys."""
+
+
+def read_by(vocabulary: Vocabulary, prompts: Sequence[Prompt]) -> list[Tokens]:
+    """What the network reads of each prompt. Raises BadInput for one with a character that it does not know."""
+    return [vocabulary.encode(prompt.text).last(CONTEXT) for prompt in prompts]
 
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """Every token of some prompts as a query."""
+    """The last tokens of some prompts as queries; each prompt's very last one is its query."""
 
     prompts: Sequence[Prompt]
     tokens: Sequence[Tokens]
@@ -44,16 +50,21 @@ class Questions:
     """Of each prompt: its queries among all."""
     queries: NDArray[np.float32]
     """float32[n, d]."""
+    compared: Sequence[int] = ()
+    """int[c]: the prompts whose passages of the paper stand in the training text, as checkpoints have their queries."""
+    checkpoints: Sequence[Checkpoint] = ()
+    """Those before the end of the training."""
 
     @property
     def last(self) -> list[int]:
         """int[m]: the query of each prompt's last token."""
         return [rows.stop - 1 for rows in self.rows]
 
-    @property
-    def scored(self) -> int:
-        """Queries over all questions: those of last tokens are in four, the others in one."""
-        return len(self.queries) + 3 * len(self.prompts)
+    def scored(self, steps: int) -> float:
+        """How often all keys are scored: for the best and three sums of last tokens, one sum of others, and as much of
+        the training as each checkpoint has seen."""
+        seen = sum(checkpoint.updates for checkpoint in self.checkpoints) / steps
+        return len(self.queries) + 3 * len(self.prompts) + seen * len(self.compared)
 
     def asked(self, prompt: int) -> range:
         """Which tokens of a prompt have a query."""
@@ -63,10 +74,14 @@ class Questions:
     def questions(self) -> list[Question]:
         last = Vectors(self.queries[self.last])
         return [
-            TopK(LAYER, last, k=HITS),
-            GroupSum(LAYER, Vectors(self.queries), by=("position",)),
-            GroupSum(LAYER, last, by=("position",), score="abs"),
-            GroupSum(LAYER, last, by=("step",)),
+            TopK(LAYER, last, k=HITS, score="abs"),
+            GroupSum(LAYER, Vectors(self.queries), by=("position",), score="abs"),
+            GroupSum(LAYER, last, by=("position",)),
+            GroupSum(LAYER, last, by=("step",), score="abs"),
+            *(
+                GroupSum(LAYER, Vectors(one.queries), by=("position",), where=f"step < {one.updates}", score="abs")
+                for one in self.checkpoints
+            ),
         ]
 
 
@@ -76,19 +91,25 @@ class Attention:
 
     hits: Hits
     by_position: GroupSums
-    by_position_absolute: GroupSums
+    by_position_signed: GroupSums
     by_step: GroupSums
+    at_checkpoints: Sequence[GroupSums] = ()
+
+    @classmethod
+    def of(cls, answers: Sequence[Any]) -> Attention:
+        hits, by_position, signed, by_step, *at_checkpoints = answers
+        return cls(hits, by_position, signed, by_step, at_checkpoints)
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """int64[P]: the positions that were read, ascending."""
-        return np.array([position for (position,) in self.by_position.groups], dtype=np.int64)
+        return positions_of(self.by_position)
 
-    def digests(self, prompt: int, rows: slice) -> dict[str, str]:
-        """One for the best datapoints of a prompt and one for its sums: equal where all their bits are."""
+    def digests(self, prompt: int) -> dict[str, str]:
+        """One for the best datapoints of a prompt and one for its signed sums: equal where all their bits are."""
         parts = {
             "top_k": [self.hits.slots[prompt], self.hits.scores[prompt]],
-            "sums": [self.positions, self.by_position.counts, self.by_position.sums[rows]],
+            "sums": [self.positions, self.by_position_signed.counts, self.by_position_signed.sums[prompt]],
         }
         return {
             name: hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in arrays)).hexdigest()
@@ -96,16 +117,27 @@ class Attention:
         }
 
 
-def prepare(network: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[Prompt]) -> Questions:
-    """Let the network read each prompt from a state of zeros, and keep the LSTM's input at each of its tokens."""
+def positions_of(sums: GroupSums) -> NDArray[np.int64]:
+    """int64[P]: the positions that sums by position are of, ascending."""
+    return np.array([position for (position,) in sums.groups], dtype=np.int64)
+
+
+def prepare(
+    network: LanguageModel,
+    vocabulary: Vocabulary,
+    prompts: Sequence[Prompt],
+    compared: Sequence[int] = (),
+    checkpoints: Sequence[Checkpoint] = (),
+) -> Questions:
+    """Let the network read each prompt from a state of zeros, and keep the LSTM's input at each of its last tokens."""
     device = next(network.parameters()).device
-    tokens = [vocabulary.encode(prompt.text) for prompt in prompts]
+    tokens = read_by(vocabulary, prompts)
     queries, rows, begin = [], [], 0
     for one in tokens:
         queries.append(network.queries(torch.from_numpy(one.ids).to(device)).cpu().numpy()[-_ASKED:])
         rows.append(slice(begin, begin + len(queries[-1])))
         begin = rows[-1].stop
-    return Questions(prompts, tokens, rows, np.concatenate(queries))
+    return Questions(prompts, tokens, rows, np.concatenate(queries), compared, checkpoints)
 
 
 def best(sums: NDArray[np.float64], k: int) -> NDArray[np.int64]:

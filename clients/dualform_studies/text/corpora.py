@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 from dualform.errors import Damaged, NotFound
 from dualform_studies.data_folder import DATA_VARIABLE, data_folder
+from dualform_studies.text.book import BOOK, INFERRED, cut_book
 
 Unit: TypeAlias = Literal["character", "word"]
 
@@ -31,6 +32,10 @@ class Corpus:
     name: str
     unit: Unit
     """What a token is."""
+    whole: str
+    """What the vocabulary is taken from; the training text is a part of it."""
+    begin: int
+    """First character of the training text in `whole`."""
     train: str
     test: str
     train_split: str
@@ -40,11 +45,21 @@ class Corpus:
     heading: str = ""
     """Regular expression of a line that is a title, in its first group."""
 
-    def title(self, text: str, at: int) -> str:
-        """The last title before character `at`, empty where there is none: a fable's, or an article's."""
-        titles = _titles(self.heading, text)
-        following = bisect_left(titles, at, key=lambda title: title[0])
+    def title(self, at: int) -> str:
+        """The title above character `at` of the training text, empty where there is none: a fable's, or an article's.
+
+        Titles are looked for in the whole text, as the empty lines above the first may have been cut away.
+        """
+        titles = _titles(self.heading, self.whole)
+        following = _title_after(titles, self.begin + at)
         return titles[following - 1][1] if following else ""
+
+    def article(self, at: int) -> str:
+        """What stands between the title above character `at` of the training text and the next one."""
+        titles = _titles(self.heading, self.whole)
+        following = _title_after(titles, self.begin + at)
+        end = titles[following][0] if following < len(titles) else len(self.whole)
+        return self.whole[titles[following - 1][0] if following else 0 : end]
 
 
 @lru_cache(maxsize=8)
@@ -53,38 +68,42 @@ def _titles(heading: str, text: str) -> list[tuple[int, str]]:
     return [(match.start(1), match.group(1)) for match in re.finditer(heading, text, re.MULTILINE)]
 
 
+def _title_after(titles: list[tuple[int, str]], at: int) -> int:
+    """Number of the first title that begins after character `at`."""
+    return bisect_right(titles, at, key=lambda title: title[0])
+
+
 def load_corpus(name: str, data: Path | None = None) -> Corpus:
     """The corpus `aesop` or `wikitext-2`.
 
-    Raises NotFound, saying which file belongs where, for one that is not there; Damaged for one that cannot be read.
+    Raises NotFound, saying which file belongs where, for one that is not there; Damaged for one that cannot be read, or
+    is another text than the paper's.
     """
     folder = data_folder(data) / name
     return _aesop(folder) if name == "aesop" else _wikitext2(folder)
 
 
-_BOOK = "https://www.gutenberg.org/files/49010/49010-0.txt"
-_CAPITALS = r"\n{4,}([^a-z\n]*[A-Z]{2}[^a-z\n]*)\n\n"
+_CAPITALS = r"\n{4,}([^a-z\n]*[A-Z]{2}[^a-z\n]*)(?=\n\n)"
 
 
 def _aesop(folder: Path) -> Corpus:
-    """J. H. Stickney's book: its fables are trained on, their "alternative versions" in the appendix are the test."""
+    """J. H. Stickney's book, cut where the paper's code cuts it; its vocabulary is that of the whole file."""
     path = _first(folder, "49010-0.txt")
     if path is None:
-        raise _missing("49010-0.txt", folder, f"Fetch {_BOOK} and put it there")
-    text = _without_licence(_read(path))
-    # The table of contents names the appendix, too; its own heading is the last line that says so.
-    parts = re.split(r"(?m)^APPENDIX$", text)
-    if len(parts) < 2:
-        raise Damaged(f"{path} has no line APPENDIX, where the test text begins.", hint=f"Fetch {_BOOK} again.")
-    test = re.split(r"(?m)^ANNOUNCEMENTS$", parts[-1])[0]
-    train = text[: len(text) - len(parts[-1]) - len("APPENDIX")]
-    return Corpus("aesop", "character", train, test, "the book without its appendix", heading=_CAPITALS)
-
-
-def _without_licence(text: str) -> str:
-    """What stands between Project Gutenberg's own marks, everything where there are none."""
-    text = re.split(r"(?m)^\*\*\* ?START OF .*\n", text)[-1]
-    return re.split(r"(?m)^\*\*\* ?END OF |^End of the Project Gutenberg", text)[0]
+        raise _missing("49010-0.txt", folder, f"Fetch {BOOK} and put it there")
+    text = _read(path)
+    cut = cut_book(text, path)
+    return Corpus(
+        name="aesop",
+        unit="character",
+        whole=text,
+        begin=cut.begin,
+        train=text[cut.begin : cut.test],
+        test=text[cut.test : cut.end],
+        train_split="the fables, without the end of the appendix",
+        note=INFERRED,
+        heading=_CAPITALS,
+    )
 
 
 _ABSENT = (
@@ -101,8 +120,17 @@ def _wikitext2(folder: Path) -> Corpus:
         if paths[needed] is None:
             raise _missing(f"{needed}.txt", folder, f"Put wiki.{needed}.tokens of WikiText-2 (word level) there")
     train, test = (_read(path) for path in (paths[split], paths["test"]) if path is not None)
-    note = "" if split == "train" else _ABSENT
-    return Corpus("wikitext-2", "word", train, test, f"the {split} split", note, heading=r"^ = ([^=\n]+) = $")
+    return Corpus(
+        name="wikitext-2",
+        unit="word",
+        whole=train,
+        begin=0,
+        train=train,
+        test=test,
+        train_split=f"the {split} split",
+        note="" if split == "train" else _ABSENT,
+        heading=r"^ = ([^=\n]+) = $",
+    )
 
 
 def _first(folder: Path, *names: str) -> Path | None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dualform_studies.pages.folder import Report, report_folder
-from dualform_studies.pages.items import Cell
+from dualform_studies.pages.claims import Claim, beside_table, claims_table
+from dualform_studies.pages.folder import Report
 from dualform_studies.pages.page import Page
-from dualform_studies.text.findings import passage_of
-from dualform_studies.text.passages import Passage
+from dualform_studies.text.course_page import show_course
+from dualform_studies.text.prompt_page import show_prompt
 
 
-def language_page(run: Path, report: Report) -> Page:
+def language_page(run: Path, report: Report, claims: Sequence[Claim]) -> Page:
     page = Page(run, report["title"])
     _describe(page, report)
+    if claims:
+        page.show(claims_table(claims))
+    page.show(beside_table([(report["study"], row) for row in report["beside_paper"]]))
+    _show_perplexity(page, report)
+    show_course(page, report)
     for prompt in report["prompts"]:
-        _show_prompt(page, prompt, report)
+        show_prompt(page, prompt, report)
     page.heading("Asking on")
     page.paragraph(_asking_on(report))
     return page
@@ -24,115 +29,49 @@ def language_page(run: Path, report: Report) -> Page:
 
 def _describe(page: Page, report: Report) -> None:
     corpus, recipe = report["corpus"], report["recipe"]
+    unit = corpus["unit"]
     page.paragraph(
-        f"A {corpus['unit']}-level language model of one LSTM layer with {recipe['hidden']} units, trained on "
-        f"{corpus['trained_on']} ({corpus['train_tokens']:,} {corpus['unit']}s, {corpus['vocabulary']:,} of them "
-        f"distinct) for {recipe['steps']:,} updates of {recipe['batch']} streams of {recipe['unroll']} "
-        f"{corpus['unit']}s: each was read {corpus['times_read']:.1f} times. "
-        f"Preset `{report['preset']}`, seed {report['seed']}. {corpus['note']}".strip()
+        f"A {unit}-level language model of one LSTM layer with {recipe['hidden']:,} units, trained on "
+        f"{corpus['trained_on']} ({corpus['train_tokens']:,} {unit}s) for {recipe['steps']:,} updates. "
+        f"{recipe['batch']} streams read the text side by side, each a run of {corpus['chunks_of_a_pass']:,} chunks of "
+        f"{recipe['unroll']} {unit}s, which is {corpus['tokens_of_a_pass']:,} {unit}s a pass; the rest at the end of "
+        f"the text is not read. That makes {corpus['passes']:.1f} passes. The state is carried from chunk to chunk; it "
+        f"begins anew with each pass, and at any step with probability {recipe['reset']:g}. The vocabulary has "
+        f"{corpus['vocabulary']:,} {unit}s. Preset `{report['preset']}`, seed {report['seed']}."
     )
-    page.table(
-        "perplexity",
-        f"How well the test text ({corpus['test_tokens']:,} {corpus['unit']}s, {100 * corpus['unknown']:.2f} % of them "
-        "unknown) is foretold, by the recorded training and by the same recipe in plain PyTorch.",
-        ["training", "perplexity", f"bits per {corpus['unit']}", "weights"],
-        [
-            ["recorded", report["perplexity"]["recorded"], report["bits"]["recorded"], _sameness(report)],
-            ["plain PyTorch", report["perplexity"]["plain"], report["bits"]["plain"], "-"],
-        ],
-    )
-    seconds = report["seconds"]
-    last, took = ("training again", "training_again") if report["replay"] else ("asking", "asking")
-    page.paragraph(
-        f"Training took {seconds['training']:,.0f} s plainly and {seconds['recorded_training']:,.0f} s recorded, "
-        f"{last} for the answers {seconds[took]:,.0f} s."
-    )
+    if corpus["note"]:
+        page.paragraph(corpus["note"])
     way = "without keys, the questions answered while it ran a second time" if report["replay"] else "with its keys"
     page.paragraph(
         f"The training was recorded {way}: {report['slots']:,} datapoints, "
         f"{report['disk_bytes'] / 1e9:.2f} GB on disk. Attention weights are those of the LSTM's one linear "
-        "transformation, whose key is the state before a token and the token's input. All weights that go to the same "
-        "training token position are summed, with their sign; the passages below stand around the positions with the "
-        "greatest sums."
+        "transformation, whose key is the state before a token and the token's input; the query is that of the last of "
+        "100 tokens read from a state of zeros. The absolute values of all weights that go to the same training token "
+        "position are summed, as in the paper's code; the passages below stand around the positions with the greatest "
+        "sums."
+    )
+
+
+def _show_perplexity(page: Page, report: Report) -> None:
+    corpus, recipe = report["corpus"], report["recipe"]
+    rows = [["recorded", report["perplexity"]["recorded"], report["bits"]["recorded"], _sameness(report)]]
+    if "plain" in report["perplexity"]:
+        rows.append(["plain PyTorch", report["perplexity"]["plain"], report["bits"]["plain"], "-"])
+    unknown = f", {100 * corpus['unknown']:.2f} % of them unknown," if corpus["unit"] == "word" else ""
+    page.table(
+        "perplexity",
+        f"How well the test text ({corpus['test_tokens']:,} {corpus['unit']}s{unknown}) is foretold. It is read in "
+        f"{recipe['batch']} streams, each from a state of zeros, as the paper's code reads it; the paper states no "
+        "perplexity.",
+        ["training", "perplexity", f"bits per {corpus['unit']}", "weights"],
+        rows,
     )
 
 
 def _sameness(report: Report) -> str:
-    return "equal to the last bit" if report["unharmed"] else "different"
-
-
-def _show_prompt(page: Page, prompt: Report, report: Report) -> None:
-    name, unit = prompt["name"], report["corpus"]["unit"]
-    table = prompt["table"]
-    page.heading(f"Table {table} of the paper" if table else f"Prompt {name.removeprefix('prompt-')}")
-    if not prompt["in_the_text"]:
-        page.paragraph("The texts at hand do not have this passage of the paper; it was asked in the paper's words.")
-    query = Passage(**prompt["query"])
-    if prompt["tokens"][-1]["unknown"]:
-        page.paragraph(f"The training text does not have the marked {unit}: the network reads it as unknown.")
-    page.table(
-        f"{name}-passages",
-        f"The training passages attended to most by the marked {unit}"
-        + (f", beside those of Table {table} of the paper" if table else "")
-        + (f", in which the paper sees {prompt['remark']}" if table else "")
-        + f". {prompt['of_these_also_by_absolute_sums']} of these {len(prompt['passages'])} also lead where absolute "
-        "weights are summed." + _marks(prompt["unmarked"]),
-        [
-            "",
-            "training passage",
-            "from",
-            "summed weight",
-            *(
-                ["the paper's passage", "from", f"its rank here, of {report['corpus']['train_tokens'] - 1:,}"]
-                if table
-                else []
-            ),
-        ],
-        _passage_rows(prompt, query, bool(table)),
-    )
-    page.figure(
-        report_folder(page.run) / f"{name}-attention.png",
-        "Attention weights of the marked token, summed by training token position along the text (left, the numbers "
-        "are ranks of the passages above), and the mean weight by training step (right)."
-        + (f" Beside Table {table} of the paper." if table else ""),
-    )
-    page.table(
-        f"{name}-tokens",
-        f"{_which(prompt, unit)} of the prompt, and the training passage that it attends to most.",
-        [unit, "training passage", "from", "summed weight"],
-        [[_token(entry), passage_of(entry).marked(), entry["title"], entry["sum"]] for entry in prompt["tokens"]],
-    )
-
-
-def _marks(unmarked: Sequence[str]) -> str:
-    if not unmarked:
-        return ""
-    return f" The paper's text as we have it lost the marks of {', '.join(unmarked)}: they stand as in its other rows."
-
-
-def _which(prompt: Report, unit: str) -> str:
-    asked = len(prompt["tokens"])
-    return f"Every {unit}" if asked == prompt["length"] else f"The last {asked:,} of {prompt['length']:,} {unit}s"
-
-
-def _token(entry: Report) -> str:
-    return Passage("", entry["of"], "").marked().token + (" (unknown)" if entry["unknown"] else "")
-
-
-def _passage_rows(prompt: Report, query: Passage, published: bool) -> Sequence[Sequence[Cell]]:
-    rows: list[list[Cell]] = [["query", query.marked(), "", None]]
-    rows += [
-        [str(rank), passage_of(entry).marked(), entry["title"], entry["sum"]]
-        for rank, entry in enumerate(prompt["passages"], start=1)
-    ]
-    if published:
-        told: list[list[Cell]] = [["", "", None]]
-        told += [[passage_of(entry).marked(), entry["title"], entry["rank_here"]] for entry in prompt["published"]]
-        for at in range(max(len(rows), len(told))):
-            if at >= len(rows):
-                rows.append(["", "", "", None])
-            rows[at] += told[at] if at < len(told) else ["", "", None]
-    return rows
+    if report["unharmed"] is None:
+        return "those of the second training, step by step (a replay refuses any other)"
+    return "equal to the last bit to the plain training's" if report["unharmed"] else "DIFFERENT"
 
 
 def _asking_on(report: Report) -> str:

@@ -21,7 +21,7 @@ class Surprise:
     """Mean surprise over a text."""
 
     nats: float
-    """Mean of -ln p(token | all before it) over all tokens but the first."""
+    """Mean of -ln p(token | what was read before it)."""
     tokens: int
     """How many were foretold."""
 
@@ -35,17 +35,24 @@ class Surprise:
 
 
 @torch.no_grad()
-def foretell(network: LanguageModel, ids: NDArray[np.int64]) -> Surprise:
-    """Read a text int64[n], n at least 2, from a state of zeros to its end; what is summed is summed in float64."""
+def foretell(network: LanguageModel, ids: NDArray[np.int64], streams: int = 1) -> Surprise:
+    """Read a text int64[n], n at least 2; what is summed is summed in float64.
+
+    The text is cut into `streams` runs of equal length, which are read side by side, each from a state of zeros to its
+    end; fewer than `streams` tokens at the end of the text may be left over. The network is left in the mode it was in.
+    """
+    was_training = network.training
     network.eval()
     device = next(network.parameters()).device
+    streams = min(streams, len(ids) - 1)
+    length = (len(ids) - 1) // streams
     tokens = torch.from_numpy(ids).to(device)
+    inputs, targets = (tokens[first : first + streams * length].view(streams, length) for first in (0, 1))
     state: State | None = None
-    total = 0.0
-    for start in range(0, len(ids) - 1, _READ_AT_ONCE):
-        inputs = tokens[start : start + _READ_AT_ONCE][: len(ids) - 1 - start]
-        targets = tokens[start + 1 : start + 1 + len(inputs)]
-        scores, state = network(inputs[None], state)
-        chosen = log_softmax(scores[0].double(), dim=1).gather(1, targets[:, None])
+    total, size = 0.0, max(1, _READ_AT_ONCE // streams)
+    for start in range(0, length, size):
+        scores, state = network(inputs[:, start : start + size], state)
+        chosen = log_softmax(scores.double(), dim=2).gather(2, targets[:, start : start + size, None])
         total -= float(chosen.sum())
-    return Surprise(total / (len(ids) - 1), len(ids) - 1)
+    network.train(was_training)
+    return Surprise(total / (streams * length), streams * length)

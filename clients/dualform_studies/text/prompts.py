@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dualform.errors import BadInput
-from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.passages import find
 from dualform_studies.text.published import PublishedTable
+from dualform_studies.text.tokens import Tokens
+
+CONTEXT = 100
+"""Tokens that the network reads, from a state of zeros; the last of them is the query. So many in the paper's code."""
 
 
 @dataclass(frozen=True)
@@ -20,23 +23,25 @@ class Prompt:
     """How the passage goes on. The network does not read it."""
     published: PublishedTable | None = None
     """The table of the paper that the query comes from."""
-    found: bool = True
-    """Whether a query of the paper stands in the text it was taken from; where not, its words are those printed."""
+    place: int | None = None
+    """Which token of the text that a query of the paper was taken from the query is; None where that text does not have
+    it, and its words are those printed."""
 
 
-def paper_prompts(corpus: Corpus, tables: Sequence[PublishedTable]) -> list[Prompt]:
-    """The paper's query passages up to their marked token, cut from the text itself where it has them."""
-    return [_paper_prompt(corpus, table) for table in tables]
+def paper_prompts(texts: Mapping[str, Tokens], tables: Sequence[PublishedTable]) -> list[Prompt]:
+    """The paper's queries with what stands before them, cut from the texts "train" and "test" where these have them."""
+    return [_paper_prompt(texts[table.origin], table) for table in tables]
 
 
-def _paper_prompt(corpus: Corpus, table: PublishedTable) -> Prompt:
+def _paper_prompt(tokens: Tokens, table: PublishedTable) -> Prompt:
     name, quoted = f"table-{table.number}", table.query.passage
-    text = corpus.test if table.origin == "test" else corpus.train
-    place = find(text, quoted)
-    if place is None:
-        return Prompt(name, quoted.before + quoted.token, quoted.after, table, found=False)
-    start, _, end, last = place
-    return Prompt(name, text[start:end], text[end:last], table)
+    found = find(tokens.text, quoted)
+    if found is None:
+        return Prompt(name, quoted.before + quoted.token, quoted.after, table)
+    _, start, end, last = found
+    place = tokens.first_from(start)
+    first = int(tokens.starts[max(0, place + 1 - CONTEXT)])
+    return Prompt(name, tokens.text[first:end], tokens.text[end:last], table, place)
 
 
 def own_prompts(texts: Sequence[str], first: int = 1) -> list[Prompt]:

@@ -19,8 +19,9 @@ from dualform_studies.text.attention import Question
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.network import LAYER, LanguageModel, build_network
 from dualform_studies.text.recipe import Recipe
+from dualform_studies.text.streams import chunks_of_a_pass
 from dualform_studies.text.tokens import Tokens, Vocabulary
-from dualform_studies.text.training import begin, train
+from dualform_studies.text.training import Watch, begin, train
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,11 @@ class Task:
     progress: Progress | None = None
 
     @property
+    def of_a_pass(self) -> int:
+        """Updates. Raises BadInput where the training text is too short for one."""
+        return chunks_of_a_pass(len(self.train), self.recipe)
+
+    @property
     def device(self) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -46,13 +52,13 @@ class Task:
         train(network, optimizer, self.train, self.recipe, self.seed, label="training plainly", progress=self.progress)
         return network, perf_counter() - start
 
-    def record(self, out: Path, *, keys: bool) -> tuple[LanguageModel, float]:
-        """The same, recorded into a folder; without keys for a replay."""
+    def record(self, out: Path, *, keys: bool, watch: Watch) -> tuple[LanguageModel, float]:
+        """The same, recorded into a folder and watched; without keys for a replay."""
         network, optimizer = self._begin()
         names = {self.corpus.name: self.vocabulary.words}
         start = perf_counter()
         with Recorder(network, optimizer, out, [LAYER], values=False, label_names=names, keys=keys) as recorder:
-            self._train_watched(network, optimizer, recorder, "training, recorded")
+            self._train(network, optimizer, recorder, "training, recorded", watch)
         return network, perf_counter() - start
 
     def replay(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
@@ -61,7 +67,7 @@ class Task:
         start = perf_counter()
         replay = Replay(network, optimizer, out, questions)
         with replay:
-            self._train_watched(network, optimizer, replay, "training again, for the answers")
+            self._train(network, optimizer, replay, "training again, for the answers")
         return replay.answers(), perf_counter() - start
 
     def ask_stored(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
@@ -89,8 +95,13 @@ class Task:
             torch.use_deterministic_algorithms(True)
         return begin(len(self.vocabulary), self.recipe, self.seed, self.device)
 
-    def _train_watched(
-        self, network: LanguageModel, optimizer: torch.optim.Optimizer, recorder: Recorder, label: str
+    def _train(
+        self,
+        network: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        recorder: Recorder,
+        label: str,
+        watch: Watch | None = None,
     ) -> None:
         train(
             network,
@@ -99,6 +110,7 @@ class Task:
             self.recipe,
             self.seed,
             step=recorder.step,
+            watch=watch,
             dataset=self.corpus.name,
             label=label,
             progress=self.progress,

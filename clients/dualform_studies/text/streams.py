@@ -1,7 +1,8 @@
-"""Batches of a text as recurrent networks read it. Shapes: n tokens, B streams, L tokens of a chunk.
+"""Batches of a text as the paper's code reads it. Shapes: n tokens, B streams, L tokens of a chunk.
 
-Each stream begins at a place of its own, the places being evenly spaced, and reads on from chunk to chunk; after the
-last token it goes on with the first. So after any number of steps no token was read more than once more than another.
+The text is cut into chunks, and the chunks into B runs of equal length. One stream reads each run, chunk after chunk,
+all streams side by side; what is left over at the end of the text is not read. After the last chunk each stream goes
+back to its first one, which begins another pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dualform_studies.text.recipe import Recipe
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
+    opens: bool
+    """Whether a pass begins with it."""
     positions: NDArray[np.int64]
     """int64[B, L]: which tokens of the text are read, counted from its first."""
     inputs: NDArray[np.int64]
@@ -26,15 +29,27 @@ class Chunk:
     """int64[B, L]: the tokens after them."""
 
 
-def chunks(ids: NDArray[np.int64], recipe: Recipe) -> Iterator[Chunk]:
-    """One chunk for each step, of tokens int64[n]. Raises BadInput where the text has no second token.
+def chunks_of_a_pass(length: int, recipe: Recipe) -> int:
+    """Chunks of each stream, which are the steps of a pass over a text of `length` tokens.
 
-    The last token is never read, as none follows it.
+    Raises BadInput where the text is too short for one.
     """
-    length = len(ids) - 1
-    if length < 1:
-        raise BadInput("a text of one token cannot be learned.", hint="Train on a longer text.", field="data")
-    first = np.arange(recipe.batch) * length // recipe.batch
+    # The last token is never read, as none follows it.
+    count = (length - 1) // recipe.unroll // recipe.batch
+    if count < 1:
+        raise BadInput(
+            f"a text of {length:,} tokens has no chunk of {recipe.unroll} for each of {recipe.batch} streams.",
+            hint="Train on a longer text.",
+            field="data",
+        )
+    return count
+
+
+def chunks(ids: NDArray[np.int64], recipe: Recipe) -> Iterator[Chunk]:
+    """One chunk for each step, of tokens int64[n]. Raises BadInput where the text is too short."""
+    count = chunks_of_a_pass(len(ids), recipe)
+    first = np.arange(recipe.batch) * count * recipe.unroll
     for step in range(recipe.steps):
-        positions = (first[:, None] + step * recipe.unroll + np.arange(recipe.unroll)) % length
-        yield Chunk(positions, ids[positions], ids[positions + 1])
+        within = step % count
+        positions = first[:, None] + within * recipe.unroll + np.arange(recipe.unroll)
+        yield Chunk(within == 0, positions, ids[positions], ids[positions + 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from shutil import disk_usage
 from typing import Any
 
 import numpy as np
-import torch
 
 from dualform.errors import BadInput
 from dualform.query.engine import open_memory
@@ -24,19 +22,26 @@ from dualform_studies.pages.folder import (
     write_report,
 )
 from dualform_studies.progress import Progress
-from dualform_studies.text.attention import Attention, Question, prepare
+from dualform_studies.text.attention import Attention, Question, Questions, prepare, read_by
+from dualform_studies.text.checkpoints import CheckpointTaker, updates_to_stop_at
 from dualform_studies.text.corpora import Corpus, load_corpus
+from dualform_studies.text.course import course_of
+from dualform_studies.text.course_figure import draw_course
+from dualform_studies.text.description import describe_corpus, digest_of, same_weights
 from dualform_studies.text.estimate import dry_run
 from dualform_studies.text.figures import draw_attention
-from dualform_studies.text.findings import beside_paper, findings
+from dualform_studies.text.findings import findings, standards_of
 from dualform_studies.text.network import LanguageModel
+from dualform_studies.text.observations import beside_paper, claims_of
 from dualform_studies.text.page import language_page
-from dualform_studies.text.perplexity import foretell
+from dualform_studies.text.perplexity import Surprise, foretell
 from dualform_studies.text.prompts import Prompt, own_prompts, paper_prompts
 from dualform_studies.text.published import PublishedTable
+from dualform_studies.text.ranks import Standard
 from dualform_studies.text.recipe import Recipe, choose_preset
 from dualform_studies.text.resumed import check_same, read_report
 from dualform_studies.text.runs import Task
+from dualform_studies.text.streams import chunks_of_a_pass
 from dualform_studies.text.tokens import Vocabulary
 
 
@@ -46,15 +51,18 @@ class LanguageStudy:
     corpus: str
     title: str
     presets: Mapping[str, Recipe]
-    """The first is what is run where none is named."""
+    """The first is what is run where none is named; "paper" has the paper's sizes."""
     tables: Sequence[PublishedTable]
+    paper: Mapping[str, tuple[str, str]]
+    """Figures of the paper by their names in `beside_paper`: what its text says, and what its code has."""
 
 
 def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Recipe | None = None) -> Report:
     """Train, record, ask and draw; the memory is `out` itself, the page and report.json lie in `out/report`.
 
     Where `out` holds this study already, prompts that are given are asked of it and added to its page. Raises
-    AlreadyExists where it holds anything else, BadInput for a prompt without a token, and what `load_corpus` raises.
+    AlreadyExists where it holds anything else, BadInput for a prompt without a token or with a character that the text
+    does not have, and what `load_corpus` raises.
     """
     own_prompts(assignment.prompts)
     again = bool(assignment.prompts) and not assignment.dry_run and study_of(assignment.out) == study.name
@@ -66,14 +74,17 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
     task = _task(load_corpus(study.corpus, assignment.data), recipe, assignment.seed, assignment.progress)
     if again:
         return _add_prompts(study, assignment, task)
-    prompts = [*paper_prompts(task.corpus, study.tables), *own_prompts(assignment.prompts)]
+    prompts = [*_paper_prompts(study, task), *own_prompts(assignment.prompts)]
+    read_by(task.vocabulary, prompts)
+    standards = standards_of(prompts, task)
+    compared = [at for at, prompt in enumerate(prompts) if prompt.published and standards[prompt.name].comparable]
     if assignment.dry_run:
-        return dry_run(study.name, task, prompts)
-    return _run(study, assignment, task, prompts)
+        return dry_run(study.name, task, prompts, compared)
+    return _run(study, assignment, task, prompts, standards, compared)
 
 
 def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) -> Task:
-    vocabulary = Vocabulary(corpus.train, corpus.unit)
+    vocabulary = Vocabulary(corpus.whole, corpus.unit)
     test = vocabulary.encode(corpus.test)
     if len(test) < 2:
         raise BadInput(
@@ -81,7 +92,13 @@ def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) 
             hint="Fetch the file anew.",
             field="data",
         )
-    return Task(corpus, vocabulary, vocabulary.encode(corpus.train), test, recipe, seed, progress)
+    task = Task(corpus, vocabulary, vocabulary.encode(corpus.train), test, recipe, seed, progress)
+    chunks_of_a_pass(len(task.train), recipe)  # refuses a text that is too short
+    return task
+
+
+def _paper_prompts(study: LanguageStudy, task: Task) -> list[Prompt]:
+    return paper_prompts({"train": task.train, "test": task.test}, study.tables)
 
 
 def _check_room(out: Path, recipe: Recipe) -> None:
@@ -96,98 +113,102 @@ def _check_room(out: Path, recipe: Recipe) -> None:
         )
 
 
-def _run(study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequence[Prompt]) -> Report:
-    out = assignment.out
+def _run(
+    study: LanguageStudy,
+    assignment: Assignment,
+    task: Task,
+    prompts: Sequence[Prompt],
+    standards: Mapping[str, Standard],
+    compared: Sequence[int],
+) -> Report:
+    """The training: plain and recorded, or, where it is replayed, recorded and then run again for the answers."""
+    out, recipe = assignment.out, task.recipe
     if not assignment.replay:
-        _check_room(out, task.recipe)
-    plain, plain_seconds = task.run_plain()
-    network, recorded_seconds = task.record(out, keys=not assignment.replay)
-    measured = {"recorded": foretell(network, task.test.ids), "plain": foretell(plain, task.test.ids)}
+        _check_room(out, recipe)
+    measured: dict[str, Surprise] = {}
+    seconds: dict[str, float] = {}
+    plain: LanguageModel | None = None
+    if not assignment.replay:
+        plain, seconds["training"] = task.run_plain()
+        measured["plain"] = foretell(plain, task.test.ids, recipe.batch)
+    of_a_pass = task.of_a_pass
+    read = read_by(task.vocabulary, [prompts[number] for number in compared])
+    taker = CheckpointTaker(updates_to_stop_at(recipe.steps, of_a_pass), read, task.test, recipe.batch)
+    network, seconds["recorded_training"] = task.record(out, keys=not assignment.replay, watch=taker)
+    measured["recorded"] = foretell(network, task.test.ids, recipe.batch)
     report: Report = {
         "study": study.name,
         "command": assignment.command(study.name),
         "title": study.title,
         "seed": task.seed,
         "preset": assignment.preset or next(iter(study.presets)),
-        "recipe": asdict(task.recipe),
+        "recipe": asdict(recipe),
+        "updates_of_the_paper": study.presets["paper"].steps,
         "replay": assignment.replay,
-        "corpus": _corpus(task),
-        "slots": task.recipe.slots,
+        "corpus": describe_corpus(task),
+        "slots": recipe.slots,
         "disk_bytes": bytes_on_disk(out),
         "perplexity": {name: found.perplexity for name, found in measured.items()},
         "bits": {name: found.bits_per_token for name, found in measured.items()},
-        "unharmed": _same_weights(network, plain),
+        "unharmed": None if plain is None else same_weights(network, plain),
         "prompts": [],
+        "course": [],
+        "seconds": seconds,
     }
-    report["seconds"] = {"training": plain_seconds, "recorded_training": recorded_seconds}
     # From here on the memory can be asked: nothing that goes wrong with asking should cost the training.
     write_report(out, report)
+    asking = prepare(network, task.vocabulary, prompts, compared, taker.taken[:-1] if compared else ())
     way = task.replay if assignment.replay else task.ask_stored
-    report["seconds"]["training_again" if assignment.replay else "asking"] = _ask(
-        out, report, task, network, prompts, lambda questions: way(out, questions)
-    )
-    report["beside_paper"] = beside_paper(report["prompts"])
-    language_page(out, report).write(report)
-    return report
+    attention, took = _ask(out, report, task, asking, standards, lambda questions: way(out, questions))
+    seconds["training_again" if assignment.replay else "asking"] = took
+    report["course"] = course_of(asking, attention, standards, taker.taken, of_a_pass)
+    return _write(study, out, report)
 
 
 def _add_prompts(study: LanguageStudy, assignment: Assignment, task: Task) -> Report:
     """Ask a finished run about more prompts, and write its page anew; with the paper's, where it was stopped before."""
     out = assignment.out
     report = read_report(out)
-    check_same(report, assignment, _digest(task))
+    check_same(report, assignment, digest_of(task))
     there = {prompt["name"] for prompt in report["prompts"]}
     first = 1 + sum(name.startswith("prompt-") for name in there)
-    prompts = [prompt for prompt in paper_prompts(task.corpus, study.tables) if prompt.name not in there]
+    prompts = [prompt for prompt in _paper_prompts(study, task) if prompt.name not in there]
     prompts += own_prompts(assignment.prompts, first)
-    seconds = _ask(out, report, task, task.recorded_network(out), prompts, lambda asked: task.ask_stored(out, asked))
+    asking = prepare(task.recorded_network(out), task.vocabulary, prompts)
+    standards = standards_of(prompts, task)
+    _, seconds = _ask(out, report, task, asking, standards, lambda asked: task.ask_stored(out, asked))
     report["seconds"]["asking"] = seconds + report["seconds"].get("asking", 0.0)
-    language_page(out, report).write(report)
-    return report
+    return _write(study, out, report)
 
 
 def _ask(
     out: Path,
     report: Report,
     task: Task,
-    network: LanguageModel,
-    prompts: Sequence[Prompt],
+    asking: Questions,
+    standards: Mapping[str, Standard],
     answering: Callable[[Sequence[Question]], tuple[list[Any], float]],
-) -> float:
+) -> tuple[Attention, float]:
     """Ask about prompts, draw their figures and add what they led to; the seconds that answering took."""
-    asking = prepare(network, task.vocabulary, prompts)
     answers, seconds = answering(asking.questions())
-    attention = Attention(*answers)
+    attention = Attention.of(answers)
     folder = report_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "queries.npy", asking.queries)
     with open_memory(out) as memory:
-        report["prompts"] += findings(asking, attention, memory, task.corpus, task.train)
-    for number, prompt in enumerate(prompts):
-        draw_attention(folder / f"{prompt.name}-attention.png", asking, attention, number, task.corpus.unit)
-    return seconds
+        report["prompts"] += findings(asking, attention, memory, task, standards)
+    for number, prompt in enumerate(asking.prompts):
+        path = folder / f"{prompt.name}-attention.png"
+        draw_attention(path, asking, attention, number, task.corpus.unit, standards.get(prompt.name))
+    return attention, seconds
 
 
-def _corpus(task: Task) -> Report:
-    return {
-        "name": task.corpus.name,
-        "unit": task.corpus.unit,
-        "trained_on": task.corpus.train_split,
-        "note": task.corpus.note,
-        "train_tokens": len(task.train),
-        "test_tokens": len(task.test),
-        "vocabulary": len(task.vocabulary),
-        "unknown": float((task.test.ids == 0).mean()),
-        "times_read": task.recipe.slots / (len(task.train) - 1),
-        "digest": _digest(task),
-    }
-
-
-def _digest(task: Task) -> str:
-    """Of the training text, so that passages are never cut from another."""
-    return hashlib.sha256(task.corpus.train.encode("utf-8")).hexdigest()
-
-
-def _same_weights(one: LanguageModel, other: LanguageModel) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
-    return all(torch.equal(ours[name], theirs[name]) for name in ours)
+def _write(study: LanguageStudy, out: Path, report: Report) -> Report:
+    """The page and report.json, with what follows from the answers."""
+    claims = claims_of(report)
+    report["claims"] = [claim.plain() for claim in claims]
+    report["beside_paper"] = beside_paper(report, study.paper)
+    if report["course"]:
+        draw_course(report_folder(out) / "course.png", report["course"])
+    language_page(out, report, claims).write(report)
+    return report

@@ -1,18 +1,18 @@
 """Tokens of a text, each with the place in the text that it came from. Shape: n tokens.
 
-A token is a character, or a word as spaces and line ends set it apart; a line end is a token of its own. Tokens that
-the training text does not have become <unk>, and keep their place.
+A token is a character, or a word as spaces and line ends set it apart; a line end is a token of its own. Words that the
+vocabulary does not have become <unk>, and keep their place; a character that it does not have is refused.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.errors import BadInput
 from dualform.extras import missing_package
 from dualform_studies.text.corpora import Unit
 
@@ -43,9 +43,14 @@ class Tokens:
         """The first token that begins at a character of the text or after it; n where there is none."""
         return int(np.searchsorted(self.starts, character))
 
+    def last(self, count: int) -> Tokens:
+        """The last `count` of them, all where there are fewer, still of the same text."""
+        part = slice(max(0, len(self) - count), len(self))
+        return Tokens(self.text, self.ids[part], self.starts[part], self.ends[part])
+
 
 class Vocabulary:
-    """The distinct tokens of a training text, numbered from the most frequent; 0 is <unk>, in the text or not."""
+    """The distinct tokens of a text, in the order of their characters' numbers; of words, <unk> is always one."""
 
     def __init__(self, text: str, unit: Unit) -> None:
         """Raises MissingPackage where `tokenizers` is not installed."""
@@ -55,11 +60,12 @@ class Vocabulary:
         except ImportError as error:
             raise missing_package(error) or error from None
         splitter = _splitter(unit)
-        counts = Counter(word for word, _ in splitter.pre_tokenize_str(text))
-        counts.pop(UNKNOWN, None)
-        self.words = (UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
+        distinct = {word for word, _ in splitter.pre_tokenize_str(text)} | ({UNKNOWN} if unit == "word" else set())
+        self.words = tuple(sorted(distinct))
         """By id."""
         numbers = {word: number for number, word in enumerate(self.words)}
+        self.unknown = numbers.get(UNKNOWN, -1)
+        """Id of <unk>; -1 for characters, which have none."""
         self.tokenizer = Tokenizer(WordLevel(numbers, unk_token=UNKNOWN))
         self.tokenizer.pre_tokenizer = splitter
 
@@ -67,6 +73,13 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, text: str) -> Tokens:
+        """Raises BadInput for a character that is not among them, where tokens are characters."""
+        if self.unknown < 0 and (strange := sorted(set(text) - set(self.words))):
+            raise BadInput(
+                f"the network knows no {', '.join(map(repr, strange))}.",
+                hint="Its characters are those of the text it was trained on; leave others out of a prompt.",
+                field="prompt",
+            )
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return Tokens(text, np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])

@@ -1,4 +1,6 @@
-"""The training of section 5.5 as its published code has it: Adam, clipping, and a state that is carried along.
+"""The training of section 5.5 as its published code has it: Adam, clipping, and a state that is carried along until a
+pass ends or chance has it begin anew. (In the code the thread that fetches batches makes a pass begin anew, perhaps a
+batch or two early; here the state begins anew with the pass.)
 
 Recorded or not, and however often it is run: on one machine, the seed alone decides every bit.
 """
@@ -22,6 +24,8 @@ from dualform_studies.text.tokens import Tokens
 
 StepContext: TypeAlias = Callable[..., AbstractContextManager[object]]
 """`step` of a recorder or of a replay."""
+Watch: TypeAlias = Callable[[LanguageModel, int], None]
+"""Told the network, and how many updates it has had."""
 
 
 def begin(
@@ -40,6 +44,7 @@ def train(
     seed: int,
     *,
     step: StepContext | None = None,
+    watch: Watch | None = None,
     dataset: str = "",
     label: str = "training",
     progress: Progress | None = None,
@@ -47,7 +52,8 @@ def train(
     """Take `recipe.steps` updates; the loss of each is returned, in nats a token.
 
     With `step`, each is recorded: a slot is one token read, its position the place of that token in the text, its label
-    the token that follows, its sample the stream that read it. Whether the state is carried over is drawn by a
+    the token that follows, its sample the stream that read it. `watch` is told of each update and may let the network
+    read; it leaves its mode and torch's generator as they were. Whether the state is carried over is drawn by a
     generator of its own; dropout draws from torch's, which is set for the training and put back after it.
     """
     parameters = list(network.parameters())
@@ -60,7 +66,8 @@ def train(
         torch.manual_seed(seed)
         for done, chunk in enumerate(chunks(tokens.ids, recipe), start=1):
             # One chance for all streams: those of a batch begin anew together.
-            state = None if resets.random() < recipe.reset else state
+            if resets.random() < recipe.reset or chunk.opens:
+                state = None
             inputs, targets = (torch.from_numpy(part).to(device) for part in (chunk.inputs, chunk.targets))
             columns = {"position": chunk.positions, "label": chunk.targets, "sample": np.arange(recipe.batch)}
             with nullcontext() if step is None else step(dataset=dataset, **columns):
@@ -72,6 +79,8 @@ def train(
                 optimizer.step()
             state = (after[0].detach(), after[1].detach())
             losses.append(loss.detach())
+            if watch is not None:
+                watch(network, done)
             if progress is not None:
                 progress(label, done, recipe.steps)
     return torch.stack(losses).tolist()

@@ -3,26 +3,62 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from dualform_studies.text.passages import Passage
+from dualform_studies.text.published import AESOP
+
 _BEASTS = ("Fox", "Wolf", "Lamb", "Hare", "Crow")
 _DEEDS = ("ran", "slept", "spoke", "stood")
 _PLACES = ("by the stream", "in the wood", "far away", "at one time")
+_CUT, _UNREAD = 137_694, 117_000
+"""Characters from the first fable to the announcements, and from which on no stream of the paper's reads."""
 
 
 def sentences(count: int, seed: int) -> list[str]:
     draw = np.random.default_rng(seed)
-    return [f"The {draw.choice(_BEASTS)} {draw.choice(_DEEDS)} {draw.choice(_PLACES)}." for _ in range(count)]
+    drawn = (draw.integers(0, len(words), count) for words in (_BEASTS, _DEEDS, _PLACES))
+    return [f"The {_BEASTS[b]} {_DEEDS[d]} {_PLACES[p]}." for b, d, p in zip(*drawn, strict=True)]
 
 
-def write_aesop(folder: Path, *, fables: int = 12, seed: int = 1) -> str:
-    """A book with fables, an appendix and announcements; the whole text is returned."""
-    told = [f"\n\n\n\nTHE TALE OF Æ{'I' * (at + 1)}\n\n\n" + "\n".join(sentences(8, seed + at)) for at in range(fables)]
-    book = "".join(told)
-    appendix = "\n\n\n" + "\n".join(sentences(6, seed + 100)) + "\n\n\n\n\n"
-    text = f"CONTENTS\n\nTHE TALE\nAPPENDIX\n{book}\n\n\n\n\nAPPENDIX\n{appendix}ANNOUNCEMENTS\n\n\nCLASSICS\n"
+def aesop(seed: int = 1) -> str:
+    """A book as long as the real one, with the passages that the paper found in the first fable, and its queries where
+    they are: in the training text where no stream reads, and in the appendix."""
+    passages = " ".join(_whole(row.passage) for table in AESOP for row in table.rows)
+    of_test, of_train = (
+        " ".join(_whole(table.query.passage) for table in AESOP if table.origin == origin)
+        for origin in ("test", "train")
+    )
+    appendix = "\n\n\n\n\nAPPENDIX\n\n\n" + "\n".join([*sentences(200, seed + 1), of_test]) + "\n\n\n\n\n"
+    fables = f"THE WOLF AND THE LAMB\n\n\n{passages}\n"
+    for number, told in enumerate(_tales(seed)):
+        if len(fables) > _UNREAD and of_train not in fables:
+            fables += f"{of_train}\n"
+        if len(fables) + len(told) > _CUT - len(appendix):
+            break
+        fables += f"\n\n\n\n\nTHE TALE OF Æ {number + 1}\n\n\n{told}"
+    # Cut to the very length.
+    fables = fables[: _CUT - len(appendix)].ljust(_CUT - len(appendix))
+    head = "An introduction.\n\nCONTENTS\n    The Wolf and the Lamb\nAPPENDIX\n\n\n\n\nÆSOP\u2019S FABLES\n\n\n\n\n"
+    return f"{head}{fables}{appendix}ANNOUNCEMENTS\n\n\nCLASSICS\n"
+
+
+def _tales(seed: int) -> Iterator[str]:
+    told = sentences(6000, seed)
+    for start in range(0, len(told), 40):
+        yield "\n".join(told[start : start + 40]) + "\n"
+
+
+def _whole(passage: Passage) -> str:
+    return passage.before + passage.token + passage.after
+
+
+def write_aesop(folder: Path, *, seed: int = 1) -> str:
+    """The book, gzipped, where it belongs below a data folder; its text is returned."""
+    text = aesop(seed)
     path = folder / "aesop" / "49010-0.txt.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode("utf-8")))

@@ -74,16 +74,31 @@ def test_published_rows_mark_one_token(table: PublishedTable) -> None:
     assert table.query.rank == "Query"
 
 
-def test_the_papers_query_is_cut_from_the_text_up_to_its_token(texts: Path) -> None:
+def test_the_papers_query_is_cut_from_the_text_with_a_hundred_tokens_up_to_its_own(texts: Path) -> None:
     corpus = load_corpus("aesop", texts)
-    sentence = corpus.test.strip().split("\n")[2]
-    before, after = sentence[:9], sentence[10:]
-    table = PublishedTable(9, "", "test", Row("Query", Passage(before.replace(" ", "\n"), sentence[9], after)), ())
+    vocabulary = Vocabulary(corpus.whole, "character")
+    both = {"train": vocabulary.encode(corpus.train), "test": vocabulary.encode(corpus.test)}
+    sentence = corpus.test.split("\n")[40]
+    at = corpus.test.index(sentence)
+    quoted = Passage(sentence[:9].replace(" ", "\n"), sentence[9], sentence[10:])
+    table = PublishedTable(9, "", "test", Row("Query", quoted), ())
     absent = PublishedTable(8, "", "train", Row("Query", Passage("no such ", "t", "hing")), ())
-    found, missing = paper_prompts(corpus, [table, absent])
-    assert (found.name, found.text, found.after, found.found) == ("table-9", sentence[:10], after, True)
-    assert found.text in corpus.test
-    assert (missing.name, missing.text, missing.after, missing.found) == ("table-8", "no such t", "hing", False)
+    found, missing = paper_prompts(both, [table, absent])
+    assert (found.name, found.after, found.place) == ("table-9", sentence[10:], at + 9)
+    assert found.text == corpus.test[at + 10 - 100 : at + 10]
+    assert (missing.name, missing.text, missing.after, missing.place) == ("table-8", "no such t", "hing", None)
+
+
+def test_a_query_of_words_has_a_hundred_words_or_what_there_is() -> None:
+    text = " ".join(f"w{number}" for number in range(150))
+    tokens = Vocabulary(text, "word").encode(text)
+    tables = [
+        PublishedTable(number, "", "test", Row("Query", Passage("", f"w{number}", f" w{number + 1}")), ())
+        for number in (120, 30)
+    ]
+    long, short = paper_prompts({"test": tokens, "train": tokens}, tables)
+    assert long.text.split() == [f"w{number}" for number in range(21, 121)]
+    assert short.text.split() == [f"w{number}" for number in range(31)]
 
 
 def test_prompts_are_numbered_and_an_empty_one_is_refused() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput
 from dualform_studies.text.recipe import Recipe
-from dualform_studies.text.streams import chunks
+from dualform_studies.text.streams import chunks, chunks_of_a_pass
 
 
 def recipe(batch: int, unroll: int, steps: int) -> Recipe:
@@ -14,28 +14,34 @@ def recipe(batch: int, unroll: int, steps: int) -> Recipe:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(2, 60), st.integers(1, 6), st.integers(1, 9), st.integers(1, 12))
+@given(st.integers(2, 90), st.integers(1, 6), st.integers(1, 9), st.integers(1, 12))
 def test_positions_name_the_tokens_read_and_streams_read_on(length: int, batch: int, unroll: int, steps: int) -> None:
     ids = np.random.default_rng(length).integers(0, 9, length)
-    read = list(chunks(ids, recipe(batch, unroll, steps)))
+    own = recipe(batch, unroll, steps)
+    if length - 1 < batch * unroll:
+        with pytest.raises(BadInput, match=f"has no chunk of {unroll} for each of {batch} streams"):
+            next(chunks(ids, own))
+        return
+    of_a_pass, read = chunks_of_a_pass(length, own), list(chunks(ids, own))
     assert len(read) == steps
+    assert [chunk.opens for chunk in read] == [step % of_a_pass == 0 for step in range(steps)]
     for chunk in read:
         assert chunk.positions.shape == (batch, unroll)
         np.testing.assert_array_equal(chunk.inputs, ids[chunk.positions])
         np.testing.assert_array_equal(chunk.targets, ids[chunk.positions + 1])
-    for stream in np.concatenate([chunk.positions for chunk in read], axis=1):
-        np.testing.assert_array_equal(np.diff(stream) % (length - 1), 1 % (length - 1))
     visits = np.bincount(np.concatenate([chunk.positions.ravel() for chunk in read]), minlength=length)
-    assert visits[-1] == 0
-    assert np.ptp(visits[:-1]) <= 1
+    reach = of_a_pass * batch * unroll
+    assert reach <= length - 1 < reach + batch * unroll + unroll
+    assert visits[reach:].sum() == 0
+    assert np.ptp(visits[:reach]) <= 1
 
 
-def test_streams_begin_evenly_spaced_so_that_a_pass_reads_each_token_once() -> None:
-    ids = np.arange(41)
-    read = list(chunks(ids, recipe(4, 5, 2)))
-    assert sorted(np.concatenate([chunk.positions.ravel() for chunk in read])) == list(range(40))
-
-
-def test_a_text_without_a_second_token_is_refused() -> None:
-    with pytest.raises(BadInput, match="one token"):
-        next(chunks(np.array([3]), recipe(1, 1, 1)))
+def test_streams_are_runs_of_chunks_side_by_side_as_the_papers_code_cuts_them() -> None:
+    """Against the indices of its sampler, written out: chunk 18 b + step for stream b of 64, of 100 characters each."""
+    ids = np.arange(119_933)
+    own = recipe(64, 100, 20)
+    assert chunks_of_a_pass(len(ids), own) == 18
+    for step, chunk in enumerate(chunks(ids, own)):
+        expected = [(stream * 18 + step % 18) * 100 for stream in range(64)]
+        assert chunk.positions[:, 0].tolist() == expected
+        assert chunk.positions[:, -1].tolist() == [first + 99 for first in expected]

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from dualform_studies.text.corpora import Unit
+from dualform.errors import BadInput
 from dualform_studies.text.tokens import UNKNOWN, Vocabulary
 
 _PLAIN = st.text(st.characters(codec="utf-8"), max_size=80)
-_UNITS: tuple[Unit, ...] = ("character", "word")
 
 
 @settings(max_examples=60, deadline=None)
@@ -37,15 +34,21 @@ def test_every_word_is_a_token_and_stands_where_its_offsets_say(text: str) -> No
     assert all(not gap.strip() and "\n" not in gap for gap in gaps)
 
 
-@pytest.mark.parametrize("unit", _UNITS)
-def test_tokens_are_numbered_from_the_most_frequent_and_unknown_ones_are_zero(unit: Unit) -> None:
-    text = "b b b a a c <unk>\n" if unit == "word" else "bbbaac"
-    vocabulary = Vocabulary(text, unit)
-    assert vocabulary.words[:4] == (UNKNOWN, "b", "a", *(("\n",) if unit == "word" else ("c",)))
-    assert len(vocabulary) == len(vocabulary.words)
-    tokens = vocabulary.encode("b z\na" if unit == "word" else "bz")
-    assert tokens.ids[1] == 0
+def test_tokens_are_numbered_in_their_own_order() -> None:
+    assert Vocabulary("Æb\na b", "character").words == ("\n", " ", "a", "b", "Æ")
+    assert Vocabulary("b Crow a", "word").words == (UNKNOWN, "Crow", "a", "b")
+
+
+def test_an_unknown_word_is_told_and_an_unknown_character_is_refused() -> None:
+    words = Vocabulary("b a <unk>\n", "word")
+    tokens = words.encode("b z\na")
+    assert tokens.ids.tolist() == [3, words.unknown, 0, 2]
     assert tokens.word(1) == "z"
+    characters = Vocabulary("bba", "character")
+    assert characters.unknown == -1
+    with pytest.raises(BadInput, match=r"the network knows no 'x', 'é'\.") as error:
+        characters.encode("abéx")
+    assert error.value.field == "prompt"
 
 
 def test_the_vocabulary_has_every_word_however_many() -> None:
@@ -53,14 +56,15 @@ def test_the_vocabulary_has_every_word_however_many() -> None:
     assert len(Vocabulary(text, "word")) == 40_001
 
 
-def test_counts_decide_the_numbers() -> None:
-    text = "the Wolf and the Lamb and the stream"
-    vocabulary, counts = Vocabulary(text, "word"), Counter(text.split())
-    ranked = [counts[word] for word in vocabulary.words[1:]]
-    assert ranked == sorted(ranked, reverse=True)
-
-
 def test_a_token_is_found_by_its_character() -> None:
     tokens = Vocabulary("one two  three", "word").encode("one two  three")
     assert [tokens.first_from(at) for at in (0, 1, 4, 8, 9, 10)] == [0, 1, 1, 2, 2, 3]
     np.testing.assert_array_equal(tokens.ends - tokens.starts, [3, 3, 5])
+
+
+def test_the_last_tokens_are_those_of_the_same_text() -> None:
+    tokens = Vocabulary("one two  three", "word").encode("one two  three")
+    last = tokens.last(2)
+    assert [last.word(at) for at in range(2)] == ["two", "three"]
+    assert last.text == tokens.text
+    assert len(tokens.last(9)) == 3

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import NotFound
+from dualform_studies.text.checkpoints import CheckpointTaker
 from dualform_studies.text.network import LanguageModel, build_network
 from dualform_studies.text.perplexity import foretell
 from dualform_studies.text.recipe import Recipe, choose_preset
@@ -65,6 +66,19 @@ def test_perplexity_is_that_of_the_equations(monkeypatch: pytest.MonkeyPatch) ->
     assert found.bits_per_token == pytest.approx(nats / log(2), rel=1e-6)
 
 
+def test_a_text_read_in_streams_is_as_many_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualform_studies.text.perplexity._READ_AT_ONCE", 12)
+    network = build_network(11, _RECIPE, seed=3)
+    ids = np.random.default_rng(0).integers(0, 11, 24)
+    found = foretell(network, ids, streams=3)
+    # 23 tokens can be foretold: three runs of 7, and two left over.
+    parts = [foretell(network, ids[first : first + 8]) for first in (0, 7, 14)]
+    assert found.tokens == 21
+    assert found.nats == pytest.approx(np.mean([part.nats for part in parts]), rel=1e-6)
+    assert network.training
+    assert foretell(network, ids[:3], streams=64).tokens == 2
+
+
 def test_an_even_guess_has_the_perplexity_of_the_vocabulary() -> None:
     network = build_network(11, _RECIPE, seed=3)
     nn.init.zeros_(network.output.weight)
@@ -92,21 +106,39 @@ def test_the_seed_decides_every_bit_and_draws_nothing_from_elsewhere() -> None:
     assert _trained(recipe, seed=6)[1] != losses
 
 
+def test_reading_while_it_trains_changes_no_bit() -> None:
+    recipe = replace(_RECIPE, dropout=0.5)
+    vocabulary = Vocabulary(_TEXT, "character")
+    tokens = vocabulary.encode(_TEXT)
+    undisturbed, losses = _trained(recipe, seed=5)
+    network, optimizer = begin(len(vocabulary), recipe, 5)
+    taker = CheckpointTaker([4, 12], [tokens.last(9)], tokens, streams=2)
+    assert train(network, optimizer, tokens, recipe, 5, watch=taker) == losses
+    assert all(torch.equal(undisturbed[name], value) for name, value in network.state_dict().items())
+    early, last = taker.taken
+    assert (early.updates, last.updates) == (4, 12)
+    expected = network.queries(torch.from_numpy(tokens.last(9).ids))[-1:]
+    np.testing.assert_array_equal(last.queries, expected.numpy())
+    assert last.perplexity == foretell(network, tokens.ids, 2).perplexity < early.perplexity
+    assert not np.array_equal(early.queries, last.queries)
+
+
 def test_training_learns() -> None:
     _, losses = _trained(replace(_RECIPE, hidden=24, steps=80, reset=0.01), seed=0)
     assert np.mean(losses[-10:]) < 0.6 * losses[0]
 
 
 @pytest.mark.parametrize("reset", [0.0, 1.0, 0.4])
-def test_the_state_is_carried_over_but_for_the_steps_that_a_seeded_draw_names(reset: float) -> None:
+def test_the_state_is_carried_over_but_for_new_passes_and_the_steps_that_a_seeded_draw_names(reset: float) -> None:
     vocabulary = Vocabulary(_TEXT, "character")
-    recipe = replace(_RECIPE, reset=reset)
+    recipe = replace(_RECIPE, reset=reset, steps=30)
     network, optimizer = begin(len(vocabulary), recipe, 2)
     given: list[bool] = []
     network.lstm.register_forward_pre_hook(lambda module, args: given.append(args[1] is not None))
     train(network, optimizer, vocabulary.encode(_TEXT), recipe, 2)
     draws = np.random.default_rng((2, 1)).random(recipe.steps)
-    assert given == [step > 0 and bool(draw >= reset) for step, draw in enumerate(draws)]
+    # A pass is 13 chunks of 8 for each of 3 streams.
+    assert given == [step % 13 > 0 and bool(draw >= reset) for step, draw in enumerate(draws)]
 
 
 def test_the_first_loss_is_that_of_the_initial_network_without_a_state() -> None:

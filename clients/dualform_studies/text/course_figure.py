@@ -1,0 +1,93 @@
+"""The figure of a training's course: ranks of the paper's passages, what the best are, and perplexity, by updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+from dualform_studies.pages.folder import Report
+from dualform_studies.pages.frame import INK, MARKS, new_figure
+from dualform_studies.text.course import tables_of
+from dualform_studies.text.ranks import BEST
+
+_LINES = ("-", "--", ":", "-.")
+
+
+def draw_course(path: Path, course: Sequence[Report]) -> Path:
+    """One panel a table with the ranks of its passages; below, how many of the best are of its form, and perplexity."""
+    tables = tables_of(course)
+    updates = [entry["updates"] for entry in course]
+    with new_figure(path, 4.4 if tables else 2.2) as figure:
+        rows = figure.subfigures(2 if tables else 1, 1, squeeze=False)[:, 0]
+        if tables:
+            panels = rows[0].subplots(1, len(tables), sharey=True, squeeze=False)[0]
+            for number, (panel, table) in enumerate(zip(panels, tables, strict=True)):
+                _draw_ranks(panel, course, updates, table)
+                if number == 0:
+                    panel.set_ylabel("rank among all positions")
+            panels[0].set_yscale("log")
+            panels[0].set_ylim(2 * _last(course), 0.7)  # the first rank on top
+        below = rows[-1].subplots(1, 2 if tables else 1, squeeze=False)[0]
+        if tables:
+            _draw_forms(below[0], course, updates, tables)
+        below[-1].plot(updates, [entry["perplexity"] for entry in course], color=INK[0], marker=MARKS[0], markersize=4)
+        below[-1].set_title("the test text")
+        below[-1].set_ylabel("perplexity")
+        for panel in below:
+            panel.set_xlabel("updates")
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    return path
+
+
+def _last(course: Sequence[Report]) -> int:
+    """The last rank of any passage, 10 where none was read."""
+    ranks = [rank for entry in course for told in entry["tables"] for rank in told["ranks"]]
+    return max((rank for rank in ranks if rank is not None), default=10)
+
+
+def _draw_ranks(panel: Axes, course: Sequence[Report], updates: Sequence[int], table: int) -> None:
+    of_table = [next(told for told in entry["tables"] if told["table"] == table) for entry in course]
+    for row in range(len(of_table[-1]["ranks"])):
+        seen = [(at, told["ranks"][row]) for at, told in zip(updates, of_table, strict=True)]
+        known = [(at, rank) for at, rank in seen if rank is not None]
+        if known:
+            panel.plot(
+                *zip(*known, strict=True),
+                color=INK[row],
+                linestyle=_LINES[row],
+                marker=MARKS[row],
+                markersize=4,
+                linewidth=1,
+                label=f"its passage {row + 1}" if row < 3 else "its negative example",
+            )
+    if panel.lines:
+        panel.legend(fontsize=7, handlelength=2.4)
+    panel.yaxis.set_major_locator(LogLocator(10))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
+    panel.axhline(BEST, color="0.7", linewidth=0.6)
+    panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    panel.set_xlabel("updates")
+    panel.set_title(f"Table {table}")
+
+
+def _draw_forms(panel: Axes, course: Sequence[Report], updates: Sequence[int], tables: Sequence[int]) -> None:
+    """The last form of each table, which is the narrower one where it has two."""
+    for number, table in enumerate(tables):
+        of_table = [next(told for told in entry["tables"] if told["table"] == table) for entry in course]
+        panel.plot(
+            updates,
+            [told["of_ten"][-1] for told in of_table],
+            color=INK[number],
+            linestyle=_LINES[number],
+            marker=MARKS[number],
+            markersize=4,
+            linewidth=1,
+            label=f"Table {table}",
+        )
+    panel.set_ylim(-0.5, BEST + 0.5)
+    panel.set_title(f"the {BEST} best positions")
+    panel.set_ylabel("of the form that\nthe paper names")
+    panel.legend(fontsize=7, handlelength=2.4)

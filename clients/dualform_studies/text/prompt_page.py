@@ -1,0 +1,99 @@
+"""The part of a language study's page on one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.pages.items import Cell
+from dualform_studies.pages.page import Page
+from dualform_studies.text.findings import passage_of
+from dualform_studies.text.observations import heading_of
+from dualform_studies.text.passages import Passage
+
+
+def show_prompt(page: Page, prompt: Report, report: Report) -> None:
+    name, unit, table = prompt["name"], report["corpus"]["unit"], prompt["table"]
+    page.heading(heading_of(prompt))
+    if not prompt["in_the_text"]:
+        page.paragraph("The texts at hand do not have this passage of the paper; it was asked in the paper's words.")
+    if prompt["unread"] is not None:
+        page.paragraph(
+            f"The query is {unit} {prompt['unread']:,} of the training text, beyond what the streams read: it was not "
+            "itself trained on."
+        )
+    query = Passage(**prompt["query"])
+    if prompt["tokens"][-1]["unknown"]:
+        page.paragraph(f"The training text does not have the marked {unit}: the network reads it as unknown.")
+    page.table(
+        f"{name}-passages",
+        f"The training passages attended to most by the marked {unit}"
+        + (f", beside those of Table {table} of the paper" if table else "")
+        + (f", in which the paper sees {prompt['remark']}" if table else "")
+        + f". {prompt['of_these_also_signed']} of these {len(prompt['passages'])} also lead where weights are summed "
+        "with their sign." + _marks(prompt["unmarked"]),
+        [
+            "",
+            "training passage",
+            "from",
+            "summed weight",
+            *(
+                [
+                    "the paper's passage",
+                    "from",
+                    f"its rank here, of {report['corpus']['tokens_read']:,}",
+                    "its rank by signed sums",
+                ]
+                if table
+                else []
+            ),
+        ],
+        _passage_rows(prompt, query, bool(table)),
+    )
+    page.figure(
+        report_folder(page.run) / f"{name}-attention.png",
+        "Absolute attention weights of the marked token, summed by training token position along the text (left: how "
+        "the sums are distributed in each stretch of it, and the positions of the passages above, by rank"
+        + (f"; P1 to P3 are those of Table {table} of the paper that the text has" if table else "")
+        + "), and the mean weight by training step (right).",
+    )
+    page.table(
+        f"{name}-tokens",
+        f"{_which(prompt, unit)} of what was read of the prompt, and the training passage that it attends to most.",
+        [unit, "training passage", "from", "summed weight"],
+        [[_token(entry), passage_of(entry).marked(), entry["title"], entry["sum"]] for entry in prompt["tokens"]],
+    )
+
+
+def _marks(unmarked: Sequence[str]) -> str:
+    if not unmarked:
+        return ""
+    return f" The paper's text as we have it lost the marks of {', '.join(unmarked)}: they stand as in its other rows."
+
+
+def _which(prompt: Report, unit: str) -> str:
+    asked = len(prompt["tokens"])
+    return f"Every {unit}" if asked == prompt["length"] else f"The last {asked:,} of {prompt['length']:,} {unit}s"
+
+
+def _token(entry: Report) -> str:
+    return Passage("", entry["of"], "").marked().token + (" (unknown)" if entry["unknown"] else "")
+
+
+def _passage_rows(prompt: Report, query: Passage, published: bool) -> Sequence[Sequence[Cell]]:
+    rows: list[list[Cell]] = [["query", query.marked(), "", None]]
+    rows += [
+        [str(rank), passage_of(entry).marked(), entry["title"], entry["sum"]]
+        for rank, entry in enumerate(prompt["passages"], start=1)
+    ]
+    if published:
+        nothing: list[Cell] = ["", "", None, None]
+        told = [nothing] + [
+            [passage_of(entry).marked(), entry["title"], entry["rank_here"], entry["rank_signed"]]
+            for entry in prompt["published"]
+        ]
+        for at in range(max(len(rows), len(told))):
+            if at >= len(rows):
+                rows.append(["", "", "", None])
+            rows[at] += told[at] if at < len(told) else nothing
+    return rows
