@@ -58,7 +58,7 @@ class AsyncClient(AsyncAnswers):
             raise self.connection.error(status) from None
         except grpc.aio.UsageError as error:
             raise self.connection.closed() from error
-        return cast("A", call.decode_answer(response))
+        return cast("A", call.answer(question, response))
 
     async def close(self) -> None:
         if self._opened is not None:

@@ -50,7 +50,7 @@ class Client(Answers):
             raise self.connection.error(status) from None
         except ValueError as error:
             raise self.connection.closed() from error
-        return cast("A", call.decode_answer(response))
+        return cast("A", call.answer(question, response))
 
     def close(self) -> None:
         self._channel.close()

@@ -111,12 +111,18 @@ class _Methods:
         where: str | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
+        kernel: str = "linear",
+        temperature: float | None = None,
+        initial: bool = True,
     ) -> Output:
         """Outputs, float32[n, d_out]: what the layer answers, bias included, when only the slots of `where` speak.
 
-        Raises as `topk`, and Inexact where the record is too far from the layer's weights, unless `allow_inexact`.
+        With kernel="softmax" slots are weighed by the softmax of their scores over `temperature`, 1.0 where none is
+        given; every slot is read for every query. initial=False leaves W_0 and the bias out.
+        Raises as `topk`, and Inexact where the record is too far from the layer's weights, unless `allow_inexact`, and
+        for "softmax" where slots have no value of their own.
         """
-        return Output(layer, as_queries(queries), where, at_step, allow_inexact)
+        return Output(layer, as_queries(queries), where, at_step, allow_inexact, kernel, temperature, initial)
 
     @_asks
     def weights(

@@ -36,6 +36,14 @@ class Call:
     decode_question: Callable[[Any], Question[Any]]
     encode_answer: Callable[[Any], Message]
     decode_answer: Callable[[Any], Any]
+    check_answer: Callable[[Any, Any], None] = lambda question, answer: None
+    """Raises ServiceError where an answer is not one to the question."""
+
+    def answer(self, question: Question[Any], message: Message) -> Any:
+        """The answer to a question that a message holds."""
+        found = self.decode_answer(message)
+        self.check_answer(question, found)
+        return found
 
 
 CALLS: dict[type[Question[Any]], Call] = {
@@ -49,7 +57,12 @@ CALLS: dict[type[Question[Any]], Call] = {
         scores.decode_group_sums,
     ),
     Output: Call(
-        "Output", rebuilt.encode_output, rebuilt.decode_output, rebuilt.encode_outputs, rebuilt.decode_outputs
+        "Output",
+        rebuilt.encode_output,
+        rebuilt.decode_output,
+        rebuilt.encode_outputs,
+        rebuilt.decode_outputs,
+        rebuilt.check_outputs,
     ),
     NetworkWeights: Call(
         "Weights",

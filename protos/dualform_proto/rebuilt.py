@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Cancellation, Outputs, Weights
-from dualform.errors import BadInput
+from dualform.errors import BadInput, ServiceError
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.grade import decode_grade, encode_grade
@@ -29,6 +29,9 @@ from dualform_proto.queries import decode_queries, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
 from dualform_proto.v1 import dualform_pb2 as pb
 
+KERNELS: dict[str, pb.Kernel.ValueType] = {"linear": pb.KERNEL_LINEAR, "softmax": pb.KERNEL_SOFTMAX}
+_KERNEL_NAMES: dict[int, str] = {pb.KERNEL_UNSPECIFIED: "linear", **{value: name for name, value in KERNELS.items()}}
+
 
 def encode_output(question: Output) -> pb.OutputRequest:
     return pb.OutputRequest(
@@ -37,6 +40,9 @@ def encode_output(question: Output) -> pb.OutputRequest:
         where=encode_optional_text(question.where, "where"),
         at_step=encode_optional_int64(question.at_step, "at_step"),
         allow_inexact=question.allow_inexact,
+        kernel=KERNELS[question.kernel],
+        temperature=question.temperature,
+        without_initial=not question.initial,
     )
 
 
@@ -47,6 +53,9 @@ def decode_output(message: pb.OutputRequest) -> Output:
         where=message.where if message.HasField("where") else None,
         at_step=message.at_step if message.HasField("at_step") else None,
         allow_inexact=message.allow_inexact,
+        kernel=_decode_kernel(message),
+        temperature=message.temperature if message.HasField("temperature") else None,
+        initial=not message.without_initial,
     )
 
 
@@ -57,17 +66,46 @@ def encode_outputs(outputs: Outputs) -> pb.OutputResponse:
         space=outputs.space,
         grade=encode_grade(outputs.grade),
         standing=outputs.standing,
+        kernel=KERNELS[outputs.kernel],
+        temperature=outputs.temperature,
+        without_initial=not outputs.initial,
+        effective_slots=None if outputs.effective_slots is None else encode_numbers(outputs.effective_slots),
     )
 
 
 def decode_outputs(message: pb.OutputResponse) -> Outputs:
+    values, effective = decode_matrix(message.outputs, np.float32, "outputs"), None
+    if message.HasField("effective_slots"):
+        effective = decode_numbers(message.effective_slots, np.float64, "effective_slots", len(values))
     return Outputs(
-        values=decode_matrix(message.outputs, np.float32, "outputs"),
+        values=values,
         space=message.space,
         grade=decode_grade(message.grade),
         standing=message.standing,
         scan=decode_scan(message.scan),
+        kernel=_decode_kernel(message),
+        temperature=message.temperature if message.HasField("temperature") else None,
+        initial=not message.without_initial,
+        effective_slots=effective,
     )
+
+
+def check_outputs(question: Output, outputs: Outputs) -> None:
+    """Raises ServiceError where the server answered another question, as one does that knows no kernels."""
+    asked = (question.kernel, question.temperature, question.initial)
+    if (outputs.kernel, outputs.temperature, outputs.initial) != asked:
+        left_out = "" if question.initial else " without the initial weights"
+        raise ServiceError(
+            f"the server did not answer with the kernel {question.kernel!r}{left_out}.",
+            hint="It runs an older version of dualform: upgrade it, or ask the memory's folder.",
+            field="kernel",
+        )
+
+
+def _decode_kernel(message: pb.OutputRequest | pb.OutputResponse) -> str:
+    if message.kernel not in _KERNEL_NAMES:
+        raise BadInput(f"kernel is {message.kernel}, which this version does not know.", field="kernel")
+    return _KERNEL_NAMES[message.kernel]
 
 
 def encode_weights(question: NetworkWeights) -> pb.WeightsRequest:

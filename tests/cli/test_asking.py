@@ -80,6 +80,30 @@ def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
     )
 
 
+def test_output_of_another_kernel(dualform, address, engine):
+    asked = ["output", address, "--layer", "fc", "--query", "test/0", "--where", "step < 3"]
+    softmax = [*asked, "--kernel", "softmax", "--temperature", 0.5]
+    assert dualform(*softmax, "--json").json == {
+        "outputs": [[0.5, None]],
+        "space": "sample",
+        "grade": EXACT,
+        "standing": 0.0,
+        "kernel": "softmax",
+        "temperature": 0.5,
+        "effective_slots": [2.5],
+    }
+    assert engine.asked[1:] == [Output("fc", ProbeRows("test", (0,)), "step < 3", None, False, "softmax", 0.5)]
+    told = dualform(*softmax)
+    assert "effective slots" in told.out
+    assert told.err == (
+        "A mask takes slots out of the softmax, and the weights of those that stay grow; it is not retraining without "
+        "them.\n"
+    )
+    alone = dualform(*asked, "--no-initial", "--json")
+    assert (alone.json["initial"], "kernel" in alone.json) == (False, False)
+    assert Output("fc", ProbeRows("test", (0,)), "step < 3", initial=False) in engine.asked
+
+
 def test_info(dualform, address):
     told = dualform("info", address, "--json").json
     (layer,) = told["layers"]

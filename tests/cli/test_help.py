@@ -16,7 +16,10 @@ OPTIONS = {
     "info": set(),
     "topk": {"--layer", "--query", "-k", "--where", "--by", "--score", "--abs"},
     "sums": {"--layer", "--query", "--where", "--by", "--score", "--abs"},
-    "output": {"--layer", "--query", "--where", "--at-step", "--allow-inexact"},
+    "output": {
+        *("--layer", "--query", "--where", "--at-step", "--allow-inexact"),
+        *("--kernel", "--temperature", "--no-initial"),
+    },
     "weights": {"--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
     "verify": set(),
     "check": set(),

@@ -90,6 +90,22 @@ class Folder:
         found = [math.fsum(row) for row in products]
         return [abs(score) for score in found] if sign == "abs" else found
 
+    def coefficients(self, layer: str, at_step: int) -> list[float]:
+        """By step, what momentum and learning rates made of one unit of its gradient until then."""
+        log = self.tables.execute(
+            "SELECT step, lr, momentum, factor FROM steps JOIN factors USING (step) "
+            "WHERE parameter = ? AND step < ? ORDER BY step",
+            [f"{layer}.weight", at_step],
+        ).fetchall()
+        found = []
+        for of_step in range(at_step):
+            moved = buffer = 0.0
+            for step, lr, momentum, factor in log:
+                buffer = momentum * buffer + (factor if step == of_step else 0.0)
+                moved -= lr * buffer
+            found.append(moved)
+        return found
+
     def weight(self, layer: str, where: str, at_step: int) -> np.ndarray:
         """[W | b] from running SGD with momentum over the gradients of the slots that stay."""
         names = [name for name in (f"{layer}.weight", f"{layer}.bias") if name in self.initial]
@@ -119,6 +135,11 @@ def tree_sums(terms: np.ndarray) -> np.ndarray:
     while padded.shape[1] > 1:
         padded = padded[:, : padded.shape[1] // 2] + padded[:, padded.shape[1] // 2 :]
     return padded[:, 0]
+
+
+def softmax(scores: list[float], temperature: float) -> list[float]:
+    powers = [math.exp(max((score - max(scores)) / temperature, -745.0)) for score in scores]
+    return [power / math.fsum(powers) for power in powers]
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +265,37 @@ class TestAgainstBruteForce:
         biased = np.append(vector, 1.0) if weight.shape[1] > len(vector) else vector
         expected = weight @ biased.astype(np.float64)
         np.testing.assert_allclose(ask()[0], expected, rtol=1e-6, atol=1e-9)
+
+    @settings(max_examples=15, deadline=None)
+    @given(
+        query=QUERIES,
+        where=MASKS,
+        at_step=st.one_of(st.none(), st.integers(0, STEPS)),
+        temperature=st.sampled_from([1e-300, 0.01, 1.0, 1e9]),
+        initial=st.booleans(),
+    )
+    def test_softmax(self, recorded, answerer, layer, query, where, at_step, temperature, initial):
+        folder, answerers = recorded
+        question, vector = queried(folder, answerers["engine"], layer, query)
+        ask = lambda: answerers[answerer].output(  # noqa: E731
+            layer, question, where, at_step, False, "softmax", temperature, initial
+        )
+        if refuses_empty(ask, folder, where):
+            return
+        stop = STEPS if at_step is None else at_step
+        slots = [slot for slot in folder.slots(where or "true") if slot < stop * ROWS]
+        scores = folder.scores(layer, vector, "signed")
+        weights = softmax([scores[slot] for slot in slots], temperature)
+        # Each slot's value, from the network's own update with no other slot; the bias under the mask.
+        before, whole = folder.weight(layer, "false", stop), folder.weight(layer, where or "true", stop)
+        expected = np.zeros(len(before))
+        if initial:
+            expected += before[:, : len(vector)] @ vector.astype(np.float64)
+            expected += whole[:, -1] if whole.shape[1] > len(vector) else 0.0
+        coefficients = folder.coefficients(layer, stop)
+        for slot, weight in zip(slots, weights, strict=True):
+            expected += weight * coefficients[slot // ROWS] * folder.values[layer][slot].astype(np.float64)
+        answer = ask()
+        np.testing.assert_allclose(answer[0], expected, rtol=1e-6, atol=1e-8)
+        effective = 1 / math.fsum(weight**2 for weight in weights) if slots else 0.0
+        np.testing.assert_allclose(answer.effective_slots, [effective], rtol=1e-9)

@@ -18,6 +18,8 @@ QUESTIONS = [
     TopK("fc", QUERY, score="cosine"),
     GroupSum("fc", QUERY, by=("label",), score="cosine"),
     Output("fc", QUERY),
+    Output("fc", QUERY, kernel="softmax"),
+    Output("fc", QUERY, initial=False),
 ]
 
 
@@ -31,7 +33,17 @@ def engine():
     return arrays.engine(made)
 
 
-NAMES = ["topk", "topk by", "signed sums", "absolute sums", "topk by cosine", "sums of cosines", "output"]
+NAMES = [
+    "topk",
+    "topk by",
+    "signed sums",
+    "absolute sums",
+    "topk by cosine",
+    "sums of cosines",
+    "output",
+    "softmax",
+    "slots alone",
+]
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=NAMES)

@@ -132,7 +132,9 @@ class Canned(Answers):
             keys = tuple((key,) * len(question.by) for key in (3, None))
             return GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), question.by, SCAN, "sample")
         grade, standing = (OFF, 0.5) if question.allow_inexact else (EXACT, 0.0)
-        return Outputs(np.array([[0.5, np.inf]], np.float32), "sample", grade, standing, SCAN)
+        effective = np.array([2.5]) if question.kernel == "softmax" else None
+        how = (question.kernel, question.temperature, question.initial, effective)
+        return Outputs(np.array([[0.5, np.inf]], np.float32), "sample", grade, standing, SCAN, *how)
 
     def refresh(self) -> bool:
         self.refreshed.set()

@@ -227,6 +227,9 @@ OTHERS = [
     GroupSum("fc", Vectors(np.zeros((1, 3))), ("label", "dataset")),
     Output("fc", Vectors(np.zeros((1, 3)))),
     Output("fc", Vectors(np.zeros((1, 3))), at_step=0),
+    Output("fc", Vectors(np.zeros((1, 3))), initial=False),
+    Output("fc", Vectors(np.zeros((1, 3))), kernel="softmax"),
+    Output("fc", Vectors(np.zeros((1, 3))), kernel="softmax", temperature=2.0),
 ]
 
 

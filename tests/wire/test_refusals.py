@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from dualform.answers import Columns
-from dualform.errors import BadInput
-from dualform.questions import GroupSum, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
+from dualform.errors import BadInput, ServiceError
+from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
 from dualform_proto import columns, lookups, matrix, queries, rebuilt, scores
+from dualform_proto.calls import call_of
 from dualform_proto.v1 import dualform_pb2 as pb
 
 F32 = pb.ELEMENT_TYPE_FLOAT32
@@ -148,6 +149,29 @@ def test_a_question_that_no_message_can_hold(question):
 def test_ids_that_are_no_whole_numbers(ids):
     with pytest.raises(BadInput, match="ids must be a list of whole numbers"):
         SlotLookup(ids)
+
+
+def test_a_kernel_that_this_version_does_not_know():
+    with pytest.raises(BadInput, match=r"^kernel is 7, which this version does not know\.$"):
+        rebuilt.decode_output(pb.OutputRequest(queries=pb.Queries(slots=pb.SlotKeys(slots=[1])), kernel=7))
+
+
+@pytest.mark.parametrize("asked", [{"kernel": "softmax"}, {"initial": False}], ids=["softmax", "without W_0"])
+def test_the_answer_of_a_server_that_knows_no_kernels_is_refused(asked):
+    question, grade = Output("l", ProbeRows("p"), **asked), pb.Grade(name=pb.GRADE_NAME_EXACT)
+    old = pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32)), grade=grade)
+    with pytest.raises(ServiceError, match=r"^the server did not answer with the kernel ") as refused:
+        call_of(question).answer(question, old)
+    assert refused.value.hint == "It runs an older version of dualform: upgrade it, or ask the memory's folder."
+    linear = Output("l", ProbeRows("p"))
+    assert call_of(linear).answer(linear, old).values.tolist() == [[1.0]]
+
+
+def test_as_many_effective_slots_as_queries():
+    grade = pb.Grade(name=pb.GRADE_NAME_EXACT)
+    outputs = matrix.encode_matrix(np.ones((2, 1), np.float32))
+    with pytest.raises(BadInput, match=r"^effective_slots holds 8 bytes where 2 numbers"):
+        rebuilt.decode_outputs(pb.OutputResponse(outputs=outputs, grade=grade, effective_slots=bytes(8)))
 
 
 def test_a_grade_that_is_not_given_is_never_exact():

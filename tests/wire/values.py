@@ -72,7 +72,17 @@ scores = st.sampled_from(["signed", "abs", "cosine"])
 topks = st.builds(TopK, texts, queries, st.integers(1, 2**62), st.none() | texts, names, scores)
 group_sums = st.builds(GroupSum, texts, queries, names.filter(bool), st.none() | texts, scores)
 steps = st.none() | counts
-outputs = st.builds(Output, texts, queries, st.none() | texts, steps, st.booleans())
+temperatures = st.floats(0, exclude_min=True, allow_infinity=False)
+kernels = st.just(("linear", None)) | st.tuples(st.just("softmax"), st.none() | temperatures)
+
+
+@st.composite
+def outputs_questions(draw: Any) -> Output:
+    asked = texts, queries, st.none() | texts, steps, st.booleans()
+    return Output(*map(draw, asked), *draw(kernels), draw(st.booleans()))
+
+
+outputs = outputs_questions()
 masks = texts | st.dictionaries(texts, texts, max_size=3)
 network_weights = st.builds(NetworkWeights, st.none() | masks, steps, st.booleans())
 mask_cancellations = st.builds(MaskCancellation, masks.filter(bool), steps, st.none() | texts, st.booleans())
@@ -152,7 +162,17 @@ grades = st.builds(
     texts,
 )
 layer_infos = st.builds(LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), grades)
-outputs_answers = st.builds(Outputs, matrices(np.float32), texts, grades, finite, scans)
+
+
+@st.composite
+def outputs_values(draw: Any) -> Outputs:
+    values, (kernel, temperature) = draw(matrices(np.float32)), draw(kernels)
+    effective = draw(arrays.arrays(np.float64, len(values))) if kernel == "softmax" else None
+    beside = map(draw, (texts, grades, finite, scans))
+    return Outputs(values, *beside, kernel, temperature, draw(st.booleans()), effective)
+
+
+outputs_answers = outputs_values()
 parameters = st.sampled_from(["f2", "f4", "f8", "i8", "?"]).flatmap(
     lambda dtype: arrays.arrays(np.dtype(dtype), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )

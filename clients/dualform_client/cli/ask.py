@@ -9,19 +9,28 @@ from typing import Any
 import click
 import numpy as np
 
-from dualform.answers import Columns, Hits
+from dualform.answers import Columns, Hits, Outputs
 from dualform.methods import Answers
 from dualform.questions import Queries
-from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade
+from dualform_client.cli.masking import (
+    WHAT_A_MASK_MEANS,
+    WHAT_A_SOFTMAX_MASK_MEANS,
+    cancellation,
+    describe,
+    describe_grade,
+)
 from dualform_client.cli.options import (
     abs_option,
     allow_inexact_option,
     at_step_option,
     by_option,
     json_option,
+    kernel_option,
     layer_option,
+    no_initial_option,
     query_option,
     score_option,
+    temperature_option,
     where_option,
 )
 from dualform_client.cli.printing import print_json, print_note, print_table
@@ -137,6 +146,9 @@ def sums(
 @where_option
 @at_step_option
 @allow_inexact_option
+@kernel_option
+@temperature_option
+@no_initial_option
 @json_option
 def output(
     memory: Answers,
@@ -145,6 +157,9 @@ def output(
     where: str | None,
     at_step: int | None,
     allow_inexact: bool,
+    kernel: str,
+    temperature: float | None,
+    no_initial: bool,
     as_json: bool,
 ) -> None:
     """What a layer answers when part of its memory is masked, or as of an earlier step.
@@ -152,20 +167,40 @@ def output(
     \b
     Example:
       dualform output runs/demo --layer layer-2 --query test-digits/17 --where "step < 100"
+      dualform output runs/demo --layer layer-2 --query test-digits/17 --kernel softmax --temperature 0.5 --no-initial
     """
-    outputs = memory.output(layer, queries, where, at_step, allow_inexact)
-    removed = cancellation(memory, where, at_step, layer, allow_inexact)
+    outputs = memory.output(layer, queries, where, at_step, allow_inexact, kernel, temperature, not no_initial)
+    # What is left of a softmax grows: how far the removed terms cancel says nothing of it.
+    removed = cancellation(memory, where, at_step, layer, allow_inexact) if kernel == "linear" else None
     if as_json:
-        record = {"space": outputs.space, "grade": asdict(outputs.grade), "standing": outputs.standing}
-        print_json({"outputs": outputs.values, **record, **({"cancellation": removed} if removed is not None else {})})
+        print_json({**_outputs(outputs), **({"cancellation": removed} if removed is not None else {})})
         return
-    shown = min(outputs.shape[1], SHOWN_OUTPUTS)
-    rows = [[query, int(row.argmax()), *row[:shown].tolist()] for query, row in enumerate(outputs)]
-    more = "" if shown == outputs.shape[1] else f", the first {shown} of {outputs.shape[1]} (--json gives all)"
-    print_table(f"{layer}: outputs{more}", ["query", "largest", *map(str, range(shown))], rows)
-    if not outputs.grade.exact:
-        print_note(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")
+    _print_outputs(layer, outputs)
     if where is not None:
-        print_note(WHAT_A_MASK_MEANS)
+        print_note(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
         if removed:
             print_note(describe(removed))
+
+
+def _outputs(outputs: Outputs) -> dict[str, Any]:
+    """As JSON has them: what a kernel other than the layer's own adds is left out where it was not asked for."""
+    record = {"outputs": outputs.values, "space": outputs.space}
+    record |= {"grade": asdict(outputs.grade), "standing": outputs.standing}
+    if outputs.kernel != "linear":
+        record |= {"kernel": outputs.kernel, "temperature": outputs.temperature}
+        record |= {"effective_slots": outputs.effective_slots}
+    return record if outputs.initial else {**record, "initial": False}
+
+
+def _print_outputs(layer: str, outputs: Outputs) -> None:
+    shown = min(outputs.shape[1], SHOWN_OUTPUTS)
+    rows: list[list[Any]] = [[query, int(row.argmax())] for query, row in enumerate(outputs)]
+    columns = ["query", "largest", *map(str, range(shown))]
+    if outputs.effective_slots is not None:
+        columns.insert(2, "effective slots")
+        rows = [[*row, slots] for row, slots in zip(rows, outputs.effective_slots.tolist(), strict=True)]
+    rows = [[*row, *numbers[:shown].tolist()] for row, numbers in zip(rows, outputs, strict=True)]
+    more = "" if shown == outputs.shape[1] else f", the first {shown} of {outputs.shape[1]} (--json gives all)"
+    print_table(f"{layer}: outputs{more}", columns, rows)
+    if not outputs.grade.exact:
+        print_note(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")

@@ -13,6 +13,9 @@ WHAT_A_MASK_MEANS = (
     "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
     "learned beside what is masked."
 )
+WHAT_A_SOFTMAX_MASK_MEANS = (
+    "A mask takes slots out of the softmax, and the weights of those that stay grow; it is not retraining without them."
+)
 
 
 def cancellation(

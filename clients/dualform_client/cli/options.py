@@ -75,6 +75,17 @@ score_option = click.option(
     metavar="NAME",
     help="The score that ranks and is summed: signed, abs, cosine, or one of your own.",
 )
+kernel_option = click.option(
+    "--kernel",
+    default="linear",
+    show_default=True,
+    metavar="linear|softmax",
+    help="What weighs the slots: their scores, or the softmax of these.",
+)
+temperature_option = click.option(
+    "--temperature", type=float, metavar="T", help="What scores are divided by before the softmax. Default: 1."
+)
+no_initial_option = click.option("--no-initial", is_flag=True, help="Leave the initial weights and the bias out.")
 
 
 def by_option(says: str, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

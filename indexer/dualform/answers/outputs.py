@@ -28,6 +28,15 @@ class Outputs(NDArrayOperatorsMixin):
     """Size of what moved the weights outside the record and was added to them, relative to the way they went; 0.0 where
     nothing was added."""
     scan: Scan = field(default_factory=Scan)
+    kernel: str = "linear"
+    """What weighed the slots: "linear" or "softmax"."""
+    temperature: float | None = None
+    """Of the softmax; None for "linear"."""
+    initial: bool = True
+    """Whether W_0 and the bias are part of the values."""
+    effective_slots: NDArray[np.float64] | None = None
+    """float64[n], 1 / sum_t p_t^2: how many slots, weighed alike, would be as concentrated as those of the softmax; 0.0
+    where no slot was left. None for "linear"."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False and dtype is not None and np.dtype(dtype) != self.values.dtype:
@@ -55,11 +64,12 @@ class Outputs(NDArrayOperatorsMixin):
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes
+        return self.values.nbytes + (0 if self.effective_slots is None else self.effective_slots.nbytes)
 
     def part(self, start: int, stop: int) -> Outputs:
         """The answer to the queries from start to stop. What answering took stays that of the whole."""
-        return replace(self, values=self.values[start:stop])
+        effective = None if self.effective_slots is None else self.effective_slots[start:stop]
+        return replace(self, values=self.values[start:stop], effective_slots=effective)
 
     def __len__(self) -> int:
         return len(self.values)

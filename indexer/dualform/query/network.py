@@ -14,21 +14,37 @@ from dualform.query.slots import check_space
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
 from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt import rebuild, tied
+from dualform.query.weights.rebuilt import rebuild, rebuild_without_slots, tied
+from dualform.query.weights.softmax import softmax
 from dualform.query.where import mask
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.store.layer import Layer
 
 
 def output(resolved: Resolved[Output], check: Check) -> Outputs:
-    """The layer's outputs when only the selected slots count."""
-    question, view = resolved.question, resolved.view
-    partners = tied(view, resolved.layer, question.where)
-    weights = rebuild(
-        view, resolved.layer, resolved.selection, question.at_step, question.allow_inexact, check, partners
+    """The layer's outputs when only the selected slots count, weighed by the kernel that was asked for."""
+    question, view, layer, effective = resolved.question, resolved.view, resolved.layer, None
+    if question.kernel == "softmax":
+        weighed = softmax(view, layer, resolved.selection, question, resolved.queries, check)
+        values, effective, grade, standing = weighed.values, weighed.effective_slots, weighed.grade, weighed.standing
+    else:
+        at_step, inexact = question.at_step, question.allow_inexact
+        partners = tied(view, layer, question.where)
+        weights = rebuild(view, layer, resolved.selection, at_step, inexact, check, partners)
+        if not question.initial:
+            weights = weights.less(rebuild_without_slots(view, layer, at_step, inexact, check))
+        values, grade, standing = outputs(weights, resolved.queries, check), weights.grade, weights.standing
+    return Outputs(
+        values,
+        layer.space,
+        grade,
+        standing,
+        resolved.scan(),
+        question.kernel,
+        question.temperature,
+        question.initial,
+        effective,
     )
-    values = outputs(weights, resolved.queries, check)
-    return Outputs(values, resolved.layer.space, weights.grade, weights.standing, resolved.scan())
 
 
 def weights(view: View, question: NetworkWeights, check: Check) -> Weights:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import isfinite
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
+
+KERNELS = ("linear", "softmax")
+"""What weighs a layer's slots: their inner products with a query, or the softmax of those."""
 
 
 def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -57,6 +63,28 @@ def check_step(at_step: int | None, recorded: int | None = None) -> None:
             hint=f"Ask for 0 (the initial network) to {recorded} (the end).",
             field="at_step",
         )
+
+
+def as_temperature(kernel: str, temperature: float | None) -> float | None:
+    """Of a kernel: None for "linear", which has none, and for "softmax" a number above 0, 1.0 where none is given.
+
+    Raises BadInput for another kernel, and for a temperature that it cannot have.
+    """
+    if not isinstance(kernel, str) or kernel not in KERNELS:
+        raise BadInput(f"kernel is {kernel!r}.", hint='It is "linear" or "softmax".', field="kernel")
+    if temperature is None:
+        return 1.0 if kernel == "softmax" else None
+    if kernel != "softmax":
+        raise BadInput(
+            f"the kernel {kernel!r} has no temperature.", hint='Ask with kernel="softmax".', field="temperature"
+        )
+    number = 0.0
+    if isinstance(temperature, Real) and not isinstance(temperature, bool):
+        with suppress(OverflowError):
+            number = float(temperature)
+    if not (isfinite(number) and number > 0):
+        raise BadInput(f"temperature is {temperature!r}.", hint="It is finite and above 0.", field="temperature")
+    return number
 
 
 def as_masks(where: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:

@@ -11,22 +11,38 @@ from dataclasses import dataclass
 
 from dualform.answers import Cancellation, Outputs, Weights
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_masks, check_layer, check_step
+from dualform.questions.arguments import as_masks, as_temperature, check_layer, check_step
 from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Question
 
 
 @dataclass(frozen=True)
 class Output(LayerQuestion[Outputs]):
-    """A layer's output when only the slots of a mask speak (paper equation 13)."""
+    """A layer's output when only the slots of a mask speak (paper equation 13).
+
+    W_0 q + b + sum_t (x_t . q) e_t with the kernel "linear", which reads weights that are rebuilt once for all queries;
+    W_0 q + b + sum_t p_t e_t with "softmax" (remarks 2.3 and 3.2), p the softmax of (x_t . q) / temperature over the
+    slots that stay, which reads every slot for every query. Only the attention changes: values, W_0 and the bias b, as
+    it is under the same mask, are those of "linear" as of the same step. Scores are canonical, as top-k ranks them: a
+    temperature near 0 gives the mean value of the slots of the greatest score. What float64 rounds of a score, about
+    1e-15 |x_t| |q|, over the temperature is the relative error of p_t.
+    """
 
     where: str | None = None
     at_step: int | None = None
     allow_inexact: bool = False
+    kernel: str = "linear"
+    """"linear" or "softmax"."""
+    temperature: float | None = None
+    """Of "softmax", finite and above 0; 1.0 where none is given. None for "linear"."""
+    initial: bool = True
+    """Whether W_0 and the bias are part of the answer; False leaves the sum over the slots alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_step(self.at_step)
+        object.__setattr__(self, "temperature", as_temperature(self.kernel, self.temperature))
+        object.__setattr__(self, "initial", bool(self.initial))
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,28 @@ SCORE_NAMED: Score.ValueType  # 3
 """the one that score_name names: scores get no further numbers"""
 Global___Score: typing_extensions.TypeAlias = Score
 
+class _Kernel:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _KernelEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Kernel.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    KERNEL_UNSPECIFIED: _Kernel.ValueType  # 0
+    KERNEL_LINEAR: _Kernel.ValueType  # 1
+    """the inner product of key and query"""
+    KERNEL_SOFTMAX: _Kernel.ValueType  # 2
+    """the softmax of the inner products over the temperature"""
+
+class Kernel(_Kernel, metaclass=_KernelEnumTypeWrapper):
+    """What weighs a layer's slots. Unspecified is read as linear."""
+
+KERNEL_UNSPECIFIED: Kernel.ValueType  # 0
+KERNEL_LINEAR: Kernel.ValueType  # 1
+"""the inner product of key and query"""
+KERNEL_SOFTMAX: Kernel.ValueType  # 2
+"""the softmax of the inner products over the temperature"""
+Global___Kernel: typing_extensions.TypeAlias = Kernel
+
 class _GradeName:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -307,7 +329,9 @@ Global___Scan: typing_extensions.TypeAlias = Scan
 
 @typing.final
 class Grade(google.protobuf.message.Message):
-    """How exact the record of a layer is as of a step, as measured while the training ran."""
+    """How exact the record of a layer is as of a step: measured while the training ran or, where its rule was not watched,
+    by a pass over the slots.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -701,12 +725,20 @@ class OutputRequest(google.protobuf.message.Message):
     WHERE_FIELD_NUMBER: builtins.int
     AT_STEP_FIELD_NUMBER: builtins.int
     ALLOW_INEXACT_FIELD_NUMBER: builtins.int
+    KERNEL_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    WITHOUT_INITIAL_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
     at_step: builtins.int
     """recorded steps taken: 0 is the initial network; absent: the end"""
     allow_inexact: builtins.bool
     """answer from a record that is further from the weights than the bound allows"""
+    kernel: Global___Kernel.ValueType
+    temperature: builtins.float
+    """of the softmax; absent: 1"""
+    without_initial: builtins.bool
+    """the sum over the slots alone, without initial weights and bias"""
     @property
     def queries(self) -> Global___Queries: ...
     def __init__(
@@ -717,11 +749,16 @@ class OutputRequest(google.protobuf.message.Message):
         where: builtins.str | None = ...,
         at_step: builtins.int | None = ...,
         allow_inexact: builtins.bool = ...,
+        kernel: Global___Kernel.ValueType = ...,
+        temperature: builtins.float | None = ...,
+        without_initial: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "_where", b"_where", "at_step", b"at_step", "queries", b"queries", "temperature", b"temperature", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "_where", b"_where", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "kernel", b"kernel", "layer", b"layer", "queries", b"queries", "temperature", b"temperature", "where", b"where", "without_initial", b"without_initial"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
@@ -736,9 +773,19 @@ class OutputResponse(google.protobuf.message.Message):
     SPACE_FIELD_NUMBER: builtins.int
     GRADE_FIELD_NUMBER: builtins.int
     STANDING_FIELD_NUMBER: builtins.int
+    KERNEL_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    WITHOUT_INITIAL_FIELD_NUMBER: builtins.int
+    EFFECTIVE_SLOTS_FIELD_NUMBER: builtins.int
     space: builtins.str
     standing: builtins.float
     """size of what moved the weights outside the record and was added, relative to their way"""
+    kernel: Global___Kernel.ValueType
+    """this and the next two as they were asked for: a server that knows no kernels says nothing here"""
+    temperature: builtins.float
+    without_initial: builtins.bool
+    effective_slots: builtins.bytes
+    """float64[n], of the softmax: 1 / sum of its squared weights"""
     @property
     def outputs(self) -> Global___Matrix:
         """float32[n, d_out]"""
@@ -755,9 +802,17 @@ class OutputResponse(google.protobuf.message.Message):
         space: builtins.str = ...,
         grade: Global___Grade | None = ...,
         standing: builtins.float = ...,
+        kernel: Global___Kernel.ValueType = ...,
+        temperature: builtins.float | None = ...,
+        without_initial: builtins.bool = ...,
+        effective_slots: builtins.bytes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["grade", b"grade", "outputs", b"outputs", "scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grade", b"grade", "outputs", b"outputs", "scan", b"scan", "space", b"space", "standing", b"standing"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_effective_slots", b"_effective_slots", "_temperature", b"_temperature", "effective_slots", b"effective_slots", "grade", b"grade", "outputs", b"outputs", "scan", b"scan", "temperature", b"temperature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_effective_slots", b"_effective_slots", "_temperature", b"_temperature", "effective_slots", b"effective_slots", "grade", b"grade", "kernel", b"kernel", "outputs", b"outputs", "scan", b"scan", "space", b"space", "standing", b"standing", "temperature", b"temperature", "without_initial", b"without_initial"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_effective_slots", b"_effective_slots"]) -> typing.Literal["effective_slots"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
 
 Global___OutputResponse: typing_extensions.TypeAlias = OutputResponse
 

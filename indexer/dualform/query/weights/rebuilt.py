@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,6 +44,10 @@ class RebuiltWeights:
     standing: float = 0.0
     """Norm of the standing term relative to the way that the weights went; 0.0 where it is not used."""
 
+    def less(self, other: RebuiltWeights) -> RebuiltWeights:
+        """The difference of the weights, without a bias."""
+        return replace(self, weight=self.weight - other.weight, bias=None, parameters={}, standing=0.0)
+
     @property
     def nbytes(self) -> int:
         # Weights among the parameters are parts of `weight`.
@@ -68,6 +72,19 @@ def rebuild(
     grade = require(view, layer, at_step, allow_inexact, check)
     key = ("weights", layer.name, selection.identity, _identity(partners), at_step)
     return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, grade, check, partners))
+
+
+def rebuild_without_slots(
+    view: View, layer: Layer, at_step: int | None, allow_inexact: bool, check: Check
+) -> RebuiltWeights:
+    """What of the weights no slot brought. Raises as `rebuild`."""
+    none = {name: no_slot(view, other) for name, other in view.snapshot.layers.items()}
+    return rebuild(view, layer, none[layer.name], at_step, allow_inexact, check, none)
+
+
+def no_slot(view: View, layer: Layer) -> Selection:
+    # No SQL reads like this, so no mask has this identity.
+    return Selection("no slot", np.zeros(view.snapshot.entries(layer.name).count, dtype=np.bool_))
 
 
 def _identity(partners: Mapping[str, Selection] | None) -> tuple[tuple[str, str], ...]:

@@ -70,6 +70,21 @@ def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None
     return view.cache.get(key, lambda: _summed(view, layer, slot_coefficients(view, layer, selection, at_step), check))
 
 
+def bias_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> NDArray[np.float64]:
+    """float64[d_out]: the selected slots' own part of the layer's biases, added up; kept in the cache by mask."""
+
+    def summed() -> NDArray[np.float64]:
+        values, slots = view.snapshot.values(layer.name), slot_coefficients(view, layer, selection, at_step)
+        found, coefficients = np.zeros(layer.d_out), slots.biases.sum(axis=0)
+        for start, stop, part in blocks(slots.slots, values.rows, block_size(values.width)):
+            check()
+            own = values.block(start, stop)[places(slots.slots[part], start, stop)]
+            found += coefficients[part] @ own.astype(np.float64)
+        return found
+
+    return view.cache.get(("bias sum", layer.name, selection.identity, at_step), summed)
+
+
 def _summed(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
     found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros((len(layer.biases), layer.d_out)))
@@ -92,7 +107,7 @@ def _by_slot(
     scaled, product, biases = np.empty_like(wide_values), np.empty_like(found.weight), found.biases
     for start, stop, part in blocks(slots.slots, keys.entries, size):
         check()
-        chosen = _within(slots.slots[part], start, stop)
+        chosen = places(slots.slots[part], start, stop)
         own, other = wide_values[: part.stop - part.start], wide_keys[: part.stop - part.start]
         np.copyto(own, values.block(start, stop)[chosen])
         np.copyto(other, keys.entry_block(start, stop)[chosen])
@@ -134,7 +149,7 @@ def _by_row(
                 total[sorted_numbers[runs]] += added_in_order(wide * coefficient[part][order, None], runs)
         for start, stop, part in blocks(rows, keys.rows, block_size(keys.width)):
             check()
-            other = keys.block(start, stop)[_within(rows[part], start, stop)].astype(np.float64)
+            other = keys.block(start, stop)[places(rows[part], start, stop)].astype(np.float64)
             for total, within in zip(own, columns, strict=True):
                 found.weight[first:last, within] += total[part].T @ other[:, within]
 
@@ -154,6 +169,6 @@ def blocks(ids: NDArray[np.int64], count: int, size: int) -> Iterator[tuple[int,
             yield number * size, min((number + 1) * size, count), slice(low, high)
 
 
-def _within(ids: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64] | slice:
+def places(ids: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64] | slice:
     """The ids counted from `start`; a slice, which copies nothing, where they are all of the range."""
     return slice(None) if len(ids) == stop - start else ids - start
