@@ -26,7 +26,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     Raises Damaged, naming the file, where it cannot be decompressed, is no IDX file of so many dimensions, or is
     shorter or longer than its header says.
     """
-    content = _content(path)
+    content = file_content(path)
     if len(content) < 4:
         raise _damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
     zeros, kind, depth = struct.unpack(">HBB", content[:4])
@@ -45,7 +45,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
-def _content(path: Path) -> bytes:
+def file_content(path: Path) -> bytes:
+    """What a file holds, decompressed where its name ends in .gz. Raises Damaged where it cannot be decompressed."""
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content

@@ -32,7 +32,7 @@ class Recipe:
 
     def widths(self, dataset: Dataset) -> tuple[int, ...]:
         """Width of the input, of each hidden layer and of the output."""
-        return (dataset.side**2, *self.hidden, len(dataset.label_names))
+        return (dataset.train.pixels.shape[1], *self.hidden, len(dataset.label_names))
 
     def with_steps(self, steps: int | None) -> Recipe:
         """The same recipe with so many updates on each dataset, unchanged for None; BadInput for fewer than 1."""

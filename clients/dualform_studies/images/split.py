@@ -28,7 +28,11 @@ def draw_split(images: int, draw: int = 0) -> Split:
     every dataset of a size has the same rows; `draw` other than 0 gives others by the same rule.
     """
     order = np.random.RandomState(_ORDER_SEED + draw).permutation(images).astype(np.int64)
-    kept = order[: images - images // 6]
+    return choose_trained(order[: images - images // 6], draw)
+
+
+def choose_trained(kept: NDArray[np.int64], draw: int = 0) -> Split:
+    """The split of rows of which none are held out any more: each is trained on with a chance of 0.8."""
     return Split(kept, kept[np.random.RandomState(_CHOICE_SEED + draw).rand(len(kept)) > _LEFT_OUT])
 
 
