@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 SOURCES := indexer protos service clients tests benchmarks
 
 # Those that take longest first: `reproduction` begins them in this order.
-STUDIES := single continual single-variants memorisation aesop joint wikitext2
+STUDIES := single continual single-variants memorisation aesop joint wikitext2 compact limits
+# The others want no CIFAR-10: its study runs where its files are.
+DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
+STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
 .PHONY: setup demo test lint bench bench-quick reproduction reports protos clean
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass, fields
 
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment, option_of
+from dualform_studies.images.cifar10 import run_cifar10
+from dualform_studies.images.compact.study import run_compact
 from dualform_studies.images.continual import run_continual
 from dualform_studies.images.joint import run_joint
 from dualform_studies.images.single import run_single
 from dualform_studies.images.variants import run_variants
+from dualform_studies.limits.study import run_limits
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.pages.folder import Report
 from dualform_studies.text.aesop import run_aesop
@@ -31,8 +34,11 @@ STUDIES = {
     "single-variants": Study(run_variants, frozenset({"runs"})),
     "joint": Study(run_joint),
     "continual": Study(run_continual),
+    "compact": Study(run_compact),
+    "cifar10": Study(run_cifar10),
     "aesop": Study(run_aesop, _OF_TEXT),
     "wikitext2": Study(run_wikitext2, _OF_TEXT),
+    "limits": Study(run_limits),
     "memorisation": Study(run_memorisation, frozenset({"runs"})),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dualform_studies.images.cifar10_files import FOLDER
 from dualform_studies.studies import STUDIES
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
@@ -40,7 +42,8 @@ def checkout(tmp_path: Path) -> Path:
 
 def make(checkout: Path) -> subprocess.CompletedProcess[str]:
     command = ["make", "reproduction", "VENV=.", "BIN=./bin"]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60)
+    environment = os.environ | {"DUALFORM_DATA": str(checkout / "data")}
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def studies_called(checkout: Path) -> list[str]:
@@ -48,7 +51,15 @@ def studies_called(checkout: Path) -> list[str]:
 
 
 def test_every_study_is_listed():
-    assert set(LISTED) == set(STUDIES)
+    assert {*LISTED, "cifar10"} == set(STUDIES)
+
+
+def test_cifar_10_is_studied_where_its_files_are(checkout: Path):
+    files = checkout / "data" / FOLDER
+    files.mkdir(parents=True)
+    (files / "test_batch.bin.gz").touch()
+    assert make(checkout).returncode == 0
+    assert sorted(studies_called(checkout)) == sorted([*LISTED, "aesop", "cifar10"])
 
 
 def test_every_study_runs_once_on_one_thread_and_the_document_comes_last(checkout: Path):

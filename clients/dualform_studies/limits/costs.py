@@ -1,0 +1,158 @@
+"""What recording and asking cost, measured here on small memories of one training, at two lengths.
+
+Times are the least of several, so that other work on the machine shows as little as may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from dualform import Recorder, Replay
+from dualform.answers import GroupSums, Hits
+from dualform.query.engine import Engine, open_memory
+from dualform.questions import GroupSum, TopK, Vectors
+from dualform_studies.images.datasets import Dataset, digits
+from dualform_studies.images.network import build_network, layer_names
+from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.stream import Batch, batch_rows, batches
+from dualform_studies.images.training import train
+from dualform_studies.pages.folder import Report, bytes_on_disk
+
+PROBE = "test-digits"
+MASK = "label != 3"
+"""What the masked questions leave out: one class, trained among the others."""
+
+BEST_SLOTS, SIGNED_SUMS = "ten best slots", "signed weights summed over each label"
+"""Questions that the page names."""
+
+_REPEATS = 5
+_BEST = 10
+_REPLAYED = 20
+"""Test images that stored keys and a replay are both asked about."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training on scikit-learn's digits, which can be run again bit for bit."""
+
+    recipe: Recipe
+    seed: int
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return layer_names(self.recipe.widths(digits()))
+
+    def record(self, folder: Path, *, keys: bool = True) -> float:
+        """Record it, and the test images as a probe; seconds of the training, until all is on disk."""
+        network = build_network(self.recipe.widths(digits()), self.seed)
+        optimizer = self.recipe.optimizer(network)
+        dataset = digits()
+        with Recorder(network, optimizer, folder, keys=keys, values=keys) as recorder:
+            start = perf_counter()
+            train(network, optimizer, self._stream(dataset), self.recipe.clip, recorder=recorder)
+            recorder.flush()
+            seconds = perf_counter() - start
+            if keys:
+                recorder.probe(PROBE, torch.from_numpy(dataset.inputs(dataset.test)), label=dataset.test.labels)
+        return seconds
+
+    def replay(self, folder: Path, questions: list[TopK | GroupSum]) -> list[Hits | GroupSums]:
+        """The answers of the training run again; `folder` holds it without keys."""
+        network = build_network(self.recipe.widths(digits()), self.seed)
+        optimizer = self.recipe.optimizer(network)
+        replay = Replay(network, optimizer, folder, questions)
+        with replay:
+            train(network, optimizer, self._stream(digits()), self.recipe.clip, recorder=replay)
+        return replay.answers()
+
+    def _stream(self, dataset: Dataset) -> Iterator[Batch]:
+        return batches(dataset, batch_rows(dataset.split.trained, self.recipe, self.seed, part=0))
+
+
+def measure(trial: Trial, folder: Path) -> Report:
+    """Bytes a slot, seconds a question, and how much a masked class cancels; the memory stays in `folder`."""
+    seconds = trial.record(folder)
+    with open_memory(folder) as memory:
+        slots = sum(memory.info().slots.values())
+        per_question = {name: _least(memory, trial.layers, ask) for name, ask in QUESTIONS.items()}
+        cancelled = memory.cancellation(where=MASK)
+    return {
+        "steps": trial.recipe.steps,
+        "slots": slots,
+        "training_seconds": seconds,
+        "bytes_a_slot": bytes_on_disk(folder) / slots,
+        "question_seconds": per_question,
+        "cancellation": dict(cancelled),
+    }
+
+
+def _best(memory: Engine, layer: str) -> object:
+    return memory.topk(layer, f"{PROBE}/0", k=_BEST, score="abs")
+
+
+def _signed(memory: Engine, layer: str) -> object:
+    return memory.group_sum(layer, f"{PROBE}/0", by="label")
+
+
+def _absolute(memory: Engine, layer: str) -> object:
+    return memory.group_sum(layer, f"{PROBE}/0", by="label", score="abs")
+
+
+def _masked(memory: Engine, layer: str) -> object:
+    return memory.output(layer, f"{PROBE}/0", where=MASK)
+
+
+QUESTIONS: dict[str, Callable[[Engine, str], object]] = {
+    BEST_SLOTS: _best,
+    "absolute weights summed over each label": _absolute,
+    SIGNED_SUMS: _signed,
+    "output without one label": _masked,
+}
+"""Each asked of one test image at every layer, once what does not depend on the query is known."""
+
+
+def _least(memory: Engine, layers: Sequence[str], ask: Callable[[Engine, str], object]) -> float:
+    """The least seconds of several turns through the layers, the first of which is not counted."""
+    taken = []
+    for _ in range(1 + _REPEATS):
+        start = perf_counter()
+        for layer in layers:
+            ask(memory, layer)
+        taken.append(perf_counter() - start)
+    return min(taken[1:])
+
+
+def compare_replay(trial: Trial, stored: Path, folder: Path) -> Report:
+    """The same training recorded without keys into `folder`, run again, and asked what the stored one is asked."""
+    trial.record(folder, keys=False)
+    with open_memory(stored) as memory:
+        questions: list[TopK | GroupSum] = []
+        expected: list[Hits | GroupSums] = []
+        for layer in trial.layers:
+            queries = memory.probe(PROBE, layer).queries
+            assert queries is not None, "the layer was named"
+            asked = Vectors(queries[:_REPLAYED])
+            best, sums = TopK(layer, asked, _BEST), GroupSum(layer, asked, ("label",))
+            questions += [best, sums]
+            expected += [memory.ask(best), memory.ask(sums)]
+    found = trial.replay(folder, questions)
+    same = [_numbers(one) == _numbers(other) for one, other in zip(expected, found, strict=True)]
+    return {
+        "questions": len(questions),
+        "same": sum(same),
+        "stored_bytes": bytes_on_disk(stored),
+        "replay_bytes": bytes_on_disk(folder),
+        "weights_bytes": bytes_on_disk(folder / "weights"),
+    }
+
+
+def _numbers(answer: Hits | GroupSums) -> tuple[bytes, ...]:
+    """An answer's slots and scores, or its sums, to the last bit."""
+    if isinstance(answer, Hits):
+        return answer.ids.tobytes(), answer.flat_scores.tobytes()
+    return (answer.sums.tobytes(),)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dualform
+from dualform.store.snapshot import Snapshot
+from dualform_studies.assignment import Assignment
+from dualform_studies.images.compact.order import compare_orders, pairs_of, record_pairs
+from dualform_studies.images.compact.study import run_compact
+from dualform_studies.images.compact.update import mixture, update_of
+from dualform_studies.images.download import load_dataset
+from dualform_studies.images.network import accuracy, with_weights
+from dualform_studies.images.recipe import Recipe
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
+WIDTHS = (784, 24, 16, 10)
+STEPS, BATCH = 30, 32
+
+
+@pytest.fixture(scope="module")
+def miniature(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("compact") / "run"
+    recipe = Recipe(hidden=WIDTHS[1:-1], lr=0.02, batch=BATCH, steps=STEPS)
+    return out, run_compact(Assignment(out, made_up_data), recipe)
+
+
+@pytest.fixture(scope="module")
+def weights(miniature) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """As the training stored them, before and after."""
+    out, _ = miniature
+    return load_file(out / "weights" / "initial.safetensors"), load_file(out / "weights" / "final.safetensors")
+
+
+def test_it_says_what_it_wrote(miniature):
+    out, report = miniature
+    assert json.loads((out / "report" / "report.json").read_text()) == report
+    assert report["slots"] == STEPS * BATCH
+    page = (out / "report" / "index.md").read_text()
+    for claim in report["claims"]:
+        assert f"## {claim['heading']}" in page
+    assert [claim["section"] for claim in report["claims"]] == [
+        "remark 3.1", "remark 3.1", "remark 3.3", "remark 3.4", "remark 3.4"
+    ]  # fmt: skip
+    assert all(layer["exact"] for layer in report["verify"].values())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_energies_are_those_of_the_trained_weights(miniature, weights, layer: str):
+    _, report = miniature
+    before, after = (
+        np.column_stack([state[f"{layer}.weight"], state[f"{layer}.bias"]]).astype(np.float64) for state in weights
+    )
+    squares = np.linalg.svd(after - before, compute_uv=False) ** 2
+    np.testing.assert_allclose(report["energy"][layer][1:], np.cumsum(squares) / squares.sum(), atol=1e-5)
+
+
+def test_accuracies_are_those_of_networks_with_truncated_layers(miniature, weights, made_up_data: Path):
+    _, report = miniature
+    dataset = load_dataset("mnist", made_up_data)
+    before, after = weights
+
+    def truncated(rank: int, layers: tuple[str, ...]) -> float:
+        state = dict(after)
+        for layer in layers:
+            names = (f"{layer}.weight", f"{layer}.bias")
+            start, end = (torch.column_stack([s[name] for name in names]).double() for s in (before, after))
+            left, values, right = torch.linalg.svd(end - start, full_matrices=False)
+            cut = start + left[:, :rank] @ torch.diag(values[:rank]) @ right[:rank]
+            state |= dict(zip(names, (cut[:, :-1].float(), cut[:, -1].float()), strict=True))
+        return accuracy(with_weights(WIDTHS, state), dataset)
+
+    for name, layers in (("layer-0", ("layer-0",)), ("layer-2", ("layer-2",)), ("all layers", LAYERS)):
+        for rank in (0, 1, 3, 10):
+            assert report["accuracy"][name][str(rank)] == pytest.approx(truncated(rank, layers), abs=0.02)
+    assert report["compact"]["accuracy_all"] == accuracy(with_weights(WIDTHS, after), dataset)
+    assert len({report["accuracy"]["all layers"][str(rank)] for rank in (0, 1, 3, 10)}) > 1
+
+
+def test_ranks_are_those_of_the_memorys_own_keys(miniature):
+    out, report = miniature
+    memory = Snapshot.open(out)
+    for layer, found in report["span"].items():
+        keys = memory.keys(layer)
+        stored = keys.block(0, keys.rows).astype(np.float64)
+        values = np.linalg.svd(stored, compute_uv=False)
+        assert found["rank"] == (values > 1e-6 * values[0]).sum()
+        assert found["width"] == stored.shape[1]
+
+
+def test_a_query_outside_the_span_is_answered_by_what_training_began_with(miniature, weights):
+    out, report = miniature
+    before, after = weights
+    asked = {layer: found for layer, found in report["span"].items() if "query" in found}
+    assert "layer-0" in asked  # 320 images span no 784 pixels
+    for layer, found in asked.items():
+        memory = Snapshot.open(out)
+        test = memory.probe("test-mnist").queries(layer)[found["query"]["row"]].astype(np.float64)
+        keys = memory.keys(layer)
+        stored = keys.block(0, keys.rows).astype(np.float64)
+        span = np.linalg.svd(stored, full_matrices=False)
+        right = span[2][span[1] > 1e-6 * span[1][0]]
+        outside = test - right.T @ (right @ test)
+        assert found["outside_most"] == pytest.approx((outside @ outside) / (test @ test), rel=1e-3)
+        outside *= np.linalg.norm(test) / np.linalg.norm(outside)
+        # The live network's own answer to it.
+        answer = after[f"{layer}.weight"].double().numpy() @ outside
+        untrained = before[f"{layer}.weight"].double().numpy() @ outside
+        assert np.linalg.norm(answer - untrained) < 1e-5 * np.linalg.norm(untrained)
+        assert found["query"]["added"] < 1e-5 < found["query"]["added_test_query"]
+        assert found["query"]["greatest_weight"] < 1e-4 * found["query"]["greatest_weight_test_query"]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_strength_is_the_sum_of_what_all_slots_bring(miniature, weights, layer: str):
+    out, report = miniature
+    for direction in report["mixture"][layer]:
+        assert direction["sum"] == pytest.approx(direction["strength"], rel=1e-4)
+        assert 1 <= direction["effective_slots"] <= STEPS * BATCH
+    with dualform.open(out) as memory:
+        slots = np.arange(STEPS * BATCH)
+        update = update_of(layer, *weights)
+        keys = np.column_stack([memory.keys(layer, slots), np.ones(len(slots))]).astype(np.float64)
+        errors = memory.values(layer, slots).astype(np.float64) * memory.coefficients(layer, slots)[:, None]
+        terms = (errors @ update.left[:, 0]) * (keys @ update.right[0])
+        [found] = mixture(memory, update, 1)
+    assert found["effective_slots"] == pytest.approx(np.abs(terms).sum() ** 2 / (terms**2).sum(), rel=1e-4)
+    assert found["cancellation"] == pytest.approx(np.abs(terms).sum() / abs(terms.sum()), rel=1e-4)
+    assert found["greatest_share"] == pytest.approx(np.abs(terms).max() / np.abs(terms).sum(), rel=1e-4)
+
+
+def test_recorded_pairs_are_the_memory_that_they_came_from(miniature, tmp_path: Path):
+    out, _ = miniature
+    with dualform.open(out) as memory:
+        pairs = pairs_of(memory, np.arange(STEPS * BATCH))
+        record_pairs(pairs, np.arange(len(pairs)), tmp_path / "again")
+        queries = memory.probe("test-mnist", "layer-1").queries[:5]
+        start = np.asarray(memory.output("layer-1", queries, at_step=0))
+        with dualform.open(tmp_path / "again") as again:
+            assert all(certificate.exact for certificate in again.verify().values())
+            np.testing.assert_allclose(
+                np.asarray(again.output("layer-1", queries)) + start,
+                np.asarray(memory.output("layer-1", queries)),
+                rtol=1e-4,
+                atol=1e-5,
+            )
+            np.testing.assert_array_equal(
+                again.topk("layer-1", queries, k=3).slots[0], memory.topk("layer-1", queries, k=3).slots[0]
+            )
+
+
+def test_pairs_that_are_not_the_same_are_told_apart(miniature):
+    out, report = miniature
+    for layer in report["order"]["layers"].values():
+        assert max(layer["outputs"], layer["sums"]) < 1e-6
+        assert layer["same_best"] == 1.0
+    with dualform.open(out) as memory:
+        pairs = pairs_of(memory, np.arange(200))
+        queries = {"layer-1": memory.probe("test-mnist", "layer-1").queries[:5]}
+    # One pair stands twice and another not at all.
+    order = np.arange(200)
+    order[7] = 8
+    found = compare_orders(pairs, order, queries)["layer-1"]
+    assert found["outputs"] > 1e-6
