@@ -60,8 +60,8 @@ def _orthogonal(report: Report) -> Iterator[Claim]:
     yield Claim(
         "remark 3.3",
         "A query orthogonal to all keys is answered by the initial weights.",
-        "W_0 x",
-        f"training adds {added:.1e} of the length of W_0 x at most ({', '.join(asked)})",
+        "W₀x",
+        f"training adds {added:.1e} of the length of W₀x at most ({', '.join(asked)})",
         verdict(-added, -_NOTHING_ADDED, -_LITTLE_ADDED),
         f"at most {_NOTHING_ADDED:g} beside the bias, in every layer with such a query; in part {_LITTLE_ADDED:g}",
         SPAN,

@@ -37,7 +37,7 @@ def _draw(panel: Axes, name: str, accuracy: Mapping[str, float], energy: Sequenc
     ranks = sorted(map(int, accuracy))
     reached = [100 * accuracy[str(rank)] for rank in ranks]
     # Rank 0 has no place on a logarithmic axis: a line of its own.
-    panel.axhline(reached[0], color="0.45", linewidth=0.8, linestyle=":", label="test accuracy with none")
+    panel.axhline(reached[0], color="0.45", linewidth=0.8, linestyle=":", label="test accuracy with none kept")
     panel.plot(
         ranks[1:], reached[1:], color=INK[0], marker=MARKS[0], markersize=2.5, linewidth=1, label="test accuracy"
     )

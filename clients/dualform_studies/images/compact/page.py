@@ -43,6 +43,7 @@ def compact_page(out: Path, report: Report) -> Page:
         "What the first directions of each update hold of it, and the accuracy that they keep (no figure of the "
         "paper; its remark 3.4).",
     )
+    page.paragraph(_without(report))
     page.show(_ranks_table(report), _numbers_table(report))
     page.paragraph(_compact(report))
     page.heading("What one direction is made of")
@@ -59,8 +60,9 @@ def _order(report: Report) -> str:
     return (
         f"{order['pairs']:,} keys and values, drawn from the whole training, were recorded again, once in the order of "
         f"the training and once shuffled, and {order['queries']:,} test images asked of both. Outputs and sums differ "
-        f"by {apart:.1e} of their length at most, which is what adding float64 numbers in another order comes to. The "
-        "paper's remark is that time shows only in keys and values, not in where they stand."
+        f"by {apart:.1e} of their length at most. That is float32's rounding, of the outputs and of the gradient "
+        "factor that the recorder measures of each step. The paper's remark is that time shows only in keys and "
+        "values, not in where they stand."
     )
 
 
@@ -71,7 +73,7 @@ def _order_table(report: Report) -> Table:
         f"{BEST} slots of greatest score are the same pairs.",
         ("layer", "outputs", "sums over labels", f"same {BEST} best"),
         [
-            (name, f"{layer['outputs']:.1e}", f"{layer['sums']:.1e}", f"{100 * layer['same_best']:.1f} %")
+            (name, _small(layer["outputs"]), _small(layer["sums"]), f"{100 * layer['same_best']:.1f} %")
             for name, layer in report["order"]["layers"].items()
         ],
     )
@@ -81,7 +83,7 @@ def _span(report: Report) -> str:
     span = report["span"]
     whole = [name for name, layer in span.items() if "query" not in layer]
     text = (
-        "A query orthogonal to all keys draws no attention, and the layer answers W_0 x and its bias. Such queries "
+        "A query orthogonal to all keys draws no attention, and the layer answers W₀x and its bias. Such queries "
         "exist where the keys do not span the whole space: pixels that are the same in every training image, and "
         "hidden units that no training image wakes, leave directions out. Where some do, the query asked is the part "
         "of a test image's input that lies outside the span, of the image that has most of it, made as long as the "
@@ -117,7 +119,7 @@ def _span_table(report: Report) -> Table:
     caption = (
         "The span of each layer's keys, to float32's precision; the share of the test inputs' squared length outside "
         "of it; and for the query outside and its test image, the length of what training adds beside the bias, over "
-        "the length of W_0 x, and the greatest absolute attention weight over all slots."
+        "the length of W₀x, and the greatest absolute attention weight over all slots."
     )
     return Table("span", caption, columns, rows)
 
@@ -149,6 +151,21 @@ def _numbers_table(report: Report) -> Table:
     )
 
 
+def _without(report: Report) -> str:
+    """What the accuracy is with nothing, and with the least fortunate number of directions, of one layer's update."""
+    nothing, some = [], []
+    for layer in report["ranks"]:
+        by_rank = {int(rank): reached for rank, reached in report["accuracy"][layer].items()}
+        least, worst = min((reached, rank) for rank, reached in by_rank.items() if rank)
+        nothing.append(f"{100 * by_rank[0]:.1f} % ({layer})")
+        some.append(f"{100 * least:.1f} % ({worst} of {layer})")
+    return (
+        f"With nothing of one layer's update the network still recognises {_listed(nothing)}; with some directions of "
+        f"it, at the least {_listed(some)}. Where the second is less, a few directions do worse than none: what an "
+        "update does is what its terms come to together."
+    )
+
+
 def _compact(report: Report) -> str:
     compact = report["compact"]
     beside = "fewer" if compact["numbers"] < compact["weights_numbers"] else "more"
@@ -156,7 +173,7 @@ def _compact(report: Report) -> str:
         f"With the directions that hold 99.9 % of each layer's update, {100 * compact['accuracy']:.2f} % of the test "
         f"images are recognised, with all of them {100 * compact['accuracy_all']:.2f} %. They are "
         f"{compact['numbers']:,} numbers, where the slots are {compact['slots_numbers']:,} and the weights themselves "
-        f"{compact['weights_numbers']:,}: {beside} than the layer needs without any memory."
+        f"{compact['weights_numbers']:,}: {beside} than the layers need without any memory."
     )
 
 
@@ -193,6 +210,10 @@ def _mixture_table(report: Report) -> Table:
         ("layer", "direction", "singular value", "sum over slots", "effective slots", "cancellation", "greatest slot"),
         rows,
     )
+
+
+def _small(difference: float) -> str:
+    return f"{difference:.1e}" if difference else "0"
 
 
 def _listed(words: list[str]) -> str:
