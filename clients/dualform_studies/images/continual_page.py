@@ -36,10 +36,10 @@ def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, P
     page = Page(out, "Continual learning: MNIST, then Fashion-MNIST (section 5.4)")
     page.paragraph(
         f"One network learns MNIST for {report['steps'] // 2:,} updates, then Fashion-MNIST for as many, with one "
-        f"optimizer whose momentum goes on. The recipe is that of the paper's code: {report['recipe']}, on "
-        f"{report['trained_on']} of each dataset. In the record that the paper's code keeps, the first 256 slots after "
-        "the switch carry the wrong dataset's label, for it stamps the label on batches that were fetched before; here "
-        "the label comes with its batch, and is right."
+        f"optimizer whose momentum goes on. The recipe is that of the paper's code: {report['recipe']}. Of each "
+        f"dataset it is trained on {report['trained_on']}. In the record that the paper's code keeps, the first 256 "
+        "slots after the switch carry the wrong dataset's label, for it stamps the label on batches that were fetched "
+        "before; here the label comes with its batch, and is right."
     )
     page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset (no figure of the paper).")
     page.show(_accuracy_table(report["accuracy"], moments(pair)))

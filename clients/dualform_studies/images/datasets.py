@@ -76,9 +76,9 @@ class Dataset:
         """Which images are trained on, in a phrase for a page."""
         kept, trained = len(self.split.kept), len(self.split.trained)
         return (
-            f"{trained:,} of the {len(self.train):,} training images, the draw of the paper's code "
-            f"({len(self.train) - kept:,} are held out, and of the {kept:,} left, whose mean and deviation normalise "
-            "every image, each stays with a chance of 0.8)"
+            f"{trained:,} of the {len(self.train):,} training images, drawn as in the paper's code: "
+            f"{len(self.train) - kept:,} are held out; the {kept:,} left give the mean and deviation that normalise "
+            "every image, and each of them is trained on with a chance of 0.8"
         )
 
     def picture(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

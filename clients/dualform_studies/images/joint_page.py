@@ -27,7 +27,7 @@ def joint_page(out: Path, report: Report, beside: Mapping[int, PaperFigures]) ->
     page = Page(out, "Joint training: MNIST and Fashion-MNIST mixed (section 5.3)")
     page.paragraph(
         f"One network learns both datasets by the recipe of the paper's code: {report['steps']:,} updates of "
-        f"{report['recipe']}. Of each dataset it is trained on {report['trained_on']}; the images of both are put "
+        f"{report['recipe']}. Of each dataset it is trained on {report['trained_on']}. The images of both are put "
         "together and gone through in a new order each epoch. A datapoint's dataset in the memory is that of its "
         "image. Each figure is of the first Fashion-MNIST test image of its class that the network recognises."
     )

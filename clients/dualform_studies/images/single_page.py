@@ -75,14 +75,14 @@ def _recipe(report: Report) -> str:
     first, runs = report["seed"], report["runs"]
     trained = f"One network was trained, of seed {first}"
     if runs > 1:
-        trained = f"{runs} networks were trained, of seeds {first} to {first + runs - 1}, on the same images"
+        trained = f"{runs} networks were trained on the same images, of seeds {first} to {first + runs - 1}"
     earlier = [int(step) for step in report["accuracy"] if int(step) != report["steps"]]
     variant = "".join(f", so each network is looked at after {step:,}, too" for step in earlier)
     return (
-        f"The recipe of the paper's code: {report['steps']:,} updates of {report['recipe']}, on "
-        f"{report['trained_on']}. The paper's text says vanilla SGD and 3,000 updates{variant}. {trained}; the memory "
-        "kept is the first one's. The figures are of this first network at its end, and each is of the first test "
-        "image of its class that it recognises."
+        f"The recipe of the paper's code: {report['steps']:,} updates of {report['recipe']}. Each network "
+        f"is trained on {report['trained_on']}. The paper's text says vanilla SGD and 3,000 updates{variant}. "
+        f"{trained}; the memory kept is the first one's. The figures are of this first network at its end, and each is "
+        "of the first test image of its class that it recognises."
     )
 
 

@@ -122,8 +122,8 @@ def _page(out: Path, report: Report) -> Page:
     page = Page(out, "Single task: what moves the cells of Table 1")
     page.paragraph(
         f"The single-task study with one thing changed at a time, {_of_runs(report['runs'])} of each; no memory "
-        f"is kept. The recipe: {report['steps']:,} updates of {report['recipe']}, on {report['trained_on']}, gone "
-        "through in a new order each epoch. The runs of a variant have the recipe's seeds."
+        f"is kept. The recipe: {report['steps']:,} updates of {report['recipe']}. Each network is trained on "
+        f"{report['trained_on']}. The runs of a variant have the recipe's seeds."
     )
     page.show(_table(report))
     return page
