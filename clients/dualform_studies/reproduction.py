@@ -6,6 +6,7 @@ python -m dualform_studies.reproduction RUNS docs          RUNS/single/report, R
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from math import ceil
@@ -16,7 +17,7 @@ import click
 
 from dualform.errors import DualformError
 from dualform_studies.dual_form_figures import CAPTIONS, draw_dual_form
-from dualform_studies.pages.claims import beside_table
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, beside_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.gathered import GatheredFigures
 from dualform_studies.pages.items import Link, Table
@@ -86,8 +87,10 @@ def _claims(reports: Mapping[str, Report | None]) -> str:
         for name, claim in claims
     ]
     columns = ("claim", "paper", "ours", "verdict", "measured in")
+    count = Counter(claim["verdict"] for _, claim in claims)
     caption = (
-        "What the paper observes, what came of it here, and whether it holds by a criterion that was fixed before."
+        "What the paper observes, what came of it here, and whether it holds by a criterion that was fixed before. Of "
+        f"{len(claims)} claims, {count[HOLDS]} hold, {count[IN_PART]} hold in part and {count[FAILS]} do not hold."
     )
     return f"## Claims\n\n{table_markdown(Table('claims', caption, columns, rows), folded=False)}"
 

@@ -118,6 +118,7 @@ def test_claims_come_first_and_lead_to_their_evidence(tmp_path: Path):
     row = "| Its class leads. (section 5.2) | one example | 81 % of 10,000 | holds | [joint](#joint-leading) |"
     assert row in text
     assert text.index(row) < text.index("dualform study single")
+    assert "Of 2 claims, 2 hold, 0 hold in part and 0 do not hold." in text
     assert '<a id="joint-leading"></a>' in text
 
 

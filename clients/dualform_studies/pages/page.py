@@ -73,6 +73,10 @@ class Page:
         (folder / "index.md").write_text(page_markdown(self.title, items), encoding="utf-8")
         index = folder / "index.html"
         index.write_text(page_html(self.title, items), encoding="utf-8")
+        # After the writing: a training is not lost for the want of a link.
+        headings = [item.text for item in self.items if isinstance(item, Heading)]
+        for claim in report.get("claims", ()):
+            assert claim["heading"] in headings, f"the evidence of a claim stands under {claim['heading']!r}"
         return index
 
 

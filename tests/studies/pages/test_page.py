@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dualform_studies.pages.claims import HOLDS, Claim
 from dualform_studies.pages.frame import LARGEST_PNG, new_figure
 from dualform_studies.pages.items import Link, MarkedPassage, Table
 from dualform_studies.pages.markdown import contents, moved, page_markdown, part_anchor, table_markdown
@@ -103,6 +104,14 @@ def test_markdown_can_mark_any_token(token: str, shown: str):
     before = "at" if token.startswith(" ") else "at "
     table = Table("one", "One.", ["passage"], [[MarkedPassage(before, token, after)]])
     assert table_markdown(table).split("\n")[-1] == f"| {shown} |"
+
+
+def test_a_claim_leads_to_a_heading_of_its_page(page: Page):
+    claim = Claim("section 5.2", "Foxes run.", "one fox", "81 %", HOLDS, "80 % or more", "What was heard")
+    with pytest.raises(AssertionError, match="the evidence of a claim stands under 'What was heard'"):
+        page.write({"command": "dualform study foxes", "claims": [claim.plain()]})
+    page.heading("What was heard")
+    page.write({"command": "dualform study foxes", "claims": [claim.plain()]})
 
 
 def test_a_link_leads_somewhere_in_both_forms(tmp_path: Path):
