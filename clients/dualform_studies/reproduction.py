@@ -98,7 +98,7 @@ def _claims(reports: Mapping[str, Report | None]) -> str:
 def _figures_beside(reports: Mapping[str, Report | None]) -> str:
     """Figures of ours beside those that the paper names."""
     rows = [(name, row) for name, report in reports.items() if report for row in report.get("beside_paper", ())]
-    return f"## Figures\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
+    return f"## Figures beside the paper's\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
 
 
 def _commands(reports: Mapping[str, Report | None]) -> str:

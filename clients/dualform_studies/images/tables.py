@@ -23,11 +23,11 @@ def example_tables(name: str, example: Report) -> Iterator[Table]:
     yield Table(
         f"{name}-top-images",
         f"{describe(example)}: the training images attended to most.",
-        ("layer", "dataset", "label", "image", "step", "slot", "attention weight"),
+        ("layer", "rank", "dataset", "label", "image", "step", "slot", "attention weight"),
         [
-            (layer, *(hit[key] for key in ("dataset", "label", "sample", "step", "slot", "score")))
+            (layer, rank, *(hit[key] for key in ("dataset", "label", "sample", "step", "slot")), f"{hit['score']:,.2f}")
             for layer, found in layers.items()
-            for hit in found["top"]
+            for rank, hit in enumerate(found["top"], start=1)
         ],
     )
     groups = [(each["dataset"], each["label"], each["count"]) for each in next(iter(layers.values()))["sums"]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from dualform_studies.pages.items import Cell, Figure, Heading, Item, Link, MarkedPassage, Paragraph, Table
-from dualform_studies.pages.words import anchor, in_words
+from dualform_studies.pages.words import anchor, are_numbers, in_words
 
 _STYLE = """
 body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 58rem; color: #222; background: #fff;
@@ -61,7 +61,7 @@ def _item(item: Item) -> str:
 
 
 def _table(table: Table) -> str:
-    numeric = [any(isinstance(row[at], int | float) for row in table.rows) for at in range(len(table.columns))]
+    numeric = [are_numbers(row[at] for row in table.rows) for at in range(len(table.columns))]
     kinds = [' class="number"' if number else "" for number in numeric]
     head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, table.columns, strict=True))
     rows = "\n".join(

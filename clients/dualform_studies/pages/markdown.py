@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from dualform_studies.pages.items import Cell, Figure, Heading, Item, Link, MarkedPassage, Paragraph, Table
-from dualform_studies.pages.words import anchor, in_words
+from dualform_studies.pages.words import anchor, are_numbers, in_words
 
 _UNFOLDED = 40
 """Rows of the longest table that is shown as it is."""
@@ -76,7 +76,7 @@ def _item(item: Item) -> str:
 
 
 def _rule(table: Table, at: int) -> str:
-    return "---:" if any(isinstance(row[at], int | float) for row in table.rows) else "---"
+    return "---:" if are_numbers(row[at] for row in table.rows) else "---"
 
 
 def _cell(cell: Cell) -> str:

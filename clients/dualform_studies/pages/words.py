@@ -1,8 +1,12 @@
-"""Cells of a table as they are read, and headings as links name them."""
+"""Cells of a table as they are read, columns that hold numbers, and headings as links name them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?( %)?")
+_NOTHING = ("", "-")
 
 
 def anchor(heading: str) -> str:
@@ -17,3 +21,13 @@ def in_words(cell: str | int | float | None) -> str:
     if isinstance(cell, bool | str):
         return str(cell)
     return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.6g}"
+
+
+def are_numbers(cells: Iterable[object]) -> bool:
+    """Whether a column is one of numbers, which stand to the right: each cell is one, also in words, or is empty."""
+    told = [cell for cell in cells if cell is not None and cell not in _NOTHING]
+    return bool(told) and all(isinstance(cell, int | float) or _is_number(cell) for cell in told)
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, str) and _NUMBER.fullmatch(cell) is not None

@@ -9,7 +9,8 @@ import pytest
 
 from dualform_studies.pages.claims import HOLDS, Claim
 from dualform_studies.pages.frame import LARGEST_PNG, new_figure
-from dualform_studies.pages.items import Link, MarkedPassage, Table
+from dualform_studies.pages.html import page_html
+from dualform_studies.pages.items import Cell, Link, MarkedPassage, Table
 from dualform_studies.pages.markdown import contents, moved, page_markdown, part_anchor, table_markdown
 from dualform_studies.pages.page import Page
 
@@ -138,6 +139,23 @@ def test_markdown_folds_a_long_table(tmp_path: Path):
     assert lines[:3] == ["<details><summary>Of <code>a &lt; b</code> &amp; more. (41 rows)</summary>", "", "| n |"]
     assert lines[-3:] == ["| 40 |", "", "</details>"]
     assert "<details>" not in table_markdown(short) + table_markdown(long, folded=False)
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        ([1, 0.5, None], True),
+        (["96.5 %", "-", ""], True),
+        (["75.1 ± 0.8", "1,234", "-0.3", "+2", "7.9e-06"], True),
+        (["1", "as after MNIST"], False),
+        (["1-2"], False),
+        ([None, "-"], False),
+    ],
+)
+def test_a_column_of_numbers_stands_to_the_right(cells: list[Cell], numbers: bool):
+    table = Table("one", "One.", ["n"], [[cell] for cell in cells])
+    assert table_markdown(table).split("\n")[3] == ("| ---: |" if numbers else "| --- |")
+    assert ('class="number"' in page_html("One", [table])) == numbers
 
 
 def test_a_figure_bears_its_title(tmp_path: Path):
