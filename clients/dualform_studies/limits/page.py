@@ -70,17 +70,17 @@ def _limits_table(report: Report) -> Table:
         ),
         (
             "It shows which datapoints are combined, not how they make a meaningful output (section 6).",
-            f"The terms that the mask `{MASK}` leaves out cancel {cancelled:.0f} times over in the layer where they "
-            "do most.",
-            "Outputs and whole networks under any mask say what the datapoints contribute together, and a "
-            "contribution what one of them brings to an output. Why the combination is right, neither says; a mask "
-            "is arithmetic, not a training without the datapoints, and the cancellation tells how far the two may be "
-            "apart.",
+            f"The terms that the mask `{MASK}` leaves out are {cancelled:.1f} times as long, added up one by one, as "
+            "their sum, in the layer where they cancel most.",
+            "Outputs and whole networks under any mask say what datapoints bring together. Why the combination is "
+            "right they do not say; and a mask is arithmetic, not a training without the datapoints: the "
+            "cancellation tells how far the two may be apart.",
         ),
         (
             "A memory of unlimited size is not necessarily useful: retrieval has to be powerful enough (remark 3.2).",
             "See the single task.",
-            "Other kernels over the same memory can be asked for, and a mask is a retrieval of its own.",
+            'The same memory can be asked by other kernels, `score="cosine"` and `kernel="softmax"`, and under any '
+            "mask.",
         ),
     ]
     return Table(

@@ -84,7 +84,7 @@ def _compact(report: Report) -> Iterator[Claim]:
     )
     yield Claim(
         "remark 3.4",
-        "It is more compact than the datapoints.",
+        "Such a system is smaller than the memory of all datapoints.",
         "no figure",
         f"{100 * stored:.3f} % of the numbers",
         verdict(-stored, -_SMALL, -_FAIRLY_SMALL),
