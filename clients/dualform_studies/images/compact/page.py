@@ -19,10 +19,10 @@ def compact_page(out: Path, report: Report) -> Page:
     """The page, with its figure drawn."""
     page = Page(out, "The memory shuffled, sidestepped and compacted (remarks 3.1, 3.3 and 3.4)")
     page.paragraph(
-        f"One network is trained as in the single task: {report['recipe']}; {report['steps']:,} updates on "
-        f"MNIST ({report['trained_on']}), {report['slots']:,} slots. A layer's key is its input with a "
-        "1 behind it, so that the bias is the weight's last column and an update is [W | b] at the end less [W | b] at "
-        "the start, in float64."
+        f"One network is trained as in the single task: {report['recipe']}; {report['steps']:,} updates on MNIST. It "
+        f"is trained on {report['trained_on']}. The memory has {report['slots']:,} slots. A layer's key is its input "
+        "with a 1 behind it, so that the bias is the weight's last column; an update is [W | b] at the end less "
+        "[W | b] at the start, in float64."
     )
     page.show(claims_table(list(remarks(report))))
     page.heading(ORDER)
