@@ -74,8 +74,13 @@ class AttentionOnly(nn.Module):
 
     def pattern(self, stream: Tensor) -> Tensor:
         """[B, H, S]: how much the last token attends to each, a above."""
+        return torch.softmax(self.attention_logits(stream), dim=-1)
+
+    def attention_logits(self, stream: Tensor) -> Tensor:
+        """[B, H, S]: what the softmax over the tokens is taken of."""
         queries, keys = _by_head(self.query(stream[:, -1])), _by_head(self.key(stream))
-        return torch.softmax(torch.einsum("bhe,bshe->bhs", queries, keys) / HEAD_WIDTH**0.5, dim=-1)
+        logits: Tensor = torch.einsum("bhe,bshe->bhs", queries, keys) / HEAD_WIDTH**0.5
+        return logits
 
 
 def _by_head(rows: Tensor) -> Tensor:
