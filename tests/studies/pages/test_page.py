@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dualform_studies.pages.claims import HOLDS, Claim
 from dualform_studies.pages.frame import LARGEST_PNG, new_figure
@@ -169,6 +170,23 @@ def test_a_picture_of_many_colours_is_packed(tmp_path: Path):
     with new_figure(tmp_path / "noise.png", 3.0) as figure:
         figure.subplots().imshow(noise)
     assert (tmp_path / "noise.png").stat().st_size <= LARGEST_PNG
+
+
+def test_colours_are_fitted_to_shades_and_paper_stays_white(tmp_path: Path):
+    ramp = np.linspace(0, 1, 200)
+    shades = np.stack([*np.meshgrid(ramp, ramp), np.full((200, 200), 0.3)], axis=-1)
+    errors = {}
+    for fitted in (True, False):
+        path = tmp_path / f"{fitted}.png"
+        with new_figure(path, 3.0, shades=fitted) as figure:
+            figure.subplots().imshow(shades, interpolation="bilinear")
+        with Image.open(path) as picture:
+            drawn = np.asarray(picture.convert("RGB")).astype(float)
+        assert drawn[2, 2].tolist() == [255, 255, 255]
+        # A row of the picture's middle, where red goes from nought to full, and green stays.
+        row = drawn[300][(drawn[300] < 250).any(axis=1)]
+        errors[fitted] = np.abs(row[:, 2] - 0.3 * 255).mean()
+    assert errors[True] < errors[False]
 
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path):
