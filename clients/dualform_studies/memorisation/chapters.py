@@ -33,15 +33,16 @@ def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recip
     drawn = draw_class_map(folder / "class-map.png", class_map(network, recipe.grid), facts, angles)
     page.figure(
         drawn,
-        "Left: the most likely next token at each point of the torus, the fainter the less likely; each dot is a pair "
-        "in the colour of its true next token, and letters at the top and right say which words. Right: the words.",
+        "Left: the most likely next token at each point of the torus, the fainter the less likely, with its letter; "
+        "each mark is a pair in the colour and shape of its true next token, and letters at the top and right say "
+        "which words. Right: the words.",
     )
     drawn = draw_sphere(folder / "unembedding.png", network, facts)
     page.figure(
         drawn,
         "The unembedding as a map of the sphere: the token that a stream of each direction gives (weighted Voronoi "
-        "cells). Black dots are the images of the 25 pairs after the attention layer, with their true next token "
-        "inside; white dots are the directions of the unembedding's own rows.",
+        "cells). The named marks are the images of the 25 pairs after the attention layer, in the colour and shape of "
+        "their true next token; white dots are the directions of the unembedding's own rows.",
     )
 
 

@@ -37,9 +37,9 @@ def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts:
     page.figure(
         draw_two_levels(folder / "two-levels.png", found, facts),
         f"Rows: the two tokens of `{name}`. Left: first level, the attention weights of all training slots, summed by "
-        "training pair (dots: the pair's next token). Right: what each training pair's values add, through each head, "
-        f"to the lead of {TOKENS[true]}, the true next token, over {TOKENS[rival]}, its strongest rival; titles "
-        "give the head's attention to the token (second level), and the sum.",
+        "training pair (marks: the pair's next token). Right: what each training pair's values offer, through each "
+        f"head, to the lead of {TOKENS[true]}, the true next token, over {TOKENS[rival]}, its strongest rival; titles "
+        "give the sum, and what the head's attention to the token (second level) lets through.",
     )
     lead = float(found.total[true] - found.total[rival])
     page.paragraph(

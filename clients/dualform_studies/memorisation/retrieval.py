@@ -34,12 +34,18 @@ class TwoLevels:
     """float64[S, P]: first level, the attention weights x_t . x_j summed over the slots of each training pair."""
     pattern: NDArray[np.float64]
     """float64[H, S]: second level, how much each head attends to each token."""
-    logits: NDArray[np.float64]
-    """float64[S, H, P, N]: what each training pair adds to the logits through one token and one head's values."""
+    offered: NDArray[np.float64]
+    """float64[S, H, P, N]: what each training pair's values of one token would add to the logits through one head that
+    attended to that token alone."""
     initial: NDArray[np.float64]
     """float64[N]: what the initial value projection adds."""
     residual: NDArray[np.float64]
     """float64[N]: what the last token's own stream adds."""
+
+    @property
+    def logits(self) -> NDArray[np.float64]:
+        """float64[S, H, P, N]: what each training pair adds to the logits through one token and one head's values."""
+        return self.pattern.T[:, :, None, None] * self.offered
 
     @property
     def total(self) -> NDArray[np.float64]:
@@ -67,14 +73,14 @@ def ask_two_levels(memory: Engine, network: AttentionOnly, facts: Facts, pair: i
     # The initial values, then pair by pair what the training added.
     values = torch.stack([begun, *moved]).reshape(-1, HEADS, HEAD_WIDTH, WIDTH)
     outputs = exact.output.weight.reshape(WIDTH, HEADS, HEAD_WIDTH)
-    added = torch.einsum("nd,dhe,hj,phec,jc->jhpn", exact.unembedding.weight, outputs, pattern, values, stream[0])
+    offered = torch.einsum("nd,dhe,phec,jc->jhpn", exact.unembedding.weight, outputs, values, stream[0])
     sums = memory.group_sum("value", asked_by(pair), by="sample")
     return TwoLevels(
         pair,
         sums.sums,
         pattern.numpy(),
-        added[:, :, 1:].numpy(),
-        added[:, :, 0].sum(dim=(0, 1)).numpy(),
+        offered[:, :, 1:].numpy(),
+        torch.einsum("hj,jhn->n", pattern, offered[:, :, 0]).numpy(),
         exact.unembedding(stream[0, -1]).numpy(),
     )
 

@@ -14,17 +14,21 @@ from numpy.typing import NDArray
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.network import HEADS, LENGTH
 from dualform_studies.memorisation.retrieval import TwoLevels
-from dualform_studies.memorisation.torus_figures import TOKEN_INK
+from dualform_studies.memorisation.torus_figures import TOKEN_INK, TOKEN_MARKS, token_handles
 from dualform_studies.pages.frame import new_figure
 
 _PLACES = ("first", "second")
 
 
 def draw_two_levels(path: Path, found: TwoLevels, facts: Facts) -> Path:
-    """A row for each of the two tokens attended to: its scores with the training pairs, and what they come to."""
+    """A row for each of the two tokens: its scores with the training pairs, and what their values have to say of it.
+
+    A head lets through as much of that as it attends to the token: the product is in the titles.
+    """
     true = int(facts.next_tokens[found.pair])
     margin, rival = found.margin(true)
-    most = float(np.abs(margin).max())
+    offered = found.offered[..., true] - found.offered[..., rival]
+    most = float(np.abs(offered).max())
     limit = float(np.abs(found.scores).max())
     with new_figure(path, 5.5) as figure:
         axes = figure.subplots(LENGTH, 1 + HEADS, sharex=True, sharey=True)
@@ -33,9 +37,10 @@ def draw_two_levels(path: Path, found: TwoLevels, facts: Facts) -> Path:
             axes[row, 0].set_title(f"first level:\n{place} token, {token}")
             axes[row, 0].set_ylabel("training pair's first token")
             for head, panel in enumerate(axes[row, 1:]):
-                added = _by_pair(panel, margin[row, head], facts, "RdBu_r", most)
-                attention, total = found.pattern[head, row], round(float(margin[row, head].sum()), 1) + 0.0
-                panel.set_title(f"head {head + 1}: {attention:.3f} to {token}\nin sum {total:+.1f} nats")
+                drawn = _by_pair(panel, offered[row, head], facts, "RdBu_r", most)
+                says, through = (_rounded(one[row, head].sum()) for one in (offered, margin))
+                attention = found.pattern[head, row]
+                panel.set_title(f"head {head + 1}, {token}: {says:+.1f} nats,\ntimes {attention:.3f} = {through:+.1f}")
         for panel in axes[-1]:
             panel.set_xlabel("training pair's second token")
         style: Any = {"orientation": "horizontal", "aspect": 30, "pad": 0.03}
@@ -43,9 +48,10 @@ def draw_two_levels(path: Path, found: TwoLevels, facts: Facts) -> Path:
         left.formatter = EngFormatter(sep=" ")
         left.locator = MaxNLocator(3)
         left.update_ticks()
-        left.set_label("attention weights summed\n" r"$\Sigma\,\alpha$ (no unit)")
-        right = figure.colorbar(added, ax=axes[:, 1:], **style)
-        right.set_label(f"added to the lead of {TOKENS[true]} over {TOKENS[rival]} (nats)")
+        left.set_label("attention weights summed\n" r"$\Sigma\,\alpha$")
+        right = figure.colorbar(drawn, ax=axes[:, 1:], **style)
+        right.set_label(f"lead of {TOKENS[true]} over {TOKENS[rival]} that values offer, before attention (nats)")
+        figure.legend(handles=token_handles(), loc="outside lower center", ncols=len(TOKENS), handletextpad=0.2)
     return path
 
 
@@ -56,21 +62,37 @@ def draw_scores(path: Path, scores: NDArray[np.float64], pair: str) -> Path:
         axes = figure.subplots(1, LENGTH, sharey=True)
         for panel, place, asked, token in zip(axes, _PLACES, scores, pair, strict=True):
             for style, by_token in zip(styles, asked, strict=True):
-                for ink, line in zip(TOKEN_INK, by_token, strict=True):
-                    panel.plot(np.arange(1, len(line) + 1), line, style, color=ink, linewidth=1.3)
+                for ink, mark, line in zip(TOKEN_INK, TOKEN_MARKS, by_token, strict=True):
+                    panel.plot(
+                        np.arange(1, len(line) + 1), line, style, color=ink, linewidth=1.3, marker=mark,
+                        markevery=_marked(len(line)), markersize=4,
+                    )  # fmt: skip
             panel.axhline(0, color="0.6", linewidth=0.6)
             panel.set_xscale("log")
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
             panel.set_xlabel("training step")
             panel.set_title(f"scores with the {place} token, {token}")
-        axes[0].set_ylabel("attention weight " r"$\alpha$ (no unit)")
-        tokens = [Line2D([], [], color=ink, label=token) for ink, token in zip(TOKEN_INK, TOKENS, strict=True)]
+        axes[0].set_ylabel("attention weight " r"$\alpha$")
+        tokens = [
+            Line2D([], [], color=ink, marker=mark, markersize=4, label=token)
+            for ink, mark, token in zip(TOKEN_INK, TOKEN_MARKS, TOKENS, strict=True)
+        ]
         places = [
             Line2D([], [], color="0.3", linestyle=style, label=f"as {place} token")
             for style, place in zip(styles, _PLACES, strict=True)
         ]
         figure.legend(handles=[*tokens, *places], loc="outside lower center", ncols=7)
     return path
+
+
+def _marked(steps: int) -> list[int]:
+    """Where marks stand on a line over so many steps, on a logarithmic axis."""
+    return sorted({round(at) - 1 for at in np.geomspace(1, steps, 7)})
+
+
+def _rounded(number: float) -> float:
+    """To one decimal; never minus zero."""
+    return round(float(number), 1) + 0.0
 
 
 def _by_pair(panel: Axes, values: NDArray[np.float64], facts: Facts, colours: str, limit: float) -> Any:
@@ -81,6 +103,6 @@ def _by_pair(panel: Axes, values: NDArray[np.float64], facts: Facts, colours: st
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
     for at, token in enumerate(facts.next_tokens.tolist()):
-        panel.plot(at % side, at // side, "o", color=TOKEN_INK[token], markersize=3.2, markeredgecolor="white",
-                   markeredgewidth=0.5)  # fmt: skip
+        panel.plot(at % side, at // side, TOKEN_MARKS[token], color=TOKEN_INK[token], markersize=4,
+                   markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
     return drawn

@@ -6,14 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.network import AttentionOnly
-from dualform_studies.memorisation.torus_figures import TOKEN_INK, token_handles
+from dualform_studies.memorisation.point_labels import place_names
+from dualform_studies.memorisation.torus_figures import TOKEN_INK, mark_pairs, token_handles
 from dualform_studies.pages.frame import new_figure
+
+_NAME = (11.0, 8.0)
+"""Width and height of a pair's two letters, in points of type."""
+_RADIUS = 4.5
+"""Of what a name must keep off, in points of type."""
 
 
 def directions(vectors: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -46,22 +55,37 @@ def draw_sphere(path: Path, network: AttentionOnly, facts: Facts) -> Path:
         won = cells(network, *middle)
         panel.pcolormesh(*edges, won, cmap=inks, vmin=-0.5, vmax=4.5, rasterized=True)
         panel.grid(color="white", linewidth=0.4, alpha=0.7)
-        across, up = directions(images)
-        panel.scatter(across, up, s=30, c="black", zorder=3, linewidths=0)
-        panel.scatter(across, up, s=9, c=[TOKEN_INK[t] for t in facts.next_tokens.tolist()], zorder=3, linewidths=0)
-        across, up = directions(columns)
-        panel.scatter(across, up, s=110, c="white", edgecolors="black", linewidths=0.8, zorder=4)
-        for token, x, y in zip(TOKENS, across, up, strict=True):
-            panel.annotate(token, (x, y), ha="center", va="center", fontsize=8, zorder=5)
+        inside, own = np.stack(directions(images), axis=1), np.stack(directions(columns), axis=1)
+        mark_pairs(panel, facts, inside, size=16)
+        panel.scatter(own[:, 0], own[:, 1], s=110, c="white", edgecolors="black", linewidths=0.8, zorder=4)
+        for token, at in zip(TOKENS, own, strict=True):
+            panel.annotate(token, at, ha="center", va="center", fontsize=8, fontweight="bold", zorder=5)
         panel.set_xticks(np.radians(np.arange(-120, 121, 60)))
         panel.set_yticks(np.radians(np.arange(-60, 61, 30)))
         panel.tick_params(axis="x", labelsize=7.5)
         panel.set_xlabel("longitude in the plane of stream dimensions 1 and 2 (°)", labelpad=6)
         panel.set_ylabel("latitude towards dimension 3 (°)")
-        pair = Line2D([], [], marker="o", color="black", linestyle="none", markersize=5, label="image of a pair")
-        own = Line2D(
+        row = Line2D(
             [], [], marker="o", color="white", markeredgecolor="black", linestyle="none", markersize=9,
             label="row of the unembedding",
         )  # fmt: skip
-        figure.legend(handles=[*token_handles(), pair, own], loc="outside lower center", ncols=4)
+        figure.legend(handles=[*token_handles(), row], loc="outside lower center", ncols=3)
+        _name_pairs(figure, panel, facts, inside, own)
     return path
+
+
+def _name_pairs(
+    figure: Figure, panel: Axes, facts: Facts, inside: NDArray[np.float64], own: NDArray[np.float64]
+) -> None:
+    """Letters of each pair beside its point, `inside` [P, 2]; they keep off the points of the rows, `own` [N, 2]."""
+    # Only a figure that is laid out knows where points are.
+    figure.draw_without_rendering()
+    points, taken = (panel.transData.transform(places) * 72 / figure.dpi for places in (inside, own))
+    meridians = np.stack([np.radians(np.arange(-120, 121, 60)), np.zeros(5)], axis=1)
+    written = panel.transData.transform(meridians) * 72 / figure.dpi + np.array([0, 5])
+    moved = place_names(points, _NAME, _RADIUS, np.concatenate([taken, written]))
+    for name, at, move in zip(facts.names, inside, moved, strict=True):
+        panel.annotate(
+            name, at, xytext=tuple(move), textcoords="offset points", ha="center", va="center", fontsize=7, zorder=6,
+            path_effects=[withStroke(linewidth=1.5, foreground="white")],
+        )  # fmt: skip

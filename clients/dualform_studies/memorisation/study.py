@@ -17,7 +17,10 @@ from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.memorisation.chapters import boosting_chapter, heads_chapter, maps_chapter
 from dualform_studies.memorisation.facts import draw_facts
 from dualform_studies.memorisation.memory_chapters import mask_chapter, retrieval_chapter
+from dualform_studies.memorisation.pattern_chapters import pattern_chapters
+from dualform_studies.memorisation.siblings import train_siblings
 from dualform_studies.memorisation.training import Recipe, train_recorded
+from dualform_studies.pages.claims import claims_table
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.pages.page import Page
 
@@ -58,10 +61,15 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         }
         page.show(certificate_table(report["verify"], report["cancellation"], "all its terms"))
         maps_chapter(page, network, facts, recipe)
+        siblings = train_siblings(recipe, range(seed + 1, seed + recipe.seeds), progress)
+        claims = pattern_chapters(page, network, facts, recipe, siblings)
         report["heads"] = heads_chapter(page, network, facts, recipe)
         report["ways"] = boosting_chapter(page, recipe, range(seed, seed + recipe.seeds), progress)
         report["two_levels"] = retrieval_chapter(page, memory, network, facts)
         report["masks"] = mask_chapter(page, memory, network, facts, recipe, seed, progress)
+    report["claims"] = [claim.plain() for claim in claims]
+    page.heading("The observations, put to the test")
+    page.show(claims_table(claims))
     report["seconds"] = {"training": trained - start, "all": perf_counter() - start}
     page.write(report)
     return report

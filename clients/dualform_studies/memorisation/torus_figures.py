@@ -9,21 +9,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from dualform_studies.memorisation.facts import TOKENS, Facts
+from dualform_studies.memorisation.region_names import name_places
 from dualform_studies.memorisation.torus import ClassMap
-from dualform_studies.pages.frame import new_figure
+from dualform_studies.pages.frame import PALETTE, new_figure
 
-TOKEN_INK = ("#2f6690", "#e0882e", "#4f9d69", "#7d5ba6", "#b23a48")
-"""One colour a token, wherever it is predicted, or follows."""
+TOKEN_INK = (*PALETTE[:4], PALETTE[5])
+"""One colour a token, wherever it is predicted, or follows; sky blue would be taken for a faint blue."""
+TOKEN_MARKS = ("o", "s", "^", "D", "v")
+"""And one mark a token, wherever it follows."""
+_DOT = 8.0
+"""Degrees on either side of a pair that its dot takes."""
 
 
 def draw_class_map(path: Path, drawn: ClassMap, facts: Facts, angles: NDArray[np.float64]) -> Path:
     """The whole network, and beside it the circle on which the words lie."""
     with new_figure(path, 4.3) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.45, 1))
-        paint(left, drawn)
+        paint(left, drawn, angles)
         place_pairs(left, facts, angles, size=46)
         name_angles(left)
         beside = left.secondary_xaxis("top"), left.secondary_yaxis("right")
@@ -65,7 +71,7 @@ def draw_panels(
         axes = figure.subplots(rows, across, squeeze=False, sharex=True, sharey=True)
         for at, (title, drawn) in enumerate(panels.items()):
             panel = axes.flat[at]
-            paint(panel, drawn)
+            paint(panel, drawn, angles[title], size=7.5)
             place_pairs(panel, facts, angles[title], size=14)
             name_angles(panel, up=at % across == 0, along=at // across == rows - 1)
             panel.set_title(title, fontsize=8.5)
@@ -75,20 +81,42 @@ def draw_panels(
     return path
 
 
-def paint(panel: Axes, drawn: ClassMap) -> None:
-    """The most likely token's colour, the fainter the less likely it is."""
+def paint(panel: Axes, drawn: ClassMap, angles: NDArray[np.float64] | None = None, size: float = 9) -> None:
+    """The most likely token's colour, the fainter the less likely it is, and its letter where there is room.
+
+    Letters keep off the pairs of words at these `angles` in radians, where any are given.
+    """
     inks = np.array([to_rgb(ink) for ink in TOKEN_INK])[drawn.token]
     strength = np.clip((drawn.probability - 0.2) / 0.8, 0.12, 1)[..., None] * 0.8
     panel.imshow(1 - (1 - inks) * strength, origin="lower", extent=(0, 360, 0, 360), rasterized=True)
+    cell = 360 / len(drawn.token)
+    for token, row, column in name_places(drawn.token, _free(len(drawn.token), angles)):
+        panel.text(
+            (column + 0.5) * cell, (row + 0.5) * cell, TOKENS[token], ha="center", va="center_baseline",
+            fontsize=size, fontweight="bold", path_effects=[withStroke(linewidth=2, foreground="white")],
+        )  # fmt: skip
+
+
+def _free(points: int, angles: NDArray[np.float64] | None) -> NDArray[np.bool_]:
+    """bool[G, G]: where no pair of words lies."""
+    if angles is None:
+        return np.ones((points, points), np.bool_)
+    places = (np.arange(points) + 0.5) * (360 / points)
+    near = np.abs(places[:, None] - np.degrees(angles)).min(axis=1) < _DOT
+    return np.asarray(~(near[:, None] & near))
 
 
 def place_pairs(panel: Axes, facts: Facts, angles: NDArray[np.float64], size: float) -> None:
-    """A dot for each pair, in the colour of its next token."""
-    at = np.degrees(angles)[facts.pairs.numpy()]
-    inks = [TOKEN_INK[token] for token in facts.next_tokens.tolist()]
-    panel.scatter(at[:, 0], at[:, 1], s=size * 1.9, c="black", zorder=3, linewidths=0)
-    panel.scatter(at[:, 0], at[:, 1], s=size * 1.45, c="white", zorder=3, linewidths=0)
-    panel.scatter(at[:, 0], at[:, 1], s=size * 0.75, c=inks, zorder=3, linewidths=0)
+    """A dot for each pair, in the colour and the shape of its next token."""
+    mark_pairs(panel, facts, np.degrees(angles)[facts.pairs.numpy()], size)
+
+
+def mark_pairs(panel: Axes, facts: Facts, places: NDArray[np.float64], size: float) -> None:
+    """The same for pairs that lie elsewhere: `places` float64[P, 2]."""
+    for token, (ink, mark) in enumerate(zip(TOKEN_INK, TOKEN_MARKS, strict=True)):
+        own = places[facts.next_tokens.numpy() == token]
+        for area, colour in ((1.9, "black"), (1.45, "white"), (0.75, ink)):
+            panel.scatter(own[:, 0], own[:, 1], s=size * area, c=colour, marker=mark, zorder=3, linewidths=0)
 
 
 def name_angles(panel: Axes, up: bool = True, along: bool = True) -> None:
@@ -103,8 +131,8 @@ def name_angles(panel: Axes, up: bool = True, along: bool = True) -> None:
 
 def token_handles() -> list[Line2D]:
     return [
-        Line2D([], [], marker="o", linestyle="none", color=ink, label=f"next token {token}")
-        for ink, token in zip(TOKEN_INK, TOKENS, strict=True)
+        Line2D([], [], marker=mark, linestyle="none", color=ink, label=f"next token {token}")
+        for ink, mark, token in zip(TOKEN_INK, TOKEN_MARKS, TOKENS, strict=True)
     ]
 
 
@@ -118,6 +146,6 @@ def _circle(panel: Axes, angles: NDArray[np.float64]) -> None:
     panel.set(xlim=(-2.25, 2.25), ylim=(-2.25, 2.25), aspect="equal")
     panel.set_xticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
     panel.set_yticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
-    panel.set_xlabel("along (1, -1, 0) / √2 (no unit)")
-    panel.set_ylabel("along (1, 1, -2) / √6 (no unit)")
+    panel.set_xlabel("along (1, -1, 0) / √2")
+    panel.set_ylabel("along (1, 1, -2) / √6")
     panel.set_title("the words on their circle")

@@ -142,10 +142,15 @@ def test_the_page_shows_every_figure_and_table(miniature):
     drawn = {path.name for path in folder.glob("*.png")}
     assert drawn == {
         "class-map.png", "unembedding.png", "attention.png", "heads-alone.png", "simplex.png", "simplex-inputs.png",
-        "boosting.png", "two-levels.png", "scores.png", "masked-pairs.png", "masked-maps.png", "last-steps.png",
+        "boosting.png", "level-line.png", "head-maps.png", "value-maps.png", "layer-maps.png", "edges.png",
+        "surfaces.png", "two-levels.png", "scores.png", "masked-pairs.png", "masked-maps.png", "last-steps.png",
     }  # fmt: skip
     assert all(f'src="{name}"' in page and (folder / name).with_suffix(".svg").is_file() for name in drawn)
-    assert [table["name"] for table in report["tables"]] == ["certificate", "heads", "ways", "top-slots", "left-out"]
+    assert [table["name"] for table in report["tables"]] == [
+        "certificate", "pattern", "heads", "ways", "top-slots", "left-out", "claims",
+    ]  # fmt: skip
+    headings = [line[3:] for line in (folder / "index.md").read_text().splitlines() if line.startswith("## ")]
+    assert {claim["heading"] for claim in report["claims"]} <= set(headings)
     assert report["known"] == report["heads"]["centre"]
     assert all(len(known) == 2 for known in report["ways"].values())
 
