@@ -24,6 +24,8 @@ from dualform_studies.pages.items import Link, Table
 from dualform_studies.pages.markdown import contents, moved, part_anchor, table_markdown
 from dualform_studies.studies import STUDIES
 
+PAPER_SIZE = {"aesop": "aesop-paper"}
+"""Folders of studies that were run at the paper's size, too, by `make reproduction-aesop`; each follows the other."""
 REPLAYED = "aesop-replay"
 """The folder of the study aesop with --replay, to stand beside the one that stored its keys."""
 
@@ -41,8 +43,9 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
 
     A study without a report there is named as not run. Raises what `GatheredFigures.take` raises; then nothing changes.
     """
-    reports = {name: _report_of(runs, name) for name in STUDIES}
-    pages = {name: report_folder(runs / name) / "index.md" for name in STUDIES}
+    names = [name for study in STUDIES for name in (study, PAPER_SIZE.get(study)) if name]
+    reports = {name: _report_of(runs, name) for name in names}
+    pages = {name: report_folder(runs / name) / "index.md" for name in names}
     texts = {name: page.read_text(encoding="utf-8") for name, page in pages.items() if page.is_file()}
     figures = GatheredFigures("reproduction")
     with TemporaryDirectory() as scratch:
@@ -132,8 +135,8 @@ def _replay(stored: Report, replayed: Report) -> str:
     ]
     answers = Table(
         "replay",
-        f"`{replayed['command']}` beside `{stored['command']}`: the ids and scores of the best datapoints, and every "
-        "token's sums by training position.",
+        f"`{replayed['command']}` beside `{stored['command']}`: the ids and scores of the best datapoints, and the "
+        "signed sums of each prompt's last token by training position.",
         ("prompt", "best datapoints", "sums"),
         rows,
     )

@@ -40,8 +40,8 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(checkout: Path) -> subprocess.CompletedProcess[str]:
-    command = ["make", "reproduction", "VENV=.", "BIN=./bin"]
+def make(checkout: Path, target: str = "reproduction", *given: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", target, "VENV=.", "BIN=./bin", *given]
     environment = os.environ | {"DUALFORM_DATA": str(checkout / "data")}
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=60)
 
@@ -91,3 +91,13 @@ def test_a_folder_without_a_report_is_left_alone(checkout: Path):
     assert done.returncode != 0
     assert "runs/single has no report: remove it, or give it another name" in done.stderr
     assert (checkout / "runs" / "single" / "memory.json").read_text() == "mine"
+
+
+def test_aesop_at_the_papers_size_is_a_command_of_its_own_on_two_threads(checkout: Path):
+    done = make(checkout, "reproduction-aesop", "UPDATES=54")
+    assert done.returncode == 0, done.stderr
+    assert (checkout / "calls").read_text() == (
+        "2 study aesop --preset paper --replay --steps 54 --out runs/aesop-paper.partial --json\n"
+    )
+    assert (checkout / "runs" / "aesop-paper" / "report" / "report.json").is_file()
+    assert (checkout / "document").read_text() == "-m dualform_studies.reproduction runs docs\n"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits
 from dualform.questions import GroupSum, TopK, Vectors
-from dualform_studies.text.checkpoints import Checkpoint
+from dualform_studies.text.checkpoints import Checkpoint, last_queries
 from dualform_studies.text.network import LAYER, LanguageModel
 from dualform_studies.text.prompts import CONTEXT, Prompt
 from dualform_studies.text.tokens import Tokens, Vocabulary
@@ -36,7 +36,8 @@ _ASKED = 24
 
 def read_by(vocabulary: Vocabulary, prompts: Sequence[Prompt]) -> list[Tokens]:
     """What the network reads of each prompt. Raises BadInput for one with a character that it does not know."""
-    return [vocabulary.encode(prompt.text).last(CONTEXT) for prompt in prompts]
+    encoded = (vocabulary.encode(prompt.text) for prompt in prompts)
+    return [tokens.ending(len(tokens) - 1, CONTEXT) for tokens in encoded]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,8 @@ class Questions:
     """int[c]: the prompts whose passages of the paper stand in the training text, as checkpoints have their queries."""
     checkpoints: Sequence[Checkpoint] = ()
     """Those before the end of the training."""
+    others: NDArray[np.float32] | None = None
+    """float32[o, d]: queries of the test text (prevalence.py)."""
 
     @property
     def last(self) -> list[int]:
@@ -64,7 +67,8 @@ class Questions:
         """How often all keys are scored: for the best and three sums of last tokens, one sum of others, and as much of
         the training as each checkpoint has seen."""
         seen = sum(checkpoint.updates for checkpoint in self.checkpoints) / steps
-        return len(self.queries) + 3 * len(self.prompts) + seen * len(self.compared)
+        others = 0 if self.others is None else len(self.others)
+        return len(self.queries) + 3 * len(self.prompts) + seen * len(self.compared) + others
 
     def asked(self, prompt: int) -> range:
         """Which tokens of a prompt have a query."""
@@ -78,6 +82,7 @@ class Questions:
             GroupSum(LAYER, Vectors(self.queries), by=("position",), score="abs"),
             GroupSum(LAYER, last, by=("position",)),
             GroupSum(LAYER, last, by=("step",), score="abs"),
+            *(() if self.others is None else (GroupSum(LAYER, Vectors(self.others), by=("position",), score="abs"),)),
             *(
                 GroupSum(LAYER, Vectors(one.queries), by=("position",), where=f"step < {one.updates}", score="abs")
                 for one in self.checkpoints
@@ -87,18 +92,20 @@ class Questions:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The answers, in the order of `Questions.questions`."""
+    """The answers to `Questions.questions`."""
 
     hits: Hits
     by_position: GroupSums
     by_position_signed: GroupSums
     by_step: GroupSums
+    of_others: GroupSums | None = None
     at_checkpoints: Sequence[GroupSums] = ()
 
     @classmethod
-    def of(cls, answers: Sequence[Any]) -> Attention:
-        hits, by_position, signed, by_step, *at_checkpoints = answers
-        return cls(hits, by_position, signed, by_step, at_checkpoints)
+    def of(cls, asking: Questions, answers: Sequence[Any]) -> Attention:
+        hits, by_position, signed, by_step, *rest = answers
+        others = None if asking.others is None else rest.pop(0)
+        return cls(hits, by_position, signed, by_step, others, rest)
 
     @property
     def positions(self) -> NDArray[np.int64]:
@@ -128,8 +135,10 @@ def prepare(
     prompts: Sequence[Prompt],
     compared: Sequence[int] = (),
     checkpoints: Sequence[Checkpoint] = (),
+    others: Sequence[Tokens] = (),
 ) -> Questions:
-    """Let the network read each prompt from a state of zeros, and keep the LSTM's input at each of its last tokens."""
+    """Let the network read each prompt from a state of zeros, and keep the LSTM's input at each of its last tokens, and
+    at the last token alone of `others`."""
     device = next(network.parameters()).device
     tokens = read_by(vocabulary, prompts)
     queries, rows, begin = [], [], 0
@@ -137,7 +146,8 @@ def prepare(
         queries.append(network.queries(torch.from_numpy(one.ids).to(device)).cpu().numpy()[-_ASKED:])
         rows.append(slice(begin, begin + len(queries[-1])))
         begin = rows[-1].stop
-    return Questions(prompts, tokens, rows, np.concatenate(queries), compared, checkpoints)
+    of_others = last_queries(network, others) if others else None
+    return Questions(prompts, tokens, rows, np.concatenate(queries), compared, checkpoints, of_others)
 
 
 def best(sums: NDArray[np.float64], k: int) -> NDArray[np.int64]:

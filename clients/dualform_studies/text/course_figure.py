@@ -24,17 +24,18 @@ def draw_course(path: Path, course: Sequence[Report]) -> Path:
         rows = figure.subfigures(2 if tables else 1, 1, squeeze=False)[:, 0]
         if tables:
             panels = rows[0].subplots(1, len(tables), sharey=True, squeeze=False)[0]
+            panels[0].set_yscale("log")
+            panels[0].set_ylim(2 * _last(course), 0.7)  # the first rank on top
             for number, (panel, table) in enumerate(zip(panels, tables, strict=True)):
                 _draw_ranks(panel, course, updates, table)
                 if number == 0:
                     panel.set_ylabel("rank among all positions")
-            panels[0].set_yscale("log")
-            panels[0].set_ylim(2 * _last(course), 0.7)  # the first rank on top
+                    rows[0].legend(loc="outside upper center", ncols=4, handlelength=2.6)
         below = rows[-1].subplots(1, 2 if tables else 1, squeeze=False)[0]
         if tables:
             _draw_forms(below[0], course, updates, tables)
         below[-1].plot(updates, [entry["perplexity"] for entry in course], color=INK[0], marker=MARKS[0], markersize=4)
-        below[-1].set_title("the test text")
+        below[-1].set_title("how well the test text is foretold")
         below[-1].set_ylabel("perplexity")
         for panel in below:
             panel.set_xlabel("updates")
@@ -61,10 +62,8 @@ def _draw_ranks(panel: Axes, course: Sequence[Report], updates: Sequence[int], t
                 marker=MARKS[row],
                 markersize=4,
                 linewidth=1,
-                label=f"its passage {row + 1}" if row < 3 else "its negative example",
+                label=f"Top-{row + 1} of the paper" if row < 3 else "its negative example",
             )
-    if panel.lines:
-        panel.legend(fontsize=7, handlelength=2.4)
     panel.yaxis.set_major_locator(LogLocator(10))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
     panel.axhline(BEST, color="0.7", linewidth=0.6)
@@ -83,11 +82,11 @@ def _draw_forms(panel: Axes, course: Sequence[Report], updates: Sequence[int], t
             color=INK[number],
             linestyle=_LINES[number],
             marker=MARKS[number],
-            markersize=4,
+            markersize=8 - 2 * number,  # where several are the same, all can be seen
             linewidth=1,
             label=f"Table {table}",
         )
     panel.set_ylim(-0.5, BEST + 0.5)
-    panel.set_title(f"the {BEST} best positions")
-    panel.set_ylabel("of the form that\nthe paper names")
+    panel.set_title(f"of the {BEST} best positions, those of the paper's form")
+    panel.set_ylabel("positions")
     panel.legend(fontsize=7, handlelength=2.4)

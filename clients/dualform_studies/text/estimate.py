@@ -19,19 +19,23 @@ from dualform_studies.text.attention import prepare
 from dualform_studies.text.checkpoints import Checkpoint, updates_to_stop_at
 from dualform_studies.text.prompts import Prompt
 from dualform_studies.text.runs import Task
+from dualform_studies.text.tokens import Tokens
 
 _WARM_UP, _TIMED = 2, 8
 """Steps: the first of a process are slow, as threads start and memory is mapped."""
 
 
-def dry_run(study: str, task: Task, prompts: Sequence[Prompt], compared: Sequence[int]) -> Report:
-    """Slots, bytes and seconds of both ways; nothing is written. `compared`: see `Questions`."""
+def dry_run(
+    study: str, task: Task, prompts: Sequence[Prompt], compared: Sequence[int], others: Sequence[Tokens]
+) -> Report:
+    """Slots, bytes and seconds of both ways; nothing is written. `compared` and `others`: see `prepare`."""
     recipe = task.recipe
     replace(task, recipe=recipe.with_steps(_WARM_UP)).run_plain()
     network, seconds = replace(task, recipe=recipe.with_steps(_TIMED)).run_plain()
     nothing = np.empty((0, recipe.d_in), dtype=np.float32)
     stops = updates_to_stop_at(recipe.steps, task.of_a_pass)[:-1]
-    asking = prepare(network, task.vocabulary, prompts, compared, [Checkpoint(stop, 1.0, nothing) for stop in stops])
+    seen = [Checkpoint(stop, 1.0, nothing) for stop in stops]
+    asking = prepare(network, task.vocabulary, prompts, compared, seen, others)
     queries = round(asking.scored(recipe.steps))
     cost = estimate(recipe.slots, [recipe.d_in], queries, recipe.steps, seconds / _TIMED)
     weights = 2 * sum(4 * value.numel() for value in network.state_dict().values())

@@ -22,7 +22,36 @@ def claims_of(report: Report) -> list[Claim]:
     for prompt in report["prompts"]:
         if prompt["table"] is not None:
             claims += _of_table(prompt, report["corpus"])
+            claims += (_prevalent(told, heading_of(prompt)) for told in report["prevalence"] if _of(told, prompt))
     return claims
+
+
+def _of(told: Report, prompt: Report) -> bool:
+    return bool(told["table"] == prompt["table"])
+
+
+def is_most(of_ten: int, of_all: int) -> bool:
+    """Whether two thirds of the best are of a form, or of all there are where these are fewer."""
+    return _share(of_ten, of_all) >= _MOST
+
+
+def _share(of_ten: int, of_all: int) -> float:
+    return of_ten / max(1, min(BEST, of_all)) + _MARGIN
+
+
+def _prevalent(told: Report, heading: str) -> Claim:
+    queries = told["of_ten"]
+    most = sum(is_most(of_ten, told["of_all"]) for of_ten in queries)
+    return Claim(
+        f"section 5.5, Table {told['table']}",
+        f"So do those attended to by other queries of the form, {told['claim']}.",
+        "one query",
+        f"{most} of {len(queries)} queries of the test text ({told['in_the_test_text']} have the form); on average "
+        f"{sum(queries) / len(queries):.1f} of their {BEST} best",
+        verdict(most / len(queries) + _MARGIN, _MOST, _SOME),
+        f"Of two thirds of the queries (in part: one third), two thirds of the {BEST} best are of the form.",
+        heading,
+    )
 
 
 def heading_of(prompt: Report) -> str:
@@ -51,7 +80,7 @@ def _of_table(prompt: Report, corpus: Report) -> Iterator[Claim]:
             f"The passages attended to most show {form['claim']}.",
             "3 of 3",
             f"{form['of_ten']} of the {BEST} best; of all {corpus['tokens_read']:,} positions {form['of_all']} do",
-            verdict(form["of_ten"] / max(1, min(BEST, form["of_all"])) + _MARGIN, _MOST, _SOME),
+            verdict(_share(form["of_ten"], form["of_all"]), _MOST, _SOME),
             f"Two thirds of the {BEST} best (in part: one third), or of all there are where these are fewer; counted "
             f"where {form['rule']}.",
             heading,

@@ -8,8 +8,9 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell
 from dualform_studies.pages.page import Page
 from dualform_studies.text.findings import passage_of
-from dualform_studies.text.observations import heading_of
+from dualform_studies.text.observations import heading_of, is_most
 from dualform_studies.text.passages import Passage
+from dualform_studies.text.ranks import BEST
 
 
 def show_prompt(page: Page, prompt: Report, report: Report) -> None:
@@ -50,6 +51,7 @@ def show_prompt(page: Page, prompt: Report, report: Report) -> None:
         ],
         _passage_rows(prompt, query, bool(table)),
     )
+    _show_prevalence(page, prompt, report)
     page.figure(
         report_folder(page.run) / f"{name}-attention.png",
         "Absolute attention weights of the marked token, summed by training token position along the text (left: how "
@@ -62,6 +64,38 @@ def show_prompt(page: Page, prompt: Report, report: Report) -> None:
         f"{_which(prompt, unit)} of what was read of the prompt, and the training passage that it attends to most.",
         [unit, "training passage", "from", "summed weight"],
         [[_token(entry), passage_of(entry).marked(), entry["title"], entry["sum"]] for entry in prompt["tokens"]],
+    )
+
+
+def _show_prevalence(page: Page, prompt: Report, report: Report) -> None:
+    """How other queries of the same form fare."""
+    rows: list[list[Cell]] = [
+        [
+            told["claim"],
+            told["of_all"],
+            told["in_the_test_text"],
+            len(told["of_ten"]),
+            sum(is_most(of_ten, told["of_all"]) for of_ten in told["of_ten"]),
+            ", ".join(map(str, told["of_ten"])),
+        ]
+        for told in report["prevalence"]
+        if told["table"] == prompt["table"]
+    ]
+    if not rows:
+        return
+    page.table(
+        f"{prompt['name']}-prevalence",
+        "Queries of the same form from the test text, chosen evenly along it where there are many: of how many two "
+        f"thirds of the {BEST} best positions are of the form, too.",
+        [
+            "form",
+            "positions of the training text",
+            "tokens of the test text",
+            "queries asked",
+            "of these with two thirds",
+            f"of the {BEST} best, query by query",
+        ],
+        rows,
     )
 
 

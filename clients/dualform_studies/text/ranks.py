@@ -54,8 +54,7 @@ class Standard:
 
     def of_the_best(self, positions: NDArray[np.int64], sums: NDArray[np.float64]) -> list[int]:
         """Of each form: how many of the BEST positions are of it."""
-        leading = positions[best(sums, BEST)]
-        return [int(np.isin(leading, cases.places).sum()) for cases in self.cases]
+        return [count_best(positions, sums, cases) for cases in self.cases]
 
     def of_all(self, positions: NDArray[np.int64]) -> list[int]:
         """Of each form: how many of all positions are of it."""
@@ -69,6 +68,11 @@ class Standard:
             _greater(sums[np.isin(positions, cases.places)], sums[np.isin(positions, cases.elsewhere)])
             for cases in self.cases
         ]
+
+
+def count_best(positions: NDArray[np.int64], sums: NDArray[np.float64], cases: Cases) -> int:
+    """How many of the BEST positions are among the cases of a form."""
+    return int(np.isin(positions[best(sums, BEST)], cases.places).sum())
 
 
 def rank(positions: NDArray[np.int64], sums: NDArray[np.float64], place: int) -> int | None:

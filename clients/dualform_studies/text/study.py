@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from dualform_studies.text.network import LanguageModel
 from dualform_studies.text.observations import beside_paper, claims_of
 from dualform_studies.text.page import language_page
 from dualform_studies.text.perplexity import Surprise, foretell
+from dualform_studies.text.prevalence import prevalence_of, samples_of
 from dualform_studies.text.prompts import Prompt, own_prompts, paper_prompts
 from dualform_studies.text.published import PublishedTable
 from dualform_studies.text.ranks import Standard
@@ -79,7 +81,8 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
     standards = standards_of(prompts, task)
     compared = [at for at, prompt in enumerate(prompts) if prompt.published and standards[prompt.name].comparable]
     if assignment.dry_run:
-        return dry_run(study.name, task, prompts, compared)
+        others = [tokens for sample in samples_of(standards.values(), task) for tokens in sample.asked]
+        return dry_run(study.name, task, prompts, compared, others)
     return _run(study, assignment, task, prompts, standards, compared)
 
 
@@ -122,7 +125,7 @@ def _run(
     compared: Sequence[int],
 ) -> Report:
     """The training: plain and recorded, or, where it is replayed, recorded and then run again for the answers."""
-    out, recipe = assignment.out, task.recipe
+    out, recipe, start = assignment.out, task.recipe, perf_counter()
     if not assignment.replay:
         _check_room(out, recipe)
     measured: dict[str, Surprise] = {}
@@ -153,15 +156,21 @@ def _run(
         "unharmed": None if plain is None else same_weights(network, plain),
         "prompts": [],
         "course": [],
+        "prevalence": [],
         "seconds": seconds,
     }
     # From here on the memory can be asked: nothing that goes wrong with asking should cost the training.
     write_report(out, report)
-    asking = prepare(network, task.vocabulary, prompts, compared, taker.taken[:-1] if compared else ())
+    samples = samples_of(standards.values(), task)
+    others = [tokens for sample in samples for tokens in sample.asked]
+    asking = prepare(network, task.vocabulary, prompts, compared, taker.taken[:-1] if compared else (), others)
     way = task.replay if assignment.replay else task.ask_stored
     attention, took = _ask(out, report, task, asking, standards, lambda questions: way(out, questions))
     seconds["training_again" if assignment.replay else "asking"] = took
     report["course"] = course_of(asking, attention, standards, taker.taken, of_a_pass)
+    if attention.of_others is not None:
+        report["prevalence"] = prevalence_of(samples, attention.of_others)
+    seconds["all"] = perf_counter() - start
     return _write(study, out, report)
 
 
@@ -191,7 +200,7 @@ def _ask(
 ) -> tuple[Attention, float]:
     """Ask about prompts, draw their figures and add what they led to; the seconds that answering took."""
     answers, seconds = answering(asking.questions())
-    attention = Attention.of(answers)
+    attention = Attention.of(asking, answers)
     folder = report_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "queries.npy", asking.queries)

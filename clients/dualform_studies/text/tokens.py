@@ -43,9 +43,9 @@ class Tokens:
         """The first token that begins at a character of the text or after it; n where there is none."""
         return int(np.searchsorted(self.starts, character))
 
-    def last(self, count: int) -> Tokens:
-        """The last `count` of them, all where there are fewer, still of the same text."""
-        part = slice(max(0, len(self) - count), len(self))
+    def ending(self, at: int, count: int) -> Tokens:
+        """The `count` tokens that end with token `at`, fewer where the text has fewer; still of the same text."""
+        part = slice(max(0, at + 1 - count), at + 1)
         return Tokens(self.text, self.ids[part], self.starts[part], self.ends[part])
 
 

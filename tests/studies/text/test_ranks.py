@@ -139,7 +139,8 @@ def told(ranks: list[int | None], of_ten: int, of_all: int, apart: float | None 
         "published": [{"rank": name, "rank_here": rank} for name, rank in zip(names, ranks, strict=False)],
         "forms": [{"claim": "x", "rule": "y", "of_ten": of_ten, "of_all": of_all, "told_apart": apart}],
     }
-    return {"prompts": [prompt, {"table": None, "name": "prompt-1"}], "corpus": {"tokens_read": 5000}}
+    prompts = [prompt, {"table": None, "name": "prompt-1"}]
+    return {"prompts": prompts, "corpus": {"tokens_read": 5000}, "prevalence": []}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,19 @@ def told(ranks: list[int | None], of_ten: int, of_all: int, apart: float | None 
 )
 def test_verdicts_follow_from_the_criteria(report: Report, verdicts: list[str]) -> None:
     assert [claim.verdict for claim in claims_of(report)] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("of_ten", "of_all", "expected"),
+    [([7, 7, 0], 50, "holds"), ([7, 6, 0], 50, "holds in part"), ([6], 50, "does not hold"), ([2, 2], 3, "holds")],
+)
+def test_other_queries_count_by_two_thirds_of_the_best(of_ten: list[int], of_all: int, expected: str) -> None:
+    report = told([None, None, None], 0, 50)
+    entry = {"table": 2, "claim": "x", "in_the_test_text": 40, "of_ten": of_ten, "of_all": of_all}
+    report["prevalence"] = [entry, entry | {"table": 3}]
+    *_, claim = claims_of(report)
+    assert claim.verdict == expected
+    assert f"of {len(of_ten)} queries of the test text (40 have the form)" in claim.ours
 
 
 def test_a_claim_names_the_query_and_where_its_evidence_stands() -> None:

@@ -20,6 +20,7 @@ from dualform_studies.assignment import Assignment
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.text.aesop import run_aesop
 from dualform_studies.text.corpora import Corpus, load_corpus
+from dualform_studies.text.forms import forms_of
 from dualform_studies.text.network import build_network
 from dualform_studies.text.published import AESOP
 from dualform_studies.text.recipe import Recipe
@@ -130,6 +131,27 @@ def test_the_papers_passages_have_the_ranks_of_their_sums_where_they_were_read(s
     assert unread == [None, None, corpus.train.index("no more. At one time") + len("no more. At"), None, None]
 
 
+def test_other_queries_of_the_test_text_are_held_against_their_form(stored: Run, oracle: Any) -> None:
+    corpus, tokens, keys, positions = oracle
+    vocabulary = Vocabulary(corpus.whole, "character")
+    network = build_network(len(vocabulary), _RECIPE, seed=0)
+    network.load_state_dict(load_file(stored[0] / "weights" / "final.safetensors"))
+    read = np.unique(positions)
+    told = {entry["claim"]: entry for entry in stored[1]["prevalence"]}
+    (form, timing) = forms_of(5)
+    assert told[timing.claim]["in_the_test_text"] == corpus.test.count("at one time") > 12
+    places = form.cases(vocabulary.encode(corpus.test), corpus).places
+    chosen = places[np.unique(np.linspace(0, len(places) - 1, 12).round().astype(int))]
+    cases, expected = set(form.cases(tokens, corpus).places.tolist()), []
+    for place in chosen:
+        text = corpus.test[max(0, place - 99) : place + 1]
+        query = network.queries(torch.from_numpy(vocabulary.encode(text).ids))[-1].numpy().astype(np.float64)
+        sums = np.bincount(positions, np.abs(keys @ query), minlength=len(tokens))[read]
+        expected.append(len(cases & set(read[np.argsort(-sums, kind="stable")[:10]].tolist())))
+    assert told[form.claim]["of_ten"] == expected
+    assert told[form.claim]["of_all"] == len(cases & set(read.tolist()))
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_checkpoint_is_the_training_that_ends_there(stored: Run, oracle: Any, texts: Path, tmp_path: Path) -> None:
     report = stored[1]
@@ -211,9 +233,10 @@ def test_a_replay_gives_the_same_page_without_storing_a_key(stored: Run, texts: 
         ):
             assert mine | {"sum": pytest.approx(theirs["sum"], rel=1e-6)} == theirs | {"sum": mine["sum"]}
     assert report["course"] == stored[1]["course"]
+    assert report["prevalence"] == stored[1]["prevalence"]
     assert report["perplexity"] == {"recorded": stored[1]["perplexity"]["recorded"]}
     assert report["unharmed"] is None
-    assert set(report["seconds"]) == {"recorded_training", "training_again"}
+    assert set(report["seconds"]) == {"recorded_training", "training_again", "all"}
     assert not list(out.rglob("*.faiss"))
     assert report["disk_bytes"] < stored[1]["disk_bytes"]
     with pytest.raises(BadInput, match="a replay trains anew") as error:
@@ -298,7 +321,8 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(texts: Path, tmp_p
     assert not out.exists()
     assert (report["slots"], report["key_width"]) == (4 * 12 * 70, 15)
     # Of three prompts 24 tokens, and the best and two more sums of the last; nine checkpoints have seen half of it.
-    assert report["queries"] == pytest.approx(3 * (24 + 3) + 3 * 9 * 0.5, abs=0.6)
+    # Further queries of the test text: one of Table 3's form, one of Table 4's, twelve of either of Table 5's.
+    assert report["queries"] == pytest.approx(3 * (24 + 3) + 3 * 9 * 0.5 + 1 + 1 + 24, abs=0.6)
     assert report["stored"]["bytes"] > report["slots"] * 15 * 4 > report["replay"]["bytes"] / 3
     # Either way trains twice: plainly and recorded, or recorded and again.
     assert report["replay"]["seconds"] == pytest.approx(report["stored"]["seconds"])

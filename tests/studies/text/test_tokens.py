@@ -62,9 +62,10 @@ def test_a_token_is_found_by_its_character() -> None:
     np.testing.assert_array_equal(tokens.ends - tokens.starts, [3, 3, 5])
 
 
-def test_the_last_tokens_are_those_of_the_same_text() -> None:
+def test_tokens_that_end_with_one_are_those_of_the_same_text() -> None:
     tokens = Vocabulary("one two  three", "word").encode("one two  three")
-    last = tokens.last(2)
+    last = tokens.ending(2, 2)
     assert [last.word(at) for at in range(2)] == ["two", "three"]
     assert last.text == tokens.text
-    assert len(tokens.last(9)) == 3
+    assert len(tokens.ending(2, 9)) == 3
+    assert [tokens.ending(1, 1).word(0), tokens.ending(0, 5).word(0)] == ["two", "one"]

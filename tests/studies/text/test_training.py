@@ -112,12 +112,13 @@ def test_reading_while_it_trains_changes_no_bit() -> None:
     tokens = vocabulary.encode(_TEXT)
     undisturbed, losses = _trained(recipe, seed=5)
     network, optimizer = begin(len(vocabulary), recipe, 5)
-    taker = CheckpointTaker([4, 12], [tokens.last(9)], tokens, streams=2)
+    prompt = tokens.ending(len(tokens) - 1, 9)
+    taker = CheckpointTaker([4, 12], [prompt], tokens, streams=2)
     assert train(network, optimizer, tokens, recipe, 5, watch=taker) == losses
     assert all(torch.equal(undisturbed[name], value) for name, value in network.state_dict().items())
     early, last = taker.taken
     assert (early.updates, last.updates) == (4, 12)
-    expected = network.queries(torch.from_numpy(tokens.last(9).ids))[-1:]
+    expected = network.queries(torch.from_numpy(prompt.ids))[-1:]
     np.testing.assert_array_equal(last.queries, expected.numpy())
     assert last.perplexity == foretell(network, tokens.ids, 2).perplexity < early.perplexity
     assert not np.array_equal(early.queries, last.queries)
