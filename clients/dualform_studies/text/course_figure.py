@@ -64,7 +64,7 @@ def _draw_ranks(panel: Axes, course: Sequence[Report], updates: Sequence[int], t
                 linewidth=1,
                 label=f"Top-{row + 1} of the paper" if row < 3 else "its negative example",
             )
-    panel.yaxis.set_major_locator(LogLocator(10))
+    panel.yaxis.set_major_locator(LogLocator(10, numticks=9))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
     panel.axhline(BEST, color="0.7", linewidth=0.6)
     panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
