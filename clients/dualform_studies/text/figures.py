@@ -63,7 +63,7 @@ def _draw_bands(panel: Axes, positions: NDArray[np.int64], sums: NDArray[np.floa
     places = np.append(positions[starts], positions[-1])
     levels = np.concatenate([levels, levels[:, -1:]], axis=1)
     low, lower, middle, upper, high = levels
-    panel.fill_between(places, low, high, step="post", color=INK[0], alpha=0.25, linewidth=0, label="5 to 95 % of positions")
+    panel.fill_between(places, low, high, step="post", color=INK[0], alpha=0.25, linewidth=0, label="5 to 95 % of all")
     panel.fill_between(places, lower, upper, step="post", color=INK[0], alpha=0.5, linewidth=0, label="25 to 75 %")
     panel.plot(places, middle, drawstyle="steps-post", color="black", linewidth=0.6, label="median")
     span = (sums.max() - sums.min()) or 1.0
