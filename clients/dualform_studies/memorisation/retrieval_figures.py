@@ -30,7 +30,7 @@ def draw_two_levels(path: Path, found: TwoLevels, facts: Facts) -> Path:
     offered = found.offered[..., true] - found.offered[..., rival]
     most = float(np.abs(offered).max())
     limit = float(np.abs(found.scores).max())
-    with new_figure(path, 5.5) as figure:
+    with new_figure(path, 5.7, shades=True) as figure:
         axes = figure.subplots(LENGTH, 1 + HEADS, sharex=True, sharey=True)
         for row, (place, token) in enumerate(zip(_PLACES, facts.names[found.pair], strict=True)):
             scores = _by_pair(axes[row, 0], found.scores[row], facts, "PuOr_r", limit)

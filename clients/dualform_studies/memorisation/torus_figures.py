@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
@@ -21,6 +22,8 @@ TOKEN_INK = (*PALETTE[:4], PALETTE[5])
 """One colour a token, wherever it is predicted, or follows; sky blue would be taken for a faint blue."""
 TOKEN_MARKS = ("o", "s", "^", "D", "v")
 """And one mark a token, wherever it follows."""
+_ATTENTION = colormaps["RdBu_r"].resampled(20)
+"""In steps of 5 %; every shade more would take from the marks' colours in a page's PNG."""
 _DOT = 8.0
 """Degrees on either side of a pair that its dot takes."""
 
@@ -44,11 +47,11 @@ def draw_class_map(path: Path, drawn: ClassMap, facts: Facts, angles: NDArray[np
 
 def draw_attention(path: Path, maps: NDArray[np.float64], facts: Facts, angles: NDArray[np.float64]) -> Path:
     """The attention pattern of each head: the probability to attend to the first token."""
-    with new_figure(path, 2.7) as figure:
+    with new_figure(path, 2.95, shades=True) as figure:
         axes = figure.subplots(1, len(maps), sharey=True)
         for head, (panel, attention) in enumerate(zip(axes, maps, strict=True), start=1):
             image = panel.imshow(
-                attention, origin="lower", extent=(0, 360, 0, 360), cmap="RdBu_r", vmin=0, vmax=1, rasterized=True
+                attention, origin="lower", extent=(0, 360, 0, 360), cmap=_ATTENTION, vmin=0, vmax=1, rasterized=True
             )
             places = (np.arange(len(attention)) + 0.5) * (360 / len(attention))
             if attention.min() < 0.5 < attention.max():
@@ -58,6 +61,7 @@ def draw_attention(path: Path, maps: NDArray[np.float64], facts: Facts, angles: 
             panel.set_title(f"head {head}")
         bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.01)
         bar.set_label("attention to the first token\n(probability)")
+        figure.legend(handles=token_handles(), loc="outside lower center", ncols=len(TOKENS), handletextpad=0.2)
     return path
 
 

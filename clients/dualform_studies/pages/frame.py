@@ -83,8 +83,10 @@ def packed_png(figure: Figure, dpi: int = _DPI, shades: bool = False) -> bytes:
 
 def _fitted(picture: Image.Image, colours: int) -> Image.Image:
     """A picture whose palette has the colours that are nearest to those of the picture, and white."""
-    # A smaller picture has the same shades, and is fitted in a fraction of the time.
-    return with_white(picture.reduce(_FITTED).quantize(colours, kmeans=1))
+    # A smaller picture has the same shades, and is fitted in a fraction of the time. Colours that cover the picture's
+    # whole range are where fitting begins, or those of small marks would be lost.
+    small = picture.reduce(_FITTED)
+    return with_white(small.quantize(colours, method=Image.Quantize.MAXCOVERAGE, kmeans=1))
 
 
 def with_white(few: Image.Image) -> Image.Image:
