@@ -1,0 +1,112 @@
+"""What every test image attends to. Shapes: n test images, G groups, k best slots of each.
+
+Weights are absolute, as in the paper: inputs of the first layer may be negative, and after relu nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import GroupKey
+from dualform.methods import Answers
+from dualform.questions import ProbeRows
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.recorded import Checkpoint
+
+TOP = 3
+"""The paper shows the three datapoints of greatest weight."""
+_BY = ("dataset", "label")
+_AT_ONCE = 1024
+"""Queries of one question: their scores take memory together."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAttention:
+    """The attention of all test images of a dataset at one layer."""
+
+    layer: str
+    groups: tuple[GroupKey, ...]
+    """(dataset, label) of each group: the classes of the datasets that were trained on, in the order of training."""
+    sums: NDArray[np.float64]
+    """float64[n, G]: the absolute attention weights of each group summed; 0 of a class without datapoints."""
+    top: NDArray[np.int64]
+    """int64[n, k]: the slots of greatest absolute weight, best first."""
+
+    def columns(self, dataset: str, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: the groups of labels of one dataset."""
+        numbers = {label: at for at, (name, label) in enumerate(self.groups) if name == dataset}
+        return np.array([numbers[label] for label in labels.tolist()], dtype=np.int64)
+
+    def leading(self) -> NDArray[np.int64]:
+        """int64[n]: the group with the greatest sum."""
+        leading: NDArray[np.int64] = self.sums.argmax(axis=1)
+        return leading
+
+    def ranks(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: the rank of one group of each image among all sums, 1 for the greatest."""
+        own = self.sums[np.arange(len(self.sums)), columns]
+        return np.asarray(1 + (self.sums > own[:, None]).sum(axis=1), dtype=np.int64)
+
+
+def ask_attention(
+    memory: Answers, layers: Sequence[str], checkpoint: Checkpoint, datasets: Sequence[Dataset], k: int = TOP
+) -> list[LayerAttention]:
+    """Sums over classes and the k best slots of every test image of a checkpoint, layer by layer."""
+    found = []
+    rows = np.arange(len(checkpoint.dataset.test))
+    for layer in layers:
+        probe, where = ProbeRows(checkpoint.probe), checkpoint.where
+        answer = memory.group_sum(layer, probe, by=_BY, where=where, score="abs")
+        top = best_slots(memory, layer, checkpoint.probe, rows, k, where, "abs")
+        found.append(LayerAttention(layer, classes_of(datasets), _spread(answer.sums, answer.groups, datasets), top))
+    return found
+
+
+def best_slots(
+    memory: Answers, layer: str, probe: str, rows: NDArray[np.int64], k: int, where: str | None, score: str
+) -> NDArray[np.int64]:
+    """int64[n, k]: the k slots of greatest score of each row of a probe, best first; fewer than k if there are no more.
+
+    The slots are those of the mask `where`.
+    """
+    parts = []
+    for start in range(0, len(rows), _AT_ONCE):
+        queries = ProbeRows(probe, tuple(rows[start : start + _AT_ONCE].tolist()))
+        hits = memory.topk(layer, queries, k=k, where=where, score=score)
+        parts.append(hits.ids.reshape(len(hits), -1))
+    return np.concatenate(parts)
+
+
+def sampled_rows(images: int, count: int, seed: int) -> NDArray[np.int64]:
+    """int64[count], ascending: test images drawn by chance, all of them where there are no more."""
+    drawn = np.random.default_rng(seed).choice(images, min(count, images), replace=False)
+    return np.sort(drawn).astype(np.int64)
+
+
+def ask_greatest(
+    memory: Answers, layer: str, checkpoint: Checkpoint, rows: NDArray[np.int64], datasets: Sequence[Dataset]
+) -> NDArray[np.float64]:
+    """float64[n, G]: the greatest absolute weight in each class, of some test images; 0 without datapoints."""
+    queries = ProbeRows(checkpoint.probe, tuple(rows.tolist()))
+    hits = memory.topk(layer, queries, k=1, where=checkpoint.where, by=_BY, score="abs")
+    scores = hits.flat_scores.reshape(len(rows), -1).astype(np.float64)
+    return _spread(scores, hits.groups or (), datasets)
+
+
+def classes_of(datasets: Sequence[Dataset]) -> tuple[GroupKey, ...]:
+    """Every class of every dataset, whether or not the training has seen it."""
+    return tuple((dataset.name, label) for dataset in datasets for label in range(len(dataset.label_names)))
+
+
+def _spread(
+    values: NDArray[np.float64], groups: Sequence[GroupKey], datasets: Sequence[Dataset]
+) -> NDArray[np.float64]:
+    """Columns of `groups` put where `classes_of` has them."""
+    classes = classes_of(datasets)
+    spread = np.zeros((len(values), len(classes)))
+    spread[:, [classes.index(group) for group in groups]] = values
+    return spread

@@ -1,0 +1,76 @@
+"""What the paper observes of a "1" that is taken for a "3" (section 5.4), over the whole test set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform_studies.images.claims.attention import LayerAttention
+from dualform_studies.images.claims.findings import Findings
+from dualform_studies.images.claims.prevalence import (
+    Prevalence,
+    choose_showing,
+    over_layers,
+    prevalence_claim,
+)
+from dualform_studies.images.recorded import Checkpoint
+
+MISTAKE = (1, 3)
+"""The paper's example: a "1" taken for a "3", for the attention that it gives to Fashion-MNIST's dresses."""
+_OWN_LEADS = "the query's own class of its own dataset has the greatest sum"
+_LEADS = "class 3 of Fashion-MNIST, dress, has the greatest sum"
+_LEADS_SECOND = "of Fashion-MNIST's classes, the one with the label recognised has the greatest sum"
+_OUTPUT = "the output"
+_SPOILT = "it was recognised before Fashion-MNIST was learned, and is with Fashion-MNIST masked"
+
+
+def continual_findings(
+    attention: Sequence[LayerAttention],
+    checkpoint: Checkpoint,
+    second: str,
+    given: NDArray[np.int64],
+    spoilt: NDArray[np.bool_],
+) -> Findings:
+    """The observations of MNIST after Fashion-MNIST, the dataset `second`; the checkpoint's test images are MNIST's.
+
+    `given` is int64[n], the class that the network gives each test image at the end; `spoilt` is bool[n], those that
+    were recognised before the second dataset was learned, are mistaken, and are recognised with it masked.
+    """
+    dataset, last = checkpoint.dataset, attention[-1]
+    labels = dataset.test.labels
+    one, three = MISTAKE
+    wrong = given != labels
+    mistaken = wrong & (labels == one) & (given == three)
+    among, wrongs = f"{one}s taken for {three} at the end", "MNIST test images mistaken at the end"
+    own = {layer.layer: layer.leading() == layer.columns(dataset.name, labels) for layer in attention}
+    dress = {
+        layer.layer: layer.leading() == layer.columns(second, np.array([three], dtype=np.int64)) for layer in attention
+    }
+    columns = [at for at, (name, _) in enumerate(last.groups) if name == second]
+    recognised = {layer.layer: layer.sums[:, columns].argmax(axis=1) == given for layer in attention}
+    dresses = over_layers(_LEADS, among, mistaken, dress)
+    of_label = over_layers(_LEADS_SECOND, wrongs, wrong, recognised)
+    spoilt_ones = Prevalence(_SPOILT, _OUTPUT, among, mistaken, spoilt)
+    spoilt_all = Prevalence(_SPOILT, _OUTPUT, wrongs, wrong, spoilt)
+    claims = [
+        *prevalence_claim(
+            "section 5.4",
+            'At layer 2 the class of greatest sum of a "1" taken for a "3" is Fashion-MNIST\'s class 3, dress.',
+            "one example (Figures 8 and 9)",
+            dresses[-1],
+        ),
+        *prevalence_claim(
+            "section 5.4",
+            "Attention to Fashion-MNIST explains mistakes: of its classes, the one with the label that an MNIST image "
+            "is taken for draws the most at layer 2.",
+            "one example (Figures 8 and 9)",
+            of_label[-1],
+        ),
+    ]
+    choice = choose_showing(dataset, given, [spoilt_ones, dresses[-1]]) or choose_showing(
+        dataset, given, [spoilt_all, of_label[-1]]
+    )
+    rows = [*over_layers(_OWN_LEADS, among, mistaken, own), *dresses, *of_label, spoilt_ones, spoilt_all]
+    return Findings(rows, claims, {} if choice is None else {"interference": choice})

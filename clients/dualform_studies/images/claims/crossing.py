@@ -1,0 +1,76 @@
+"""How much attention crosses from one dataset to another (the paper's section 5.3). Shapes: n test images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform_studies.images.claims.attention import TOP, LayerAttention
+from dualform_studies.images.claims.datapoints import Datapoints
+from dualform_studies.images.claims.prevalence import HEADING, Prevalence
+from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.folder import Report
+from dualform_studies.pages.items import Table
+
+
+def near_others(
+    attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str
+) -> dict[str, NDArray[np.bool_]]:
+    """By layer, bool[n]: whether a datapoint of another dataset than `dataset` is among the three best."""
+    foreign = datapoints.datasets != dataset
+    return {one.layer: foreign[one.top[:, :TOP]].any(axis=1) for one in attention}
+
+
+def crossing(attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str) -> Report:
+    """By layer, of all test images of a dataset: how many attend across, and the share of attention that crosses.
+
+    `near` is the share of test images with a datapoint of another dataset among their three best, `sums` the share of
+    all absolute attention weights that goes to other datasets, a mean over the test images.
+    """
+    near = near_others(attention, datapoints, dataset)
+    report: Report = {}
+    for one in attention:
+        others = [at for at, (name, _) in enumerate(one.groups) if name != dataset]
+        share = one.sums[:, others].sum(axis=1) / one.sums.sum(axis=1)
+        report[one.layer] = {
+            "queries": len(one.sums),
+            "near": float(near[one.layer].mean()),
+            "sums": float(share.mean()),
+        }
+    return report
+
+
+def crossing_claim(near: Sequence[Prevalence]) -> Claim:
+    """Whether attention to MNIST grows from layer to layer; `near` in the order of the layers."""
+    shares = [one.share for one in near]
+    steps = [after > before for before, after in pairwise(shares)]
+    measure = 2 if all(steps) else int(shares[-1] > shares[0])
+    return Claim(
+        "section 5.3",
+        "Attention from Fashion-MNIST crosses to MNIST in late layers, as the output is shared.",
+        "one example (Figures 6 and 11)",
+        ", ".join(f"{100 * one.share:.1f} % at {one.layer}" for one in near) + f" of {near[0].total:,} {near[0].among}",
+        verdict(measure, 2, 1),
+        f"the share of Fashion-MNIST test images with MNIST among the {TOP} best datapoints: rises from each layer to "
+        "the next; in part, is greater at the last layer than at the first",
+        HEADING,
+    )
+
+
+def crossing_table(crossings: Mapping[str, Report]) -> Table:
+    """`crossings` by dataset of the queries."""
+    first = next(iter(next(iter(crossings.values())).values()))
+    rows = [
+        (dataset, layer, f"{100 * found['near']:.1f}", f"{100 * found['sums']:.1f}")
+        for dataset, layers in crossings.items()
+        for layer, found in layers.items()
+    ]
+    caption = (
+        f"Attention across datasets, over all {first['queries']:,} test images of each: how many have the other "
+        f"dataset's datapoints among their {TOP} best, and the mean share of all attention weights that goes there."
+    )
+    columns = ("queries of", "layer", f"images with one among the {TOP} best (%)", "of all weights (%)")
+    return Table("crossing", caption, columns, rows)

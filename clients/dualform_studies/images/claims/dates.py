@@ -1,0 +1,192 @@
+"""When the datapoints of greatest weight were trained on (the end of the paper's section 5.2).
+
+Both rankings are signed: the weight, and the cosine, in which the length of keys has no say. Behind the first layer no
+weight is negative, and signed is what the paper ranks by. Shapes: n queries, k datapoints of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.methods import Answers
+from dualform_studies.images.claims.attention import best_slots, sampled_rows
+from dualform_studies.images.claims.datapoints import Datapoints
+from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.folder import Report
+
+HEADING = "When the best datapoints were trained on"
+BEST = 500
+"""Datapoints of each query, as in the paper."""
+SAMPLED = 200
+"""Test images over which a mean is taken."""
+_EVEN = 1 / 3
+_LATE = 0.38
+"""Recent datapoints are not preferred as long as the last third of the training has no greater share."""
+_SPREAD = (0.25, 0.42)
+"""Datapoints are spread out while the first third of the training has a share in between."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """The part of a training whose datapoints are dated."""
+
+    first: int
+    """Its first update."""
+    stop: int
+    """The update after its last."""
+    where: str
+    """The mask that leaves its slots."""
+    words: str = "the training"
+
+    def thirds(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The third of the period that each step is in: 0, 1 or 2."""
+        thirds: NDArray[np.int64] = 3 * (steps - self.first) // (self.stop - self.first)
+        return thirds
+
+
+@dataclass(frozen=True, eq=False)
+class Dates:
+    """The updates that the best datapoints of each query were part of."""
+
+    steps: NDArray[np.int64]
+    """int64[n, k]."""
+    period: Period
+
+    def third(self, number: int) -> NDArray[np.float64]:
+        """float64[n]: the share of each query's datapoints in the first (0), middle (1) or last (2) third."""
+        share: NDArray[np.float64] = (self.period.thirds(self.steps) == number).mean(axis=1)
+        return share
+
+    def excess(self) -> float:
+        """How much more than a third of the best datapoints is early, a mean over the queries."""
+        return float(self.third(0).mean()) - _EVEN
+
+
+@dataclass(frozen=True, eq=False)
+class LayerDates:
+    layer: str
+    shown: Dates
+    """Of the one query that is drawn, by weight."""
+    product: Dates
+    """Of the sampled test images, by weight."""
+    cosine: Dates
+    """Of the same, by cosine."""
+    norms: NDArray[np.float64]
+    """float64[steps of the period]: the mean length of the keys of each update's datapoints."""
+
+    @property
+    def cause(self) -> str:
+        """What makes the best datapoints early: "length" of early keys, "other", or "none" where they are not."""
+        excess = self.product.excess()
+        if excess <= 0:
+            return "none"
+        return "length" if self.cosine.excess() <= excess / 2 else "other"
+
+
+def ask_dates(
+    memory: Answers,
+    layers: Sequence[str],
+    checkpoint: Checkpoint,
+    shown: int,
+    period: Period,
+    datapoints: Datapoints,
+    norms: Mapping[str, NDArray[np.float64]],
+    seed: int = 0,
+) -> list[LayerDates]:
+    """The best datapoints of a period, of the test image `shown` and of others drawn by chance, layer by layer.
+
+    `norms` is float64[T] by layer, the length of each slot's key.
+    """
+    rows = sampled_rows(len(checkpoint.dataset.test), SAMPLED, seed)
+    within = (datapoints.steps >= period.first) & (datapoints.steps < period.stop)
+    found = []
+    for layer in layers:
+
+        def dated(rows: NDArray[np.int64], score: str, layer: str = layer) -> Dates:
+            best = best_slots(memory, layer, checkpoint.probe, rows, BEST, period.where, score)
+            return Dates(datapoints.steps[best], period)
+
+        by_step = mean_by_step(norms[layer], datapoints.steps, within, period)
+        alone = dated(np.array([shown]), "signed")
+        found.append(LayerDates(layer, alone, dated(rows, "signed"), dated(rows, "cosine"), by_step))
+    return found
+
+
+def mean_by_step(
+    values: NDArray[np.float64], steps: NDArray[np.int64], among: NDArray[np.bool_], period: Period
+) -> NDArray[np.float64]:
+    """float64[steps of the period]: the mean of each step's values, of the slots `among`; nan of a step without any."""
+    begun = steps[among] - period.first
+    count = period.stop - period.first
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = np.bincount(begun, values[among], count) / np.bincount(begun, minlength=count)
+    return means
+
+
+def date_claims(layers: Sequence[LayerDates]) -> list[Claim]:
+    """That recent datapoints are not preferred, and that datapoints are spread out, behind the first layer."""
+    behind = layers[1:]
+    late = {one.layer: float(one.product.third(2).mean()) for one in behind}
+    early = {one.layer: float(one.product.third(0).mean()) for one in behind}
+    low, high = _SPREAD
+    of = f"of the {BEST} best of {len(behind[0].product.steps)} test images"
+    names = " and ".join(late)
+    return [
+        Claim(
+            "section 5.2",
+            f"The most recent datapoints are not more important at {names}.",
+            "no figure",
+            f"{_listed(late)} {of} come from the last third of the updates",
+            verdict(sum(share <= _LATE for share in late.values()), len(behind), 1),
+            f"at most {100 * _LATE:.0f} % from the last third (even: 33.3 %) at {names}; in part, at one of them",
+            HEADING,
+        ),
+        Claim(
+            "section 5.2",
+            f"The {BEST} best datapoints are rather spread out over time at {names}.",
+            "no figure",
+            f"{_listed(early)} {of} come from the first third of the updates",
+            verdict(sum(low <= share <= high for share in early.values()), len(behind), 1),
+            f"between {100 * low:.0f} and {100 * high:.0f} % from the first third at {names}; in part, at one of them",
+            HEADING,
+        ),
+    ]
+
+
+def _listed(shares: dict[str, float]) -> str:
+    return ", ".join(f"{100 * share:.1f} % at {layer}" for layer, share in shares.items())
+
+
+def dates_report(layers: Sequence[LayerDates]) -> Report:
+    """By layer, over the sampled test images; each share of a third is a mean, with its deviation."""
+    return {
+        one.layer: {
+            "queries": len(one.product.steps),
+            "datapoints": one.product.steps.shape[1],
+            "period": one.product.period.words,
+            "shown": [float(one.shown.third(number).mean()) for number in range(3)],
+            "product": _thirds(one.product),
+            "cosine": _thirds(one.cosine),
+            "norms": _norms(one),
+            "cause": one.cause,
+        }
+        for one in layers
+    }
+
+
+def _norms(dates: LayerDates) -> list[float | None]:
+    """The mean length of keys in each third of the period; None without any."""
+    period = dates.product.period
+    thirds = period.thirds(np.arange(period.first, period.stop))
+    parts = [dates.norms[(thirds == number) & ~np.isnan(dates.norms)] for number in range(3)]
+    return [float(part.mean()) if len(part) else None for part in parts]
+
+
+def _thirds(dates: Dates) -> Report:
+    shares = [dates.third(number) for number in range(3)]
+    return {"mean": [float(share.mean()) for share in shares], "deviation": [float(share.std()) for share in shares]}

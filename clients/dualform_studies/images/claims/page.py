@@ -1,0 +1,183 @@
+"""The sections of a study's page that put the paper's observations to the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dualform_studies.images.claims import dates, hubs, prevalence
+from dualform_studies.images.claims.attention import TOP
+from dualform_studies.pages.claims import Claim, claims_table
+from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.pages.items import Cell, Table
+from dualform_studies.pages.page import Page
+
+_CAUSES = {
+    "length": "it is the length of their keys that makes them hubs",
+    "direction": "it is the direction of their keys that makes them hubs",
+    "both": "both length and direction make them hubs",
+}
+
+
+def show_prevalence(page: Page, report: Report) -> None:
+    """The claims of the study, and how often each observation holds."""
+    page.heading(prevalence.HEADING)
+    page.show(claims_table([Claim(**claim) for claim in report["claims"]]))
+    page.show(prevalence.prevalence_table(report["prevalence"]))
+
+
+def show_hubs(page: Page, found: Mapping[str, Report]) -> None:
+    """`found` as `hubs_report` gives it."""
+    first = next(iter(found.values()))
+    page.heading(hubs.HEADING)
+    page.paragraph(
+        f"How often each of the {first['images']:,} training images is among the best {TOP} of the "
+        f"{first['queries']:,} test images. A datapoint is one visit of an image: where keys repeat or nearly do, all "
+        f"{TOP} best may be visits of one image, which then counts once. Beside it, the same for the {TOP} best images."
+    )
+    page.paragraph(
+        f"Of {first['compared']:,} test images, drawn by chance, the {TOP} best are also taken by cosine, in which the "
+        "length of keys has no say; this and what it is compared with are signed. "
+        + " ".join(f"{sentence}." for sentence in _causes(found))
+    )
+    page.figure(
+        report_folder(page.run) / "hub-distribution.png",
+        "How unevenly attention falls on the training images (no figure of the paper; its appendix A).",
+    )
+    page.figure(
+        report_folder(page.run) / "hubs.png",
+        f"The {hubs.GREATEST} greatest hubs of each layer, with their class and how many test images have them among "
+        f"their {TOP} best (Figure 10a of the paper shows one).",
+    )
+    page.show(_summary_table(found), _hubs_table(found))
+
+
+def _causes(found: Mapping[str, Report]) -> Iterator[str]:
+    for layer, one in found.items():
+        yield (
+            f"At {layer} {one['surviving']} of the {hubs.GREATEST} greatest hubs stay among the {hubs.GREATEST} "
+            f"greatest: {_CAUSES[one['cause']]}"
+        )
+
+
+def _summary_table(found: Mapping[str, Report]) -> Table:
+    rows: list[list[Cell]] = []
+    for layer, one in found.items():
+        greatest = one["greatest"][0]
+        rows.append(
+            [
+                layer,
+                one["ever"],
+                one["half"],
+                f"{100 * greatest['slots']:.1f}",
+                _figure(one["norm_correlation"]),
+                _figure(one["cosine_norm_correlation"]),
+                one["surviving"],
+            ]
+        )
+    columns = [
+        "layer",
+        "images ever among them",
+        "images that take half of all places",
+        "test images of the greatest hub (%)",
+        "correlation of count and length",
+        "the same by cosine",
+        f"of the {hubs.GREATEST} greatest, also by cosine",
+    ]
+    caption = (
+        "Hubs by layer. The correlation is Spearman's, over all training images; the length of an image's key is the "
+        "mean over its visits."
+    )
+    return Table("hubs", caption, columns, rows)
+
+
+def _hubs_table(found: Mapping[str, Report]) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            layer,
+            rank,
+            image["dataset"],
+            image["sample"],
+            image["label"],
+            *(f"{100 * image[share]:.1f}" for share in ("slots", "images", "signed", "cosine")),
+            f"{image['norm']:.2f}",
+            f"{100 * image['longer_than']:.1f}",
+        ]
+        for layer, one in found.items()
+        for rank, image in enumerate(one["greatest"], start=1)
+    ]
+    columns = [
+        "layer",
+        "rank",
+        "dataset",
+        "image",
+        "class",
+        f"among the {TOP} best slots (%)",
+        f"among the {TOP} best images (%)",
+        "signed, of those compared (%)",
+        "by cosine, of those compared (%)",
+        "length of its key",
+        "longer than of the images (%)",
+    ]
+    return Table("greatest-hubs", "The greatest hubs of each layer.", columns, rows)
+
+
+def show_dates(page: Page, found: Mapping[str, Report]) -> None:
+    """`found` by dataset of the test images, each as `dates_report` gives it."""
+    page.heading(dates.HEADING)
+    page.paragraph(
+        f"The paper finds the {dates.BEST} datapoints of greatest weight spread over time, with no clear pattern that "
+        "recent ones are more important. "
+        + " ".join(_cause(dataset, layer, one) for dataset, layers in found.items() for layer, one in layers.items())
+    )
+    for dataset, layers in found.items():
+        period = next(iter(layers.values()))["period"]
+        page.figure(
+            report_folder(page.run) / f"dates-{dataset}.png",
+            f"When the {dates.BEST} datapoints of greatest weight of test images of {dataset} were trained on, over "
+            f"{period} (no figure of the paper; the end of its section 5.2).",
+        )
+    page.show(_dates_table(found))
+
+
+def _cause(dataset: str, layer: str, one: Report) -> str:
+    """Whether the best datapoints are early, and why, in a sentence."""
+    early, cosine = (100 * one[ranking]["mean"][0] for ranking in ("product", "cosine"))
+    said = f"At {layer}, of test images of {dataset}, {early:.1f} % come from the first third of {one['period']}"
+    if one["cause"] == "none":
+        return f"{said}, no more than of an even spread."
+    begun, *_, ended = one["norms"]
+    lengths = "" if None in (begun, ended) else f" (keys have a mean length of {begun:.3g} then, {ended:.3g} at last)"
+    why = "so the length of early keys is the cause" if one["cause"] == "length" else "so length is not the cause"
+    return f"{said}{lengths}, and {cosine:.1f} % by cosine: {why}."
+
+
+def _dates_table(found: Mapping[str, Report]) -> Table:
+    rows: list[list[Cell]] = []
+    for dataset, layers in found.items():
+        for layer, one in layers.items():
+            for ranking, words in (("product", "weight"), ("cosine", "cosine")):
+                thirds = one[ranking]
+                shares = zip(thirds["mean"], thirds["deviation"], strict=True)
+                own = one["shown"] if ranking == "product" else [None] * 3
+                rows.append(
+                    [
+                        dataset,
+                        layer,
+                        words,
+                        *(f"{100 * mean:.1f} ± {100 * deviation:.1f}" for mean, deviation in shares),
+                        ", ".join("-" if share is None else f"{100 * share:.1f}" for share in own),
+                        ", ".join(map(_figure, one["norms"])),
+                    ]
+                )
+    first = next(iter(next(iter(found.values())).values()))
+    caption = (
+        f"The thirds of the training that the {first['datapoints']} best datapoints come from, in per cent (even: "
+        f"33.3): mean and deviation over {first['queries']} test images drawn by chance, and of the one that is drawn; "
+        "and the mean length of keys in each third. Both rankings are signed."
+    )
+    columns = ["test images of", "layer", "ranked by", "first", "middle", "last", "the one drawn", "length of keys"]
+    return Table("dates", caption, columns, rows)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
