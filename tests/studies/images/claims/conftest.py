@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualform.query.engine import Engine, open_memory
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.download import load_dataset
+from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.recorded import Checkpoint, record
+from dualform_studies.images.stream import batch_rows, mixed_batches
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
+STEPS, BATCH = 60, 32
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A memory of both datasets learned together, half learned, and what its slots are, row by row."""
+
+    memory: Engine
+    datasets: tuple[Dataset, Dataset]
+    names: list[str]
+    labels: list[int]
+    samples: list[int]
+
+    def checkpoint(self, number: int) -> Checkpoint:
+        return Checkpoint(self.datasets[number], STEPS, last=True)
+
+    def given(self, number: int) -> np.ndarray:
+        return self.checkpoint(number).classes_given(self.memory)
+
+    def products(self, layer: str, number: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """Float64 scores of the test images of a dataset, and of all slots."""
+        queries = self.memory.probe(self.checkpoint(number).probe, layer).queries.astype(np.float64)
+        return queries[slice(None) if rows is None else rows] @ self.keys(layer).T
+
+    def keys(self, layer: str) -> np.ndarray:
+        return self.memory.keys(layer).astype(np.float64)
+
+
+@pytest.fixture(scope="session")
+def recorded(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    datasets = load_dataset("mnist", made_up_data), load_dataset("fashion-mnist", made_up_data)
+    recipe = Recipe(hidden=(48, 32), lr=0.004, batch=BATCH, steps=STEPS)
+    chosen = [np.arange(100), np.arange(50, 150)]
+
+    def stream():
+        return mixed_batches(datasets, chosen, batch_rows(200, recipe, seed=3, part=0))
+
+    folder = tmp_path_factory.mktemp("claims") / "run"
+    record(datasets, stream(), recipe, 3, folder)
+    batches = list(stream())
+    with open_memory(folder) as memory:
+        yield Recorded(
+            memory,
+            datasets,
+            [name for batch in batches for name in batch.dataset],
+            [int(label) for batch in batches for label in batch.labels],
+            [int(row) for batch in batches for row in batch.rows],
+        )

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from dualform_studies.images.claims.date_figure import draw_dates
+from dualform_studies.images.claims.dates import (
+    Dates,
+    LayerDates,
+    Period,
+    date_claims,
+    dates_report,
+    mean_by_step,
+)
+from dualform_studies.images.datasets import digits
+from dualform_studies.images.query_figure import Query
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
+
+PERIOD = Period(30, 60, "step >= 30")
+
+
+def dates(early: int, late: int, count: int = 100, queries: int = 3) -> Dates:
+    """Of `count` datapoints so many of the first and of the last third."""
+    steps = [*np.full(early, 30), *np.full(count - early - late, 45), *np.full(late, 59)]
+    return Dates(np.tile(np.array(steps), (queries, 1)), PERIOD)
+
+
+def layer(product: Dates, cosine: Dates | None = None, name: str = "layer-1") -> LayerDates:
+    return LayerDates(name, product, product, cosine or product, np.ones(30))
+
+
+def test_thirds_of_a_period():
+    one = Dates(np.array([[30, 39, 40, 59], [49, 50, 51, 52]]), PERIOD)
+    assert [one.third(number).tolist() for number in range(3)] == [[0.5, 0.0], [0.25, 0.25], [0.25, 0.75]]
+    assert one.excess() == pytest.approx(0.25 - 1 / 3)
+
+
+@pytest.mark.parametrize(("late", "verdicts"), [((38, 20), HOLDS), ((39, 20), IN_PART), ((39, 50), FAILS)])
+def test_recent_datapoints_are_preferred_from_a_share_on(late: tuple[int, int], verdicts: str):
+    behind = [layer(dates(30, share), name=f"layer-{at}") for at, share in enumerate(late, start=1)]
+    assert date_claims([layer(dates(0, 100), name="layer-0"), *behind])[0].verdict == verdicts
+
+
+@pytest.mark.parametrize(
+    ("early", "verdicts"), [((25, 42), HOLDS), ((24, 42), IN_PART), ((25, 43), IN_PART), ((24, 43), FAILS)]
+)
+def test_datapoints_are_spread_out_within_bounds(early: tuple[int, int], verdicts: str):
+    behind = [layer(dates(share, 30), name=f"layer-{at}") for at, share in enumerate(early, start=1)]
+    assert date_claims([layer(dates(0, 100), name="layer-0"), *behind])[1].verdict == verdicts
+
+
+@pytest.mark.parametrize(
+    ("early", "cosine", "cause"), [(30, 90, "none"), (60, 46, "length"), (60, 50, "other"), (60, 20, "length")]
+)
+def test_length_is_the_cause_if_the_excess_halves_without_it(early: int, cosine: int, cause: str):
+    assert layer(dates(early, 10), dates(cosine, 10)).cause == cause
+
+
+def test_means_by_step():
+    steps = np.array([0, 30, 30, 32, 60])
+    norms = mean_by_step(np.array([9.0, 1.0, 3.0, 5.0, 9.0]), steps, (steps >= 30) & (steps < 60), PERIOD)
+    assert norms[:3].tolist()[::2] == [2.0, 5.0]
+    assert np.isnan(norms[1])
+    assert len(norms) == 30
+
+
+def test_the_report_says_what_is_known_of_each_third():
+    one = LayerDates("layer-1", dates(1, 2), dates(30, 40), dates(50, 10), np.r_[np.ones(10), np.full(20, np.nan)])
+    told = dates_report([one])["layer-1"]
+    assert told["product"]["mean"] == pytest.approx([0.3, 0.3, 0.4])
+    assert told["cosine"]["mean"] == pytest.approx([0.5, 0.4, 0.1])
+    assert told["shown"] == pytest.approx([0.01, 0.97, 0.02])
+    assert told["norms"] == [1.0, None, None]
+    assert (told["queries"], told["datapoints"]) == (3, 100)
+
+
+def test_the_figure_shows_the_query_and_the_means(tmp_path: Path, drawn: list[Figure]):
+    steps = np.random.default_rng(1).integers(30, 60, (20, 50))
+    layers = [
+        LayerDates(
+            f"layer-{number}", Dates(steps[:1], PERIOD), Dates(steps, PERIOD), Dates(steps, PERIOD), np.arange(30.0)
+        )
+        for number in range(2)
+    ]
+    path = draw_dates(tmp_path / "dates.png", layers, Query(digits(), 4, 3))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    panels = [axes for axes in drawn[0].get_axes() if axes.get_ylabel() == "datapoints"]
+    assert [panel.get_title(loc="left") for panel in panels] == ["layer-0", "layer-1"]
+    edges = np.linspace(30, 60, 31)
+    np.testing.assert_array_equal(panels[0].patches[0].get_data().values, np.histogram(steps[0], edges)[0])
+    np.testing.assert_allclose(panels[0].lines[0].get_ydata(), np.histogram(steps, edges)[0] / 20)

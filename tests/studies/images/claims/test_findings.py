@@ -1,0 +1,198 @@
+"""What is found of the paper's examples, against image by image counting over made-up attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualform_studies.images.claims.attention import LayerAttention, classes_of
+from dualform_studies.images.claims.continual import continual_findings
+from dualform_studies.images.claims.crossing import crossing, crossing_claim, crossing_table
+from dualform_studies.images.claims.datapoints import Datapoints
+from dualform_studies.images.claims.findings import Findings
+from dualform_studies.images.claims.joint import joint_findings
+from dualform_studies.images.claims.prevalence import EVERY, SOME, Prevalence
+from dualform_studies.images.claims.single import single_findings
+from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.download import load_dataset
+from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
+SLOTS, IMAGES = 40, 60
+Draw = np.random.Generator
+
+
+@pytest.fixture(scope="module")
+def pair(made_up_data: Path) -> tuple[Dataset, Dataset]:
+    return load_dataset("mnist", made_up_data), load_dataset("fashion-mnist", made_up_data)
+
+
+@pytest.fixture
+def draw() -> Draw:
+    return np.random.default_rng(8)
+
+
+@pytest.fixture
+def points(draw: Draw) -> Datapoints:
+    names = np.array(["mnist", "fashion-mnist"], dtype=object)[draw.integers(0, 2, SLOTS)]
+    return Datapoints(names, draw.choice([5, 9], SLOTS), np.arange(SLOTS), np.arange(SLOTS))
+
+
+def made_up(draw: Draw, datasets: tuple[Dataset, ...], strong: Callable[[int], int]) -> list[LayerAttention]:
+    """Random sums and best slots; about half of the images give group `strong(image)` the greatest sum."""
+    groups = classes_of(datasets)
+    found = []
+    for layer in LAYERS:
+        sums = draw.random((IMAGES, len(groups)))
+        for image in range(IMAGES):
+            sums[image, strong(image)] += draw.integers(0, 2)
+        found.append(LayerAttention(layer, groups, sums, draw.integers(0, SLOTS, (IMAGES, 5))))
+    return found
+
+
+def count(findings: Findings, observation: str, layer: str, among: str = "") -> tuple[int, int]:
+    (one,) = {
+        (row.count, row.total)
+        for row in findings.rows
+        if observation in row.observation and row.layer == layer and among in row.among
+    }
+    return one
+
+
+def test_a_six_and_its_zeros(pair, points: Datapoints, draw: Draw):
+    (digits, _), labels = pair, pair[0].test.labels
+    attention = made_up(draw, (digits,), lambda image: int(labels[image]))
+    given = np.where(draw.random(IMAGES) < 0.8, labels, 1)
+    best = {layer: draw.random((IMAGES, 10)) for layer in LAYERS}
+    found = single_findings(attention, best, points, Checkpoint(digits, 10, last=True), given)
+    sixes = [image for image in range(IMAGES) if labels[image] == given[image] == 6]
+
+    def leads(image: int, at: int) -> bool:
+        return int(np.argmax(attention[at].sums[image])) == labels[image]
+
+    everywhere = [all(leads(image, at) for at in range(3)) for image in sixes]
+    zeros = [any(best[layer][image][0] >= best[layer][image][6] for layer in LAYERS) for image in sixes]
+    near = [any(best[layer][image][0] >= 0.9 * best[layer][image][6] for layer in LAYERS) for image in sixes]
+    assert count(found, "own class", EVERY, "recognised 6s") == (sum(everywhere), len(sixes))
+    assert count(found, "own class", "layer-1", "digits") == (
+        sum(leads(image, 1) for image in range(IMAGES) if given[image] == labels[image]),
+        int((given == labels).sum()),
+    )
+    assert count(found, "at least as much", SOME) == (sum(zeros), len(sixes))
+    assert count(found, "90 %", SOME) == (sum(near), len(sixes))
+    assert count(found, "another class", "layer-2")[0] == sum(
+        points.labels[attention[2].top[image][0]] != labels[image]
+        for image in range(IMAGES)
+        if given[image] == labels[image]
+    )
+    assert [claim.section for claim in found.claims] == ["section 5.2", "section 5.2", "appendix B.1"]
+    shown = [image for image, one, other in zip(sixes, everywhere, zeros, strict=True) if one and other]
+    if shown:
+        assert found.shown["digit-6"].query.row == shown[0]
+        assert f"first of {len(shown)}, among {len(sixes)} recognised 6s" in found.shown["digit-6"].how
+
+
+def test_a_boot_a_dress_and_a_sandal(pair, points: Datapoints, draw: Draw):
+    fashion, labels = pair[1], pair[1].test.labels
+    attention = made_up(draw, pair, lambda image: 14 if labels[image] == 9 else 10 + int(labels[image]))
+    given = np.where(draw.random(IMAGES) < 0.9, labels, 1)
+    found = joint_findings(attention, points, Checkpoint(fashion, 10, last=True), given)
+
+    def recognised(label: int) -> list[int]:
+        return [image for image in range(IMAGES) if labels[image] == given[image] == label]
+
+    def rank(image: int, at: int) -> int:
+        sums = attention[at].sums[image]
+        return 1 + sum(other > sums[10 + labels[image]] for other in sums)
+
+    def top(image: int, at: int) -> list[tuple[str, int]]:
+        return [(points.datasets[slot], points.labels[slot]) for slot in attention[at].top[image][:3]]
+
+    boots, dresses, sandals = recognised(9), recognised(3), recognised(5)
+    assert count(found, "coat", "layer-0") == (
+        sum(int(np.argmax(attention[0].sums[image])) == 14 for image in boots),
+        len(boots),
+    )
+    assert count(found, "rank", "layer-2", "boots") == (
+        sum(rank(image, 2) < rank(image, 0) for image in boots),
+        len(boots),
+    )
+    behind = [image for image in range(IMAGES) if given[image] == labels[image] and rank(image, 0) > 1]
+    assert count(found, "rank", "layer-2", "not first at layer-0") == (
+        sum(rank(image, 2) < rank(image, 0) for image in behind),
+        len(behind),
+    )
+    assert count(found, "all 3 best", "layer-0")[0] == sum(
+        all(one == ("fashion-mnist", 9) for one in top(image, 0)) for image in boots
+    )
+    for at, layer in enumerate(LAYERS):
+        near = [any(name == "mnist" for name, _ in top(image, at)) for image in range(IMAGES)]
+        assert count(found, "MNIST is among", layer, "Fashion-MNIST test images") == (sum(near), IMAGES)
+        assert count(found, "MNIST is among", layer, "boots")[0] == sum(near[image] for image in boots)
+    assert count(found, "not among", EVERY)[0] == sum(
+        all(name != "mnist" for at in range(3) for name, _ in top(image, at)) for image in dresses
+    )
+    assert count(found, "MNIST 5", SOME)[0] == sum(
+        any(("mnist", 5) in top(image, at) for at in range(3)) for image in sandals
+    )
+    assert count(found, "not the one recognised", "layer-2", "sandals") == (
+        sum(int(np.argmax(attention[2].sums[image])) % 10 != given[image] for image in sandals),
+        len(sandals),
+    )
+    assert len(found.claims) == 8
+    assert set(found.shown) == {"ankle-boot", "dress", "sandal"}
+
+
+def test_a_one_taken_for_a_three(pair, draw: Draw):
+    digits, labels = pair[0], pair[0].test.labels
+    attention = made_up(draw, pair, lambda image: 13 if labels[image] == 1 else 10 + (image * 7) % 10)
+    given = np.where(draw.random(IMAGES) < 0.5, labels, draw.integers(0, 10, IMAGES))
+    given[labels == 1] = np.where(draw.random(int((labels == 1).sum())) < 0.7, 3, 1)
+    spoilt = (draw.random(IMAGES) < 0.7) & (given != labels)
+    found = continual_findings(attention, Checkpoint(digits, 10, last=True), "fashion-mnist", given, spoilt)
+    ones = [image for image in range(IMAGES) if labels[image] == 1 and given[image] == 3]
+    wrong = [image for image in range(IMAGES) if labels[image] != given[image]]
+    dress = [int(np.argmax(attention[2].sums[image])) == 13 for image in ones]
+    assert count(found, "dress", "layer-2") == (sum(dress), len(ones))
+    assert count(found, "label recognised", "layer-2") == (
+        sum(int(np.argmax(attention[2].sums[image, 10:])) == given[image] for image in wrong),
+        len(wrong),
+    )
+    shown = [image for image, led in zip(ones, dress, strict=True) if led and spoilt[image]]
+    assert shown
+    assert found.shown["interference"].query.row == shown[0]
+    given[labels == 1] = 1
+    none = continual_findings(attention, Checkpoint(digits, 10, last=True), "fashion-mnist", given, spoilt)
+    assert len(none.claims) == 1, "no 1 is taken for a 3"
+    query = none.shown["interference"].query
+    assert query.label != query.given
+
+
+def test_crossing_is_counted_image_by_image(pair, points: Datapoints, draw: Draw):
+    attention = made_up(draw, pair, lambda image: image % 20)
+    found = crossing(attention, points, "mnist")
+    for at, layer in enumerate(LAYERS):
+        foreign = [
+            any(points.datasets[slot] == "fashion-mnist" for slot in attention[at].top[image][:3])
+            for image in range(IMAGES)
+        ]
+        shares = [one[10:].sum() / one.sum() for one in attention[at].sums]
+        assert found[layer]["near"] == pytest.approx(np.mean(foreign))
+        assert found[layer]["sums"] == pytest.approx(np.mean(shares))
+    assert len(crossing_table({"mnist": found}).rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"), [((1, 2, 3), HOLDS), ((1, 5, 3), IN_PART), ((3, 2, 3), FAILS), ((4, 2, 3), FAILS)]
+)
+def test_attention_across_grows_from_layer_to_layer(counts: tuple[int, ...], verdict: str):
+    everything = np.ones(10, dtype=bool)
+    near = [
+        Prevalence("MNIST is near", layer, "images", everything, np.arange(10) < seen)
+        for layer, seen in zip(LAYERS, counts, strict=True)
+    ]
+    assert crossing_claim(near).verdict == verdict

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from dualform_studies.images.claims.datapoints import Datapoints
+from dualform_studies.images.claims.hub_figures import draw_hub_distribution
+from dualform_studies.images.claims.hubs import (
+    Hubs,
+    LayerHubs,
+    distinct,
+    enough_for_distinct,
+    hub_claims,
+    hubs_of,
+    hubs_report,
+    name_image,
+    rank_correlation,
+)
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
+
+SIX_IMAGES = Datapoints(
+    np.array(["fashion-mnist", "mnist", "mnist", "mnist", "fashion-mnist", "mnist"], dtype=object),
+    np.array([0, 0, 7, 1, 9, 2]),
+    np.array([4, 4, 8, 9, 11, 12]),
+    np.arange(6),
+)
+"""Of an image each; numbered by dataset and row: the two of Fashion-MNIST first."""
+
+
+def hubs(counts: list[int], queries: int = 100) -> Hubs:
+    return Hubs(np.array(counts), queries)
+
+
+def layer(counts: list[int], name: str = "layer-0", cosine: list[int] | None = None) -> LayerHubs:
+    found = hubs(counts)
+    return LayerHubs(name, found, found, found, hubs(cosine or counts), np.arange(1.0, 7.0))
+
+
+def test_images_are_numbered_by_dataset_and_row():
+    visited = Datapoints(
+        np.array(["mnist", "mnist", "fashion-mnist", "mnist"], dtype=object),
+        np.array([3, 1, 0, 3]),
+        np.array([7, 2, 7, 7]),
+        np.arange(4),
+    )
+    assert visited.images.tolist() == [2, 1, 0, 2]
+    assert visited.visits.tolist() == [1, 1, 2]
+    assert visited.first_slots.tolist() == [2, 1, 0]
+    assert visited.mean_by_image(np.array([1.0, 2.0, 3.0, 5.0])).tolist() == [3.0, 2.0, 3.0]
+    assert name_image(visited, 2) == "mnist image 7, class 3"
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=20))
+def test_an_image_counts_once_a_query(best: list[list[int]]):
+    found = hubs_of(np.array(best), 6)
+    assert found.counts.tolist() == [sum(image in row for row in best) for image in range(6)]
+    assert found.queries == len(best)
+
+
+def test_the_first_images_that_differ():
+    assert distinct(np.array([[4, 4, 2, 4, 1, 0], [3, 3, 3, 3, 3, 3]])).tolist() == [[4, 2, 1], [3, 3, 3]]
+
+
+def test_so_many_slots_surely_hold_three_images():
+    visits = [4, 4, 2, 1]
+    images = np.repeat(np.arange(4), visits)
+    points = Datapoints(np.full(11, "mnist", dtype=object), images, images, np.arange(11))
+    assert enough_for_distinct(points) == 9
+    worst = np.array([[0] * 4 + [1] * 4 + [2]])
+    assert len(set(distinct(worst)[0].tolist())) == 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 9, allow_nan=False)), min_size=3, max_size=30).filter(
+        lambda pairs: len({one for one, _ in pairs}) > 1 and len({other for _, other in pairs}) > 1
+    )
+)
+def test_the_correlation_is_spearmans(pairs: list[tuple[int, float]]):
+    one, other = np.array(pairs, dtype=np.float64).T
+    assert rank_correlation(one, other) == pytest.approx(spearmanr(one, other).statistic, abs=1e-12)
+
+
+def test_what_does_not_vary_has_no_correlation():
+    assert rank_correlation(np.ones(4), np.arange(4.0)) is None
+
+
+def test_the_greatest_come_first_and_what_was_never_found_not_at_all():
+    assert hubs([0, 3, 9, 3, 0, 1]).greatest().tolist() == [2, 1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("surviving", "cause"),
+    [(0, "length"), (2, "length"), (3, "both"), (7, "both"), (8, "direction"), (10, "direction")],
+)
+def test_what_makes_hubs_is_what_stays_without_length(surviving: int, cause: str):
+    by_weight = np.zeros(30, dtype=np.int64)
+    by_weight[:10] = 5
+    by_cosine = np.zeros(30, dtype=np.int64)
+    by_cosine[10 - surviving : 20 - surviving] = 5
+    found = Hubs(by_weight, 10)
+    one = LayerHubs("layer-0", found, found, found, Hubs(by_cosine, 10), np.ones(30))
+    assert (one.surviving, one.cause) == (surviving, cause)
+
+
+@pytest.mark.parametrize(
+    ("counts", "often", "zero"),
+    [
+        ([[0, 0, 5, 1, 0, 0], [0, 0, 6, 9, 0, 0]], HOLDS, HOLDS),
+        ([[0, 0, 4, 5, 0, 0], [0, 0, 4, 9, 0, 0]], HOLDS, FAILS),
+        ([[0, 0, 4, 3, 0, 0], [0, 0, 4, 6, 0, 0]], IN_PART, IN_PART),
+        ([[4, 0, 1, 3, 0, 0], [4, 0, 1, 3, 0, 0]], FAILS, FAILS),
+    ],
+)
+def test_one_image_is_a_hub_at_two_layers(counts: list[list[int]], often: str, zero: str):
+    layers = [layer(own, f"layer-{at}") for at, own in enumerate(counts)]
+    first, second = hub_claims(layers, SIX_IMAGES, "mnist")
+    assert (first.verdict, second.verdict) == (often, zero)
+
+
+def test_the_report_tells_of_the_greatest():
+    one = hubs_report([layer([0, 0, 30, 10, 20, 0], cosine=[0, 0, 0, 10, 0, 0])], SIX_IMAGES)["layer-0"]
+    assert [image["sample"] for image in one["greatest"]] == [4, 9, 8]
+    greatest = one["greatest"][0]
+    assert (greatest["dataset"], greatest["sample"], greatest["label"]) == ("mnist", 4, 0)
+    assert (greatest["slots"], greatest["cosine"], greatest["norm"]) == (0.3, 0.0, 3.0)
+    assert greatest["longer_than"] == pytest.approx(2 / 6)
+    assert (one["ever"], one["half"], one["surviving"]) == (3, 1, 1)
+
+
+def test_the_distribution_is_drawn_in_descending_order(tmp_path: Path, drawn: list[Figure]):
+    path = draw_hub_distribution(tmp_path / "hub-distribution.png", [layer([0, 0, 30, 10, 20, 0])])
+    assert path.read_bytes().startswith(b"\x89PNG")
+    (panel,) = drawn[0].get_axes()
+    x, y = panel.lines[0].get_data()
+    assert list(x) == [1, 2, 3]
+    np.testing.assert_allclose(y, [30, 20, 10])
