@@ -38,7 +38,7 @@ def test_thirds_of_a_period():
     assert one.excess() == pytest.approx(0.25 - 1 / 3)
 
 
-@pytest.mark.parametrize(("late", "verdicts"), [((38, 20), HOLDS), ((39, 20), IN_PART), ((39, 50), FAILS)])
+@pytest.mark.parametrize(("late", "verdicts"), [((37, 20), HOLDS), ((39, 20), IN_PART), ((39, 50), FAILS)])
 def test_recent_datapoints_are_preferred_from_a_share_on(late: tuple[int, int], verdicts: str):
     behind = [layer(dates(30, share), name=f"layer-{at}") for at, share in enumerate(late, start=1)]
     assert date_claims([layer(dates(0, 100), name="layer-0"), *behind])[0].verdict == verdicts
