@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform_studies.images.claims.attention import LayerAttention
+from dualform_studies.images.claims.crossing import crossing_claim
 from dualform_studies.images.claims.findings import Findings
 from dualform_studies.images.claims.prevalence import (
     Prevalence,
@@ -28,6 +29,7 @@ _SPOILT = "it was recognised before Fashion-MNIST was learned, and is with Fashi
 
 def continual_findings(
     attention: Sequence[LayerAttention],
+    crossed: Sequence[Prevalence],
     checkpoint: Checkpoint,
     second: str,
     given: NDArray[np.int64],
@@ -35,7 +37,8 @@ def continual_findings(
 ) -> Findings:
     """The observations of MNIST after Fashion-MNIST, the dataset `second`; the checkpoint's test images are MNIST's.
 
-    `given` is int64[n], the class that the network gives each test image at the end; `spoilt` is bool[n], those that
+    `crossed` is what `crossing_prevalence` says of the second dataset's test images. `given` is int64[n], the class
+    that the network gives each test image at the end; `spoilt` is bool[n], those that
     were recognised before the second dataset was learned, are mistaken, and are recognised with it masked.
     """
     dataset, last = checkpoint.dataset, attention[-1]
@@ -68,9 +71,10 @@ def continual_findings(
             "one example (Figures 8 and 9)",
             of_label[-1],
         ),
+        crossing_claim("section 5.4", crossed),
     ]
     choice = choose_showing(dataset, given, [spoilt_ones, dresses[-1]]) or choose_showing(
         dataset, given, [spoilt_all, of_label[-1]]
     )
-    rows = [*over_layers(_OWN_LEADS, among, mistaken, own), *dresses, *of_label, spoilt_ones, spoilt_all]
+    rows = [*over_layers(_OWN_LEADS, among, mistaken, own), *dresses, *of_label, spoilt_ones, spoilt_all, *crossed]
     return Findings(rows, claims, {} if choice is None else {"interference": choice})

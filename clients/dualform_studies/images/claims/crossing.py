@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from dualform_studies.images.claims.attention import TOP, LayerAttention
 from dualform_studies.images.claims.datapoints import Datapoints
-from dualform_studies.images.claims.prevalence import HEADING, Prevalence
+from dualform_studies.images.claims.prevalence import HEADING, Prevalence, over_layers
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
+
+_EXAMPLES = {"section 5.3": "one example (Figures 6 and 11)", "section 5.4": "one example (Figures 23 to 25)"}
+_NEAR = f"a datapoint of the other dataset is among the {TOP} best"
 
 
 def near_others(
@@ -43,15 +46,22 @@ def crossing(attention: Sequence[LayerAttention], datapoints: Datapoints, datase
     return report
 
 
-def crossing_claim(near: Sequence[Prevalence]) -> Claim:
-    """Whether attention to MNIST grows from layer to layer; `near` in the order of the layers."""
+def crossing_prevalence(attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str) -> list[Prevalence]:
+    """How many of all test images of a dataset have the other's datapoints among their best, layer by layer."""
+    seen = near_others(attention, datapoints, dataset)
+    everything = np.ones(len(attention[0].sums), dtype=np.bool_)
+    return over_layers(_NEAR, f"test images of {dataset}", everything, seen)
+
+
+def crossing_claim(section: str, near: Sequence[Prevalence]) -> Claim:
+    """Whether attention of Fashion-MNIST to MNIST grows from layer to layer; `near` in the order of the layers."""
     shares = [one.share for one in near]
     steps = [after > before for before, after in pairwise(shares)]
     measure = 2 if all(steps) else int(shares[-1] > shares[0])
     return Claim(
-        "section 5.3",
+        section,
         "Attention from Fashion-MNIST crosses to MNIST in late layers, as the output is shared.",
-        "one example (Figures 6 and 11)",
+        _EXAMPLES[section],
         ", ".join(f"{100 * one.share:.1f} % at {one.layer}" for one in near) + f" of {near[0].total:,} {near[0].among}",
         verdict(measure, 2, 1),
         f"the share of Fashion-MNIST test images with MNIST among the {TOP} best datapoints: rises from each layer to "

@@ -23,7 +23,7 @@ from dualform_studies.pages.folder import Report
 HEADING = "Hubs"
 GREATEST = 10
 """Hubs that are shown."""
-COMPARED = 2000
+COMPARED = 1000
 """Test images that are ranked by cosine: a look at every key for each, where the weight's codes leave most out."""
 _OFTEN = 0.05
 """An image is "often found in the top-3 matches" from this share of the test images on."""

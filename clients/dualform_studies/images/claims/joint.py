@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform_studies.images.claims.attention import TOP, LayerAttention
-from dualform_studies.images.claims.crossing import crossing_claim, near_others
+from dualform_studies.images.claims.crossing import crossing_claim, crossing_prevalence, near_others
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.findings import Findings
 from dualform_studies.images.claims.prevalence import (
@@ -65,7 +65,7 @@ def joint_findings(
     dress_far = over_layers(_FAR, *dress, {layer: ~seen for layer, seen in near.items()}, EVERY)
     sandal_five = over_layers(_FIVE, *sandal, fives, SOME)
     sandal_differs = over_layers(_DISAGREES, *sandal, {layer: label != given for layer, label in leader.items()})
-    crossed = over_layers(_NEAR, "Fashion-MNIST test images", np.ones_like(right), near)
+    crossed = crossing_prevalence(attention, datapoints, dataset.name)
     behind = right & (ranks[first.layer] > 1)
     rows = [
         boot_own,
@@ -105,7 +105,7 @@ def joint_findings(
             "one example (Figures 6 and 11)",
             boot_near[-1],
         ),
-        crossing_claim(crossed),
+        crossing_claim("section 5.3", crossed),
         *prevalence_claim(
             "appendix B.2",
             "A recognised dress has no MNIST example among its best at any layer.",

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import Checkpoint, record
-from dualform_studies.images.stream import batch_rows, mixed_batches
+from dualform_studies.images.split import Split
+from dualform_studies.images.stream import mixed_batches
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
 STEPS, BATCH = 60, 32
@@ -45,16 +46,13 @@ class Recorded:
 
 @pytest.fixture(scope="session")
 def recorded(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    datasets = load_dataset("mnist", made_up_data), load_dataset("fashion-mnist", made_up_data)
+    whole = load_dataset("mnist", made_up_data), load_dataset("fashion-mnist", made_up_data)
+    mnist, fashion = (replace(one, split=Split(one.split.kept, one.split.trained[:100])) for one in whole)
+    datasets = mnist, fashion
     recipe = Recipe(hidden=(48, 32), lr=0.004, batch=BATCH, steps=STEPS)
-    chosen = [np.arange(100), np.arange(50, 150)]
-
-    def stream():
-        return mixed_batches(datasets, chosen, batch_rows(200, recipe, seed=3, part=0))
-
     folder = tmp_path_factory.mktemp("claims") / "run"
-    record(datasets, stream(), recipe, 3, folder)
-    batches = list(stream())
+    record(datasets, mixed_batches(datasets, recipe, seed=3), recipe, 3, folder)
+    batches = list(mixed_batches(datasets, recipe, seed=3))
     with open_memory(folder) as memory:
         yield Recorded(
             memory,

@@ -13,6 +13,7 @@ from dualform_studies.images.claims.prevalence import (
     prevalence_table,
 )
 from dualform_studies.images.datasets import Dataset, Images
+from dualform_studies.images.split import every_row
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
 
 YES, NO = True, False
@@ -29,7 +30,7 @@ def prevalence(concerned: np.ndarray, seen: np.ndarray, observation: str = "it l
 @pytest.fixture
 def dataset() -> Dataset:
     images = Images(np.zeros((4, 4), dtype=np.uint8), np.array([6, 6, 6, 1]))
-    return Dataset("made-up", images, images, 2, [str(digit) for digit in range(10)])
+    return Dataset("made-up", images, images, 2, [str(digit) for digit in range(10)], every_row(4))
 
 
 def test_only_images_concerned_count():
