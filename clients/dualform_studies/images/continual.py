@@ -9,24 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from dualform.query.engine import Engine, open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, relative_errors
+from dualform_studies.images.claims.continual import MISTAKE, continual_findings
+from dualform_studies.images.claims.crossing import crossing, crossing_prevalence
+from dualform_studies.images.claims.dates import Period
+from dualform_studies.images.claims.examined import ask_all_attention, ask_hubs_and_dates
+from dualform_studies.images.claims.findings import Findings
 from dualform_studies.images.continual_page import beside_paper, continual_page
 from dualform_studies.images.download import load_dataset
-from dualform_studies.images.example import (
-    PaperFigures,
-    choose_interference,
-    choose_recognised,
-    draw_example,
-)
+from dualform_studies.images.example import PaperFigures, choose_recognised, draw_example
 from dualform_studies.images.figures import draw_accuracies
 from dualform_studies.images.masking import parts, sweep
 from dualform_studies.images.masking_figures import draw_last_steps, draw_masks
 from dualform_studies.images.network import build_network, layer_names
+from dualform_studies.images.query_figure import Query
 from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.recorded import Checkpoint
 from dualform_studies.images.retraining import retrain
 from dualform_studies.images.succession import (
     Pair,
@@ -46,8 +49,6 @@ from dualform_studies.pages.folder import (
 )
 from dualform_studies.progress import Progress, named, or_silent
 
-_MISTAKE = (1, 3)
-"""The paper's example: a "1" taken for a "3", for the attention that it gives to Fashion-MNIST's dresses."""
 _RECOGNISED = (7, 3)
 """The paper's two other examples: an MNIST "7" and a Fashion-MNIST dress."""
 _BESIDE = {
@@ -113,26 +114,56 @@ def _examine(
         "disk_bytes": bytes_on_disk(out),
         "interference": {
             "spoilt": len(judged.interfered()),
-            "mistake": list(_MISTAKE),
-            "like_the_papers": len(judged.interfered(_MISTAKE)),
+            "mistake": list(MISTAKE),
+            "like_the_papers": len(judged.interfered(MISTAKE)),
         },
     }
-    say("drawing figures", 3, 4)
-    report["examples"] = _draw(memory, judged, layers, report_folder(out))
-    say("drawing figures", 4, 4)
+    say("asking what all test images attend to", 3, 4)
+    report |= _ask_attention(memory, judged, layers, recipe, report_folder(out))
+    draw_accuracies(report_folder(out) / "accuracy.png", judged.accuracy(), moments(pair))
+    say("asking what all test images attend to", 4, 4)
     return report
 
 
-def _draw(memory: Engine, judged: Verdict, layers: Sequence[str], folder: Path) -> dict[str, Report]:
-    """One example of interference where there is one, and one test image of each dataset recognised at the end."""
-    draw_accuracies(folder / "accuracy.png", judged.accuracy(), moments(judged.pair))
-    chosen = {"interference": choose_interference(memory, judged, layers[-1], _MISTAKE)}
+def _ask_attention(memory: Engine, judged: Verdict, layers: Sequence[str], recipe: Recipe, folder: Path) -> Report:
+    """Claims and the examples that show them, attention across datasets, hubs and dates."""
+    first, second = judged.pair
+    given = {dataset.name: judged.classes["final"][dataset.name] for dataset in judged.pair}
+    checkpoints = [Checkpoint(dataset, 2 * recipe.steps, last=True) for dataset in judged.pair]
+    attention = ask_all_attention(memory, layers, checkpoints, judged.pair)
+    spoilt = np.zeros(len(first.test), dtype=np.bool_)
+    spoilt[judged.interfered()] = True
+    found = continual_findings(
+        attention.layers[first.name],
+        crossing_prevalence(attention.layers[second.name], attention.datapoints, second.name),
+        checkpoints[0],
+        second.name,
+        given[first.name],
+        spoilt,
+    )
+    chosen = {name: choice.query for name, choice in found.shown.items()}
     for dataset, label in reversed(list(zip(judged.pair, _RECOGNISED, strict=True))):
-        given = judged.classes["final"][dataset.name]
-        query = choose_recognised(dataset, given, label) or choose_recognised(dataset, given)
-        chosen[f"recognised-{dataset.name}"] = query
-    return {
-        name: draw_example(memory, query, layers, judged.pair, folder, name, _BESIDE[name], masked=judged.masked(query))
-        for name, query in chosen.items()
-        if query is not None
+        own = given[dataset.name]
+        query = choose_recognised(dataset, own, label) or choose_recognised(dataset, own)
+        chosen |= {} if query is None else {f"recognised-{dataset.name}": query}
+    periods = {
+        first.name: Period(0, recipe.steps, f"step < {recipe.steps}", f"the training on {first.name}"),
+        second.name: Period(
+            recipe.steps, 2 * recipe.steps, f"step >= {recipe.steps}", f"the training on {second.name}"
+        ),
     }
+    measured, claims = ask_hubs_and_dates(memory, attention, list(chosen.values()), periods, folder)
+    return measured | {
+        "prevalence": [row.plain() for row in found.rows],
+        "claims": [claim.plain() for claim in (*found.claims, *claims)],
+        "crossing": {name: crossing(own, attention.datapoints, name) for name, own in attention.layers.items()},
+        "examples": {name: _draw(memory, judged, query, layers, folder, name, found) for name, query in chosen.items()},
+    }
+
+
+def _draw(
+    memory: Engine, judged: Verdict, query: Query, layers: Sequence[str], folder: Path, name: str, found: Findings
+) -> Report:
+    how = found.shown[name].how if name in found.shown else ""
+    masked = judged.masked(query)
+    return draw_example(memory, query, layers, judged.pair, folder, name, _BESIDE[name], masked=masked, how=how)

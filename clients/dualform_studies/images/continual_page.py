@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
+from dualform_studies.images.claims.crossing import crossing_table
+from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import PaperFigures, show_example
 from dualform_studies.images.succession import Pair, moments
-from dualform_studies.pages.claims import Beside
+from dualform_studies.pages.claims import Beside, Claim, claims_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
@@ -42,7 +44,10 @@ def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, P
         "before; here the label comes with its batch, and is right."
     )
     page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset (no figure of the paper).")
-    page.show(_accuracy_table(report["accuracy"], moments(pair)))
+    page.show(
+        _accuracy_table(report["accuracy"], moments(pair)),
+        claims_table([Claim(**claim) for claim in report["claims"]]),
+    )
     page.paragraph(
         "The second dataset spoils the first. Leaving its datapoints out of the sum at the end gives almost the "
         "network that MNIST left: what remains between the two is the momentum that was still to come when MNIST ends. "
@@ -50,8 +55,12 @@ def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, P
     )
     page.heading("Interference")
     page.paragraph(_interference(report))
+    page.show(crossing_table(report["crossing"]))
+    show_prevalence(page, report["prevalence"])
     for name, example in report["examples"].items():
         show_example(page, name, example, beside[name])
+    show_hubs(page, report["hubs"])
+    show_dates(page, report["dates"])
     _show_masks(page, report, pair)
     page.heading("The certificate")
     left_out = f"the terms that the mask `{report['mask']}` leaves out"
@@ -92,11 +101,7 @@ def _interference(report: Report) -> str:
     )
     if not found["spoilt"]:
         return said + "So no interference is shown."
-    chosen = "Shown is" if found["like_the_papers"] else "So the example is of another pair:"
-    return said + (
-        f"{chosen} the one whose attention at the last layer goes most clearly to the class of Fashion-MNIST with the "
-        "label that it is mistaken for. The two other examples are recognised at the end, as the paper's are."
-    )
+    return said + "The two other examples are, as the paper's, recognised at the end: the first of their class."
 
 
 def _show_masks(page: Page, report: Report, pair: Pair) -> None:

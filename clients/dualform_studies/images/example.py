@@ -77,11 +77,13 @@ def draw_example(
     masked: int | None = None,
     probe: str | None = None,
     where: str | None = None,
+    how: str = "",
 ) -> Report:
     """Ask for one query's attention at each layer; write three figures, and return what they show.
 
     `datasets` in the order of training; `masked` is the class that the masked network gives the query; `probe` holds
-    it, the one of all its dataset's test images where none is named; `where` limits what is asked about.
+    it, the one of all its dataset's test images where none is named; `where` limits what is asked about; `how` says why
+    this query is shown.
     """
     probe = probe or probe_name(query.dataset)
     names = [dataset.name for dataset in datasets]
@@ -91,12 +93,14 @@ def draw_example(
         draw_sums(folder / f"{name}-sums.png", spotlight, query, datasets, beside.sums),
         draw_top_images(folder / f"{name}-top-images.png", spotlight, query, datasets, beside.top_images),
     ]
-    return _report(query, probe, masked, spotlight) | {"figures": [figure.name for figure in figures]}
+    return _report(query, probe, masked, spotlight) | {"how": how, "figures": [figure.name for figure in figures]}
 
 
 def show_example(page: Page, name: str, example: Report, beside: PaperFigures) -> None:
     """The figures of `draw_example` and their tables, under a heading of their own."""
     page.heading(describe(example))
+    if example["how"]:
+        page.paragraph(example["how"])
     captions = (
         "Attention weights over the training datapoints: of each class the greatest, by rank "
         f"({beside.distribution} of the paper).",

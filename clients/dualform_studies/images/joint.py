@@ -10,10 +10,13 @@ from time import perf_counter
 from dualform.query.engine import Engine, open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report
-from dualform_studies.images.crossing import ask_crossing
+from dualform_studies.images.claims.crossing import crossing
+from dualform_studies.images.claims.dates import Period
+from dualform_studies.images.claims.examined import ask_all_attention, ask_hubs_and_dates
+from dualform_studies.images.claims.joint import joint_findings
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
-from dualform_studies.images.example import PaperFigures, choose_recognised, draw_example
+from dualform_studies.images.example import PaperFigures, draw_example
 from dualform_studies.images.joint_page import beside_paper, joint_page
 from dualform_studies.images.network import accuracy, build_network, layer_names
 from dualform_studies.images.recipe import Recipe
@@ -28,11 +31,11 @@ from dualform_studies.progress import Progress, counting, or_silent
 JOINT_RECIPE = Recipe(steps=5000)
 
 BESIDE = {
-    9: PaperFigures("Figure 6", "Figure 7", "Figure 11"),
-    3: PaperFigures("Figure 17", "Figure 18", "Figure 16"),
-    5: PaperFigures("Figure 20", "Figure 21", "Figure 19"),
+    "ankle-boot": PaperFigures("Figure 6", "Figure 7", "Figure 11"),
+    "dress": PaperFigures("Figure 17", "Figure 18", "Figure 16"),
+    "sandal": PaperFigures("Figure 20", "Figure 21", "Figure 19"),
 }
-"""The classes of Fashion-MNIST whose attention is drawn: ankle boot, dress and sandal."""
+"""The test images of Fashion-MNIST whose attention is drawn."""
 
 
 def run_joint(assignment: Assignment, recipe: Recipe | None = None) -> Report:
@@ -94,22 +97,25 @@ def _ask(
     say = or_silent(progress)
     layers = layer_names(recipe.widths(datasets[0]))
     checkpoints = {dataset.name: Checkpoint(dataset, recipe.steps, last=True) for dataset in datasets}
-    fashion = checkpoints[datasets[1].name]
-    given = fashion.classes_given(memory)
-    say("drawing figures", 0, 3)
-    examples = {}
-    for label, beside in BESIDE.items():
-        query = choose_recognised(fashion.dataset, given, label)
-        if query is not None:
-            name = fashion.dataset.label_names[label].replace(" ", "-")
-            examples[str(label)] = draw_example(memory, query, layers, datasets, folder, name, beside)
-            examples[str(label)]["name"] = name
-    say("measuring attention across datasets", 1, 3)
-    report: Report = {
+    say("asking what all test images attend to", 0, 3)
+    attention = ask_all_attention(memory, layers, list(checkpoints.values()), datasets)
+    points, fashion = attention.datapoints, checkpoints[datasets[1].name]
+    found = joint_findings(attention.layers[datasets[1].name], points, fashion, fashion.classes_given(memory))
+    say("drawing figures", 1, 3)
+    examples = {
+        name: draw_example(memory, choice.query, layers, datasets, folder, name, BESIDE[name], how=choice.how)
+        for name, choice in found.shown.items()
+    }
+    queries = [choice.query for choice in found.shown.values()]
+    periods = dict.fromkeys(checkpoints, Period(0, recipe.steps, f"step < {recipe.steps}"))
+    measured, claims = ask_hubs_and_dates(memory, attention, queries, periods, folder)
+    report: Report = measured | {
         "slots": sum(memory.info().slots.values()),
         "accuracy": {name: ask_accuracy(memory, checkpoint) for name, checkpoint in checkpoints.items()},
+        "prevalence": [row.plain() for row in found.rows],
+        "claims": [claim.plain() for claim in (*found.claims, *claims)],
         "examples": examples,
-        "crossing": {name: ask_crossing(memory, layers, checkpoint) for name, checkpoint in checkpoints.items()},
+        "crossing": {name: crossing(layers, points, name) for name, layers in attention.layers.items()},
     }
     say("checking the certificate", 2, 3)
     report["verify"] = {name: certificate_report(certificate) for name, certificate in memory.verify().items()}

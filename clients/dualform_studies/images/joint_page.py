@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
-from dualform_studies.images.crossing import crossing_table, strongest_table
+from dualform_studies.images.claims.crossing import crossing_table
+from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import PaperFigures, show_example
-from dualform_studies.pages.claims import Beside
+from dualform_studies.images.tables import strongest_table
+from dualform_studies.pages.claims import Beside, Claim, claims_table
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
@@ -23,15 +25,15 @@ def beside_paper(accuracy: Mapping[str, float]) -> Iterator[Beside]:
         yield Beside(f"accuracy on {name}", f"{100 * reached:.1f} %", _TEXT[name], _CODE[name])
 
 
-def joint_page(out: Path, report: Report, beside: Mapping[int, PaperFigures]) -> Page:
+def joint_page(out: Path, report: Report, beside: Mapping[str, PaperFigures]) -> Page:
     page = Page(out, "Joint training: MNIST and Fashion-MNIST mixed (section 5.3)")
     page.paragraph(
         f"One network learns both datasets by the recipe of the paper's code: {report['steps']:,} updates of "
         f"{report['recipe']}. Of each dataset it is trained on {report['trained_on']}. The images of both are put "
         "together and gone through in a new order each epoch. A datapoint's dataset in the memory is that of its "
-        "image. Each figure is of the first Fashion-MNIST test image of its class that the network recognises."
+        "image."
     )
-    page.show(_accuracy_table(report))
+    page.show(_accuracy_table(report), claims_table([Claim(**claim) for claim in report["claims"]]))
     page.heading("Attention across datasets")
     page.paragraph(
         "The paper sees attention from Fashion-MNIST to MNIST grow towards the late layers: at layer-0 the best "
@@ -39,8 +41,11 @@ def joint_page(out: Path, report: Report, beside: Mapping[int, PaperFigures]) ->
         "class gains."
     )
     page.show(crossing_table(report["crossing"]), strongest_table(report["examples"]))
-    for label, example in report["examples"].items():
-        show_example(page, example["name"], example, beside[int(label)])
+    show_prevalence(page, report["prevalence"])
+    for name, example in report["examples"].items():
+        show_example(page, name, example, beside[name])
+    show_hubs(page, report["hubs"])
+    show_dates(page, report["dates"])
     page.heading("The certificate")
     page.show(certificate_table(report["verify"]))
     return page

@@ -75,8 +75,9 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
         },
     }
     report["beside_paper"] = [row.plain() for row in beside_paper(report)]
-    report["claims"] = [claim.plain() for claim in table_1_claims(report["table_1"][str(recipe.training.steps)])]
     report |= ask_single(dataset, layers, checkpoints[-1], out, assignment.progress)
+    of_table_1 = table_1_claims(report["table_1"][str(recipe.training.steps)])
+    report["claims"] = [*(claim.plain() for claim in of_table_1), *report["claims"]]
     report["disk_bytes"] = bytes_on_disk(out)
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
     single_page(out, report).write(report)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
+from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import show_example
-from dualform_studies.images.recency import recency_table
 from dualform_studies.images.single_views import BESIDE
 from dualform_studies.images.table1 import CELLS, cells_met
 from dualform_studies.images.table1_page import HEADING, beside_table_1, in_words, runs_table, table_1
@@ -16,7 +16,6 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
 
-_THIRD = 1 / 3
 _TEXT, _CODE = "97 %", {5000: "97.2 %, 97.4 %"}
 """Accuracies of the paper's text, and by number of updates those that its code gave with the seeds 1 and 2."""
 
@@ -40,8 +39,10 @@ def single_page(out: Path, report: Report) -> Page:
         table_1(report["table_1"], steps, report["runs"]),
         runs_table(report["table_1"][str(steps)], steps, report["seed"]),
     )
-    for digit, example in report["examples"].items():
-        show_example(page, f"digit-{digit}", example, BESIDE[int(digit)])
+    show_prevalence(page, report["prevalence"])
+    for name, example in report["examples"].items():
+        show_example(page, name, example, BESIDE[name])
+    show_hubs(page, report["hubs"])
     page.heading("Weighted by the error's norm")
     page.paragraph(
         "The side note of section 5.2: each attention weight times the norm of the error that it brings. The paper saw "
@@ -54,18 +55,7 @@ def single_page(out: Path, report: Report) -> Page:
         "Attention weights times error norms summed over each training class (the side note of section 5.2; beside "
         "Figure 5 of the paper).",
     )
-    page.heading("When the best datapoints were trained on")
-    page.paragraph(
-        "The paper finds the 500 datapoints of greatest weight spread over time, with no clear pattern that recent "
-        f"ones are more important. {_late(report['recency'])} At layer-0 a key is an image, the same in each epoch, so "
-        "its datapoints come evenly."
-    )
-    page.figure(
-        report_folder(out) / "recency.png",
-        "When the 500 datapoints of greatest attention weight were trained on (no figure of the paper; the end of its "
-        "section 5.2).",
-    )
-    page.show(recency_table(report["recency"]))
+    show_dates(page, report["dates"])
     page.heading("The certificate")
     page.show(certificate_table(report["verify"]))
     return page
@@ -81,8 +71,7 @@ def _recipe(report: Report) -> str:
     return (
         f"The recipe of the paper's code: {report['steps']:,} updates of {report['recipe']}. Each network "
         f"is trained on {report['trained_on']}. The paper's text says vanilla SGD and 3,000 updates{variant}. "
-        f"{trained}; the memory kept is the first one's. The figures are of this first network at its end, and each is "
-        "of the first test image of its class that it recognises."
+        f"{trained}; the memory kept is the first one's, and the figures are of this first network at its end."
     )
 
 
@@ -110,15 +99,6 @@ def _cells(report: Report) -> str:
         f"class. {met} of the {len(looks[str(steps)]) * len(CELLS)} cells are met after the recipe's {steps:,} "
         f"updates.{variants}"
     )
-
-
-def _late(recency: Report) -> str:
-    """How the layers behind the first spread, in a sentence."""
-    layers = list(recency)[1:]
-    shares = " and ".join(f"{100 * recency[layer]['last_third']:.1f} % at {layer}" for layer in layers)
-    fewer = all(recency[layer]["last_third"] < _THIRD for layer in layers)
-    told = " They are not more important here either: the early ones are." if fewer else ""
-    return f"Of ours, {shares} come from the last third of the training, where an even spread has 33.3 %.{told}"
 
 
 def _agreement(report: Report) -> str:

@@ -40,6 +40,25 @@ def example_tables(name: str, example: Report) -> Iterator[Table]:
     )
 
 
+def strongest_table(examples: Mapping[str, Report]) -> Table:
+    """The class that draws most attention at each layer, and how the class of the query fares, of each example."""
+    rows = []
+    for example in examples.values():
+        for layer, found in example["layers"].items():
+            sums = {(one["dataset"], one["label"]): one["sum"] for one in found["sums"]}
+            own = sums[tuple(example["group"])]
+            rank = 1 + sum(other > own for other in sums.values())
+            top = ", ".join(f"{hit['dataset']} {hit['label']}" for hit in found["top"][:3])
+            strongest = f"{found['strongest']['dataset']} {found['strongest']['label']}"
+            rows.append((example["label"], layer, top, strongest, f"{100 * own / sum(sums.values()):.1f}", rank))
+    caption = (
+        "Of each query and layer: dataset and class of the three images attended to most, the class of greatest summed "
+        "attention, and share and rank, among all classes, of the query's own."
+    )
+    columns = ("query", "layer", "images attended to most", "greatest sum", "own class (%)", "rank")
+    return Table("strongest", caption, columns, rows)
+
+
 def describe(example: Report) -> str:
     """One line: which query, its class, and what the network takes it for."""
     given = example["recognised_as"]

@@ -87,7 +87,8 @@ def test_accuracies_stand_beside_the_papers_text_and_code(miniature):
 def test_miniature_draws_its_figures(miniature):
     out, report, _ = miniature
     drawn = {path.name for path in (out / "report").glob("*.png")}
-    swept = {"accuracy.png", "masks.png", "last-steps.png"}
+    swept = {"accuracy.png", "masks.png", "last-steps.png", "hubs.png", "hub-distribution.png"}
+    swept |= {"dates-mnist.png", "dates-fashion-mnist.png"}
     assert drawn == swept | {name for example in report["examples"].values() for name in example["figures"]}
     assert "recognised-fashion-mnist" in report["examples"]
     assert {path.stem for path in (out / "report").glob("*.svg")} == {Path(name).stem for name in drawn}

@@ -65,9 +65,9 @@ def test_attention_across_datasets_is_that_of_float64(miniature, layer: str):
     names = np.asarray(memory.column("sample", "dataset"))
     for dataset, found in report["crossing"].items():
         scores = np.abs(memory.probe(f"test-{dataset}").queries(layer).astype(np.float64) @ keys.T)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :500]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :3]
         assert found[layer]["queries"] == 60
-        assert found[layer]["best"] == pytest.approx((names[best] != dataset).mean(), abs=1e-3)
+        assert found[layer]["near"] == (names[best] != dataset).any(axis=1).mean()
         assert found[layer]["sums"] == pytest.approx(
             (scores[:, names != dataset].sum(axis=1) / scores.sum(axis=1)).mean(), rel=1e-6
         )
@@ -82,9 +82,11 @@ def test_the_figures_are_the_papers_with_twenty_groups(miniature):
     with dualform.open(out) as memory:
         probe = memory.probe("test-fashion-mnist")
         right = probe.outputs.argmax(axis=1) == probe.labels
-        for label, example in report["examples"].items():
-            first = np.flatnonzero(right & (probe.labels == int(label)))[0]
-            assert example["query"] == f"test-fashion-mnist/{first}"
+        for example in report["examples"].values():
+            name, row = example["query"].split("/")
+            assert name == "test-fashion-mnist"
+            assert right[int(row)]
+            assert example["how"] in page
             assert all(len(layer["sums"]) == 20 for layer in example["layers"].values())
 
 

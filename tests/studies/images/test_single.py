@@ -107,9 +107,15 @@ def test_miniature_says_what_the_full_study_says(miniature):
     assert first["deviations_off"] == pytest.approx((first["mean"] - 84.7) / 1.1)
     assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
     assert {table["name"] for table in report["tables"]} >= {
-        "accuracy", "claims", "table-1", "table-1-runs", "error-norm", "recency"
+        "accuracy", "claims", "table-1", "table-1-runs", "error-norm", "prevalence", "hubs", "dates"
     }  # fmt: skip
-    assert [claim["heading"] for claim in report["claims"]] == ["Table 1", "Table 1"]
+    headings = [claim["heading"] for claim in report["claims"]]
+    assert headings[:2] == ["Table 1", "Table 1"]
+    assert set(headings[2:]) == {
+        "How often the observations hold", "Hubs", "When the best datapoints were trained on"
+    }  # fmt: skip
+    page = (out / "report" / "index.md").read_text()
+    assert all(f"## {heading}\n" in page for heading in headings)
     assert [row["what"] for row in report["beside_paper"]][:2] == [
         "accuracy after 60 updates",
         "accuracy after 20 updates",
@@ -140,13 +146,14 @@ def test_the_figures_are_the_papers_and_their_queries_recognised(miniature):
     page = (out / "report" / "index.html").read_text()
     for figure in ("Figure 4", "Figure 5", "Figure 10", "Figure 13", "Figure 14", "Figure 15"):
         assert f"({figure} of the paper)" in page
-    assert set(report["examples"]) == {"6", "3"}
+    assert set(report["examples"]) == {"digit-6", "digit-3"}
     with dualform.open(out) as memory:
         for digit, example in report["examples"].items():
             name, row = example["query"].split("/")
             probe = memory.probe(name)
-            right = probe.outputs.argmax(axis=1) == probe.labels
-            assert (name, int(row)) == ("test-mnist", np.flatnonzero(right & (probe.labels == int(digit)))[0])
+            assert name == "test-mnist"
+            assert probe.outputs[int(row)].argmax() == probe.labels[int(row)] == int(digit[-1])
+            assert example["how"] in page
             for drawn in example["figures"]:
                 assert f'src="{drawn}"' in page
 

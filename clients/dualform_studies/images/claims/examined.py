@@ -48,12 +48,12 @@ def ask_all_attention(
 
 
 def ask_hubs_and_dates(
-    memory: Engine, attention: Attention, shown: Mapping[str, Query], periods: Mapping[str, Period], folder: Path
+    memory: Engine, attention: Attention, queries: Sequence[Query], periods: Mapping[str, Period], folder: Path
 ) -> tuple[Report, list[Claim]]:
     """Both measures by layer, their figures in `folder`, and what the paper claims of hubs.
 
-    `shown` is the test image of each dataset whose best datapoints are drawn, `periods` the part of the training that
-    the dates of each dataset's test images are of.
+    The dates of the first of `queries` of each dataset are drawn beside those of others, of the first test image where
+    there is none. `periods` is, by dataset, the part of the training that dates are of.
     """
     layers = [one.layer for one in next(iter(attention.layers.values()))]
     norms = {layer: ask_key_norms(memory, layer) for layer in layers}
@@ -65,10 +65,15 @@ def ask_hubs_and_dates(
     draw_hubs(folder / "hubs.png", report["hubs"], attention.datasets)
     claims = hub_claims(hubs, points, attention.datasets[0].name)
     for name, checkpoint in attention.checkpoints.items():
-        dates = ask_dates(memory, layers, checkpoint, shown[name].row, periods[name], points, norms)
-        draw_dates(folder / f"dates-{name}.png", dates, shown[name])
+        shown = next((query for query in queries if query.dataset.name == name), None) or _first(memory, checkpoint)
+        dates = ask_dates(memory, layers, checkpoint, shown.row, periods[name], points, norms)
+        draw_dates(folder / f"dates-{name}.png", dates, shown)
         report["dates"][name] = dates_report(dates)
         if len(attention.datasets) == 1:
             # The sentence of section 5.2 is about the single task.
             claims += date_claims(dates)
     return report, claims
+
+
+def _first(memory: Engine, checkpoint: Checkpoint) -> Query:
+    return Query(checkpoint.dataset, 0, int(checkpoint.classes_given(memory)[0]))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dualform_studies.images.claims import dates, hubs, prevalence
 from dualform_studies.images.claims.attention import TOP
-from dualform_studies.pages.claims import Claim, claims_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
@@ -18,11 +17,14 @@ _CAUSES = {
 }
 
 
-def show_prevalence(page: Page, report: Report) -> None:
-    """The claims of the study, and how often each observation holds."""
+def show_prevalence(page: Page, rows: Sequence[Report]) -> None:
+    """`rows` as `Prevalence.plain` gives them."""
     page.heading(prevalence.HEADING)
-    page.show(claims_table([Claim(**claim) for claim in report["claims"]]))
-    page.show(prevalence.prevalence_table(report["prevalence"]))
+    page.paragraph(
+        "Each observation that the paper makes of one example, counted over the whole test set. The examples below are "
+        "chosen because they show it; each says how many do."
+    )
+    page.show(prevalence.prevalence_table(rows))
 
 
 def show_hubs(page: Page, found: Mapping[str, Report]) -> None:
