@@ -130,6 +130,6 @@ def _layer_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Rec
     page.figure(
         draw_surfaces(folder / "surfaces.png", layer_maps(network, min(points, _SURFACES))),
         "The output of the attention layer as a deformed torus, and what each head adds to it, each in its principal "
-        "axes, divided by its reach along them (in the titles). A head reaches much farther along one axis than along "
-        "the others: in the stream's own axes its surface would be seen as a line.",
+        "axes, divided by its reach along them (in the titles). A head reaches much farther along its first axes than "
+        "along its last: in the stream's own axes its surface would be seen as a leaf or a line.",
     )
