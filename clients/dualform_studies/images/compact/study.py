@@ -7,7 +7,10 @@ from time import perf_counter
 
 import numpy as np
 
-from dualform.query.engine import Engine, open_memory
+from dualform.query.engine import Engine
+from dualform.query.score import backends
+from dualform.store.segment_cache import SegmentCache
+from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.compact.claims import remarks
@@ -37,6 +40,9 @@ COMPACT_RECIPE = Recipe(steps=5000)
 
 _PAIRS, _QUERIES = 12_800, 500
 """Slots that are recorded again in another order, and test images that are asked about them."""
+_HELD = 3 << 30
+"""Bytes of keys and values held in memory at once, of the eight gigabytes that there are: another study may run beside
+this one."""
 _MIXED = 3
 """Directions of each layer that are taken apart into what each slot brought."""
 
@@ -72,8 +78,8 @@ def run_compact(assignment: Assignment, recipe: Recipe | None = None) -> Report:
 def _examine(out: Path, dataset: Dataset, recipe: Recipe, seed: int, progress: Progress | None) -> Report:
     """Everything that the memory is asked. Its keys, gigabytes of them, are let go on return."""
     say, widths = or_silent(progress), recipe.widths(dataset)
-    layers, probe = layer_names(widths), probe_name(dataset)
-    with open_memory(out) as memory:
+    layers, probe, segments = layer_names(widths), probe_name(dataset), SegmentCache(_HELD)
+    with Engine(Snapshot.open(out, segments), backends.choose(None), segments=segments) as memory:
         initial, final = memory.weights(at_step=0), memory.weights()
         updates = {layer: update_of(layer, initial, final) for layer in layers}
         slots = sum(memory.info().slots.values())
