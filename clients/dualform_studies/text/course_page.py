@@ -12,6 +12,7 @@ from dualform_studies.text.ranks import BEST
 def show_course(page: Page, report: Report) -> None:
     course = report["course"]
     if not course:
+        page.paragraph("The run was stopped before it was asked, so that what its checkpoints had taken is lost.")
         return
     tables = tables_of(course)
     page.heading("The course of the training")

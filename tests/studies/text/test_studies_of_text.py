@@ -282,6 +282,7 @@ def test_a_run_stopped_while_it_was_asked_can_be_asked_again(
     report = run_aesop(Assignment(out=out, data=texts, prompts=("The Hare",)))
     assert [prompt["name"] for prompt in report["prompts"]] == ["table-3", "table-4", "table-5", "prompt-1"]
     assert report["seed"] == 3
+    assert "what its checkpoints had taken is lost" in (report_folder(out) / "index.html").read_text()
 
 
 @pytest.mark.usefixtures("undrawn")
