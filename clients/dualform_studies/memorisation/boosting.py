@@ -1,70 +1,127 @@
-"""Boosted training: head one alone and longer, frozen, then head two, then head three; beside free training.
+"""Boosted training: head one alone and longer, frozen, then head two, and so on; beside free training.
 
 The text leaves open what happens to the embeddings while later heads learn. Both readings are run: "frozen" freezes
 them with head one, so that each later head corrects a fixed prediction, as boosting proper does; "shared" lets them
-go on, and freezes the earlier heads alone.
+go on, and freezes the earlier heads alone. Each is run by SGD, which the memory knows, and by Adam.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import comb
+from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform_studies.memorisation.ensemble import Curve, Ensemble, Optimize
+from dualform_studies.memorisation.ensemble import Ensemble, Look, Optimize
 from dualform_studies.memorisation.facts import draw_facts
 from dualform_studies.memorisation.network import HEAD_WIDTH, HEADS, PROJECTIONS, build_network
 from dualform_studies.memorisation.training import Recipe
 from dualform_studies.progress import Progress, counting
 
-WAYS = {
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train."""
+
+    optimizer: Literal["SGD", "Adam"]
+    heads: Literal["free", "shared", "frozen"]
+    """All at once; or boosted, where the embeddings go on learning, or are frozen with head 1."""
+
+    @property
+    def words(self) -> str:
+        return f"{HEADS_WORDS[self.heads]}, by {self.optimizer}"
+
+
+HEADS_WORDS = {
     "free": "free, all heads at once",
-    "adam": "free, by Adam",
     "shared": "boosted, embeddings go on learning",
     "frozen": "boosted, embeddings frozen with head 1",
 }
+WAYS = {
+    "free": Way("SGD", "free"),
+    "shared": Way("SGD", "shared"),
+    "frozen": Way("SGD", "frozen"),
+    "adam free": Way("Adam", "free"),
+    "adam shared": Way("Adam", "shared"),
+    "adam frozen": Way("Adam", "frozen"),
+}
 
 
-def train_ways(recipe: Recipe, seeds: Sequence[int], progress: Progress | None = None) -> dict[str, Curve]:
-    """The learning curves of each way to train, over the same seeds: one gives both facts and initial network."""
-    sgd: Optimize = partial(torch.optim.SGD, lr=recipe.lr, momentum=recipe.momentum)
-    adam: Optimize = partial(torch.optim.Adam, lr=recipe.adam_lr)
-    curves = {}
-    for way, words in WAYS.items():
-        ensemble = Ensemble([build_network(seed) for seed in seeds], [draw_facts(seed) for seed in seeds])
-        if way in ("free", "adam"):
-            say = counting(progress, words, recipe.steps)
-            ensemble.train(recipe.steps, sgd if way == "free" else adam, say=say)
+def optimizers(recipe: Recipe) -> dict[str, Optimize]:
+    return {
+        "SGD": partial(torch.optim.SGD, lr=recipe.lr, momentum=recipe.momentum),
+        "Adam": partial(torch.optim.Adam, lr=recipe.adam_lr),
+    }
+
+
+def fresh(seeds: Sequence[int], heads: int = HEADS) -> Ensemble:
+    """A network and facts of each seed."""
+    return Ensemble([build_network(seed, heads) for seed in seeds], [draw_facts(seed) for seed in seeds])
+
+
+def train_ways(recipe: Recipe, seeds: Sequence[int], progress: Progress | None = None) -> dict[str, Ensemble]:
+    """The networks of each way to train, over the same seeds: one gives both facts and initial network."""
+    trained = {}
+    for name, way in WAYS.items():
+        ensemble, optimize = fresh(seeds), optimizers(recipe)[way.optimizer]
+        if way.heads == "free":
+            ensemble.train(recipe.steps, optimize, say=counting(progress, way.words, recipe.steps))
         else:
-            _boost(ensemble, recipe, sgd, way == "shared", progress, words)
-        curves[way] = ensemble.curve
-    return curves
+            boost(ensemble, recipe, optimize, way.heads == "shared", progress, way.words)
+        trained[name] = ensemble
+    return trained
 
 
-def _boost(
+def boost(
     ensemble: Ensemble, recipe: Recipe, optimize: Optimize, shared: bool, progress: Progress | None, words: str
 ) -> None:
-    for head in range(HEADS):
-        steps = recipe.later_steps if head else recipe.steps
-        ensemble.train(
-            steps,
-            optimize,
-            heads=(torch.arange(HEADS) <= head).float()[None],
-            learns=learning(head, shared or head == 0),
-            say=counting(progress, f"{words}: head {head + 1}", steps),
-        )
+    """Train head after head, each with the earlier ones speaking and frozen."""
+    for head in range(ensemble.heads):
+        train_head(
+            ensemble, head, recipe.later_steps if head else recipe.steps, optimize, shared or head == 0,
+            progress=progress, words=f"{words}: head {head + 1}",
+        )  # fmt: skip
 
 
-def learning(head: int, embeddings: bool) -> dict[str, Tensor]:
+def train_head(
+    ensemble: Ensemble, head: int, steps: int, optimize: Optimize, embeddings: bool, *,
+    look: Look | None = None, progress: Progress | None, words: str,
+) -> None:  # fmt: skip
+    """Train one head, and the embeddings where `embeddings`; the later heads are silent."""
+    ensemble.train(
+        steps,
+        optimize,
+        heads=(torch.arange(ensemble.heads) <= head).float()[None],
+        learns=learning(head, embeddings, ensemble.heads),
+        look=look,
+        say=counting(progress, words, steps),
+    )
+
+
+def learning(head: int, embeddings: bool, heads: int = HEADS) -> dict[str, Tensor]:
     """Masks of the numbers that learn while one head does, and the embeddings where `embeddings`."""
-    rows = (torch.arange(HEADS * HEAD_WIDTH) // HEAD_WIDTH == head).float()
+    rows = (torch.arange(heads * HEAD_WIDTH) // HEAD_WIDTH == head).float()
     masks = {f"{name}.weight": rows[:, None] for name in PROJECTIONS} | {"output.weight": rows[None, :]}
     outside = torch.tensor(float(embeddings))
     return masks | {f"{name}.weight": outside for name in ("word", "position", "unembedding")}
 
 
-def boundaries(recipe: Recipe) -> list[int]:
-    """The steps at which boosted training turns to the next head."""
-    return [recipe.steps + head * recipe.later_steps for head in range(HEADS - 1)]
+def boundaries(recipe: Recipe, heads: int = HEADS) -> list[int]:
+    """The steps at which boosted training turns to the next head, or is at its end."""
+    return [recipe.steps + head * recipe.later_steps for head in range(heads)]
+
+
+def sign_test(free: NDArray[np.float64], boosted: NDArray[np.float64]) -> float:
+    """How likely so many of the seeds that differ would favour free training, were either as good; float64[M] each.
+
+    The one-sided sign test: ties are left out, and 1 is returned where all are ties.
+    """
+    better, worse = int((free > boosted).sum()), int((free < boosted).sum())
+    count = better + worse
+    return sum(comb(count, wins) for wins in range(better, count + 1)) / 2**count

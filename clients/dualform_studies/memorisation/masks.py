@@ -106,7 +106,7 @@ def _retrained(
     """One network for each set of pairs left out, trained from the same start as the recorded one."""
     count = len(left_out)
     ensemble = Ensemble([build_network(seed)] * count, [facts] * count)
-    counted = torch.from_numpy(~np.stack(left_out)).float()
+    counted = torch.from_numpy(~np.stack(left_out)).float()[:, None]
     say = or_silent(progress)
     ensemble.train(
         recipe.steps,

@@ -32,16 +32,17 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class AttentionOnly(nn.Module):
-    """Maps pairs of tokens to logits of the next one."""
+    """Maps pairs of tokens to logits of the next one, with so many heads side by side."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int = HEADS) -> None:
         super().__init__()
+        self.heads = heads
         self.word = nn.Linear(len(TOKENS), WIDTH, bias=False)
         self.position = nn.Linear(LENGTH, WIDTH, bias=False)
-        self.query = nn.Linear(WIDTH, HEADS * HEAD_WIDTH, bias=False)
-        self.key = nn.Linear(WIDTH, HEADS * HEAD_WIDTH, bias=False)
-        self.value = nn.Linear(WIDTH, HEADS * HEAD_WIDTH, bias=False)
-        self.output = nn.Linear(HEADS * HEAD_WIDTH, WIDTH, bias=False)
+        self.query = nn.Linear(WIDTH, heads * HEAD_WIDTH, bias=False)
+        self.key = nn.Linear(WIDTH, heads * HEAD_WIDTH, bias=False)
+        self.value = nn.Linear(WIDTH, heads * HEAD_WIDTH, bias=False)
+        self.output = nn.Linear(heads * HEAD_WIDTH, WIDTH, bias=False)
         self.unembedding = nn.Linear(WIDTH, len(TOKENS), bias=False)
 
     def forward(self, pairs: Tensor, heads: Tensor | None = None) -> Tensor:
@@ -85,18 +86,18 @@ class AttentionOnly(nn.Module):
 
 def _by_head(rows: Tensor) -> Tensor:
     """[..., H * e] as [..., H, e]."""
-    return rows.reshape(*rows.shape[:-1], HEADS, HEAD_WIDTH)
+    return rows.reshape(*rows.shape[:-1], -1, HEAD_WIDTH)
 
 
-def build_network(seed: int) -> AttentionOnly:
-    """A network in PyTorch's default initialisation, drawn from the seed alone."""
+def build_network(seed: int, heads: int = HEADS) -> AttentionOnly:
+    """A network in PyTorch's default initialisation, drawn from the seed and the number of heads alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AttentionOnly()
+        return AttentionOnly(heads)
 
 
 def with_weights(weights: dict[str, Tensor]) -> AttentionOnly:
-    """A network that holds these weights, such as those that a masked memory gives."""
-    network = build_network(seed=0)
+    """A network that holds these weights, such as those that a masked memory gives; they say how many heads it has."""
+    network = build_network(seed=0, heads=len(weights["query.weight"]) // HEAD_WIDTH)
     network.load_state_dict(weights)
     return network

@@ -28,6 +28,11 @@ class Simplex:
     """float64[W, P]: its logit over the greatest of the others; nats."""
 
     @property
+    def shares(self) -> NDArray[np.float64]:
+        """float64[W, H]: the weights as parts of their sum."""
+        return np.asarray(self.weights / self.weights.sum(axis=1, keepdims=True))
+
+    @property
     def accuracy(self) -> NDArray[np.float64]:
         """float64[W], over all pairs."""
         return np.asarray(self.right.mean(axis=1))

@@ -28,10 +28,16 @@ class Recipe:
     """Updates, each on every pair once: the uniform distribution over pairs without its noise."""
     later_steps: int = 1000
     """Of boosted training: updates of each head after the first, which takes `steps`."""
+    own_steps: int = 3000
+    """Updates by which heads are to learn sets of their own."""
     adam_lr: float = 0.01
     """Of the trainings by Adam that stand beside."""
-    seeds: int = 12
-    """Trainings, boosted and free, that are compared."""
+    seeds: int = 24
+    """Trainings of each kind that are compared, and whose heads are looked at."""
+    most_heads: int = 8
+    """Heads side by side: every number from 1 on is tried."""
+    arrangements: int = 20
+    """Arrangements of words that are tried for a network whose parameters are set by hand."""
     grid: int = 320
     """Points along each side of a torus."""
     simplex: int = 45
@@ -40,12 +46,12 @@ class Recipe:
     """Pairs whose last steps are left out."""
 
     def with_steps(self, steps: int | None) -> Recipe:
-        """So many updates, and half as many for each later head; unchanged for None. BadInput for fewer than 1."""
+        """So many updates, and others in proportion; unchanged for None. BadInput for fewer than 1."""
         if steps is None:
             return self
         if steps < 1:
             raise BadInput(f"steps is {steps}.", hint="Train for at least 1 step.", field="steps")
-        return replace(self, steps=steps, later_steps=max(1, steps // 2))
+        return replace(self, steps=steps, later_steps=max(1, steps // 2), own_steps=max(1, 3 * steps // 2))
 
 
 def train_recorded(

@@ -1,0 +1,130 @@
+"""What makes head 1 forget, when it learns alone: the same trainings with other steps. Shapes: M networks, K moments.
+
+A fall is a loss of 5 pairs or more between two moments at most a twentieth of the training apart. Were falls a matter
+of what one head can hold, they would stay where steps are small; were they the optimizer's, they would go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dualform_studies.memorisation.boosting import fresh, learning, train_head
+from dualform_studies.memorisation.ensemble import Curve, Optimize
+from dualform_studies.memorisation.network import HEADS, build_network
+from dualform_studies.memorisation.sharpness import bound, sharpness
+from dualform_studies.memorisation.training import Recipe
+from dualform_studies.progress import Progress
+
+FALL = 0.2
+"""Of the pairs: 5 of 25."""
+_WINDOW = 10
+"""Moments, of about 200, within which a fall happens."""
+_LOOKED_AT = 5
+"""Of so many moments one is looked at for its curvature."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadOne:
+    """Head 1 learning alone, one way."""
+
+    words: str
+    steps: int
+    curve: Curve
+    bound: float | None
+    """The greatest curvature that the optimizer follows; None for Adam, whose steps are no multiple of the gradient."""
+    looked_at: list[int]
+    """Steps."""
+    curvature: NDArray[np.float64]
+    """float64[K, M], at these steps."""
+
+    @property
+    def fell(self) -> NDArray[np.bool_]:
+        """bool[M]."""
+        return np.array([fall is not None for fall in self.falls()])
+
+    def falls(self) -> list[int | None]:
+        """By network, the step of the moment before its first fall."""
+        accuracy = np.stack(self.curve.accuracy)
+        found: list[int | None] = []
+        for own in accuracy.T:
+            at = next(
+                (at for at in range(len(own)) if (own[at] - own[at : at + _WINDOW + 1]).max() >= FALL - 1e-9), None
+            )
+            found.append(None if at is None else self.curve.steps[at])
+        return found
+
+    @property
+    def end(self) -> NDArray[np.float64]:
+        """float64[M]: accuracy at the end."""
+        return self.curve.accuracy[-1]
+
+    @property
+    def best(self) -> NDArray[np.float64]:
+        """float64[M]: the greatest accuracy on the way."""
+        return np.asarray(np.stack(self.curve.accuracy).max(axis=0))
+
+    def past_bound(self) -> NDArray[np.bool_]:
+        """bool[M]: whether the curvature was past the optimizer's bound, up to the first fall if there is one."""
+        assert self.bound is not None, "only gradient descent has a bound"
+        last = [self.steps if fall is None else fall + self._window_steps for fall in self.falls()]
+        before = np.array(self.looked_at)[:, None] <= np.array(last)
+        return np.asarray(((self.curvature > self.bound) & before).any(axis=0))
+
+    @property
+    def _window_steps(self) -> int:
+        return _WINDOW * max(1, self.curve.steps[1] - self.curve.steps[0])
+
+
+def train_head_one(recipe: Recipe, seeds: Sequence[int], progress: Progress | None = None) -> dict[str, HeadOne]:
+    """The trainings of head 1, of the same networks and facts."""
+    sgd, adam = partial(torch.optim.SGD, momentum=recipe.momentum), torch.optim.Adam
+    small = recipe.lr / 4
+    ways: dict[str, tuple[str, int, Optimize, float | None]] = {
+        "SGD": (
+            f"SGD, learning rate {recipe.lr:g}", recipe.steps, partial(sgd, lr=recipe.lr),
+            bound(recipe.lr, recipe.momentum),
+        ),
+        "SGD, small": (
+            f"SGD, {small:g}, four times the updates", 4 * recipe.steps, partial(sgd, lr=small),
+            bound(small, recipe.momentum),
+        ),
+        "Adam": (f"Adam, {recipe.adam_lr:g}, ε 1e-8", recipe.steps, partial(adam, lr=recipe.adam_lr), None),
+        "Adam, ε": (
+            f"Adam, {recipe.adam_lr:g}, ε 1e-3", recipe.steps, partial(adam, lr=recipe.adam_lr, eps=1e-3), None,
+        ),
+        "Adam, small": (
+            f"Adam, {recipe.adam_lr / 4:g}, four times the updates", 4 * recipe.steps,
+            partial(adam, lr=recipe.adam_lr / 4), None,
+        ),
+    }  # fmt: skip
+    return {
+        name: _train(seeds, words, steps, optimize, bound_of, progress)
+        for name, (words, steps, optimize, bound_of) in ways.items()
+    }
+
+
+def _train(
+    seeds: Sequence[int], words: str, steps: int, optimize: Optimize, bound_of: float | None, progress: Progress | None
+) -> HeadOne:
+    ensemble, base = fresh(seeds), build_network(0).double()
+    heads, learns = torch.eye(HEADS)[:1], learning(0, embeddings=True)
+    looked_at: list[int] = []
+    curvature: list[NDArray[np.float64]] = []
+    noted = 0
+
+    def look(step: int, parameters: dict[str, torch.Tensor]) -> None:
+        nonlocal noted
+        if noted % _LOOKED_AT == 0:
+            looked_at.append(step)
+            found = sharpness(base, parameters, ensemble.pairs, ensemble.next_tokens, heads, learns)
+            curvature.append(found.numpy())
+        noted += 1
+
+    train_head(ensemble, 0, steps, optimize, True, look=look, progress=progress, words=f"head 1 alone, {words}")
+    return HeadOne(words, steps, ensemble.curve, bound_of, looked_at, np.stack(curvature))
