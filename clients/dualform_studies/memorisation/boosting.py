@@ -124,4 +124,4 @@ def sign_test(free: NDArray[np.float64], boosted: NDArray[np.float64]) -> float:
     """
     better, worse = int((free > boosted).sum()), int((free < boosted).sum())
     count = better + worse
-    return sum(comb(count, wins) for wins in range(better, count + 1)) / 2**count
+    return float(sum(comb(count, wins) for wins in range(better, count + 1)) / 2**count)

@@ -1,41 +1,123 @@
-"""Boosted training beside free training: accuracy over the updates, and what each seed ends with."""
+"""Boosted training beside free training: accuracy over the updates, what each seed ends with, and falls of head 1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import StrMethodFormatter
+from numpy.typing import NDArray
 
-from dualform_studies.memorisation.boosting import WAYS, boundaries
-from dualform_studies.memorisation.ensemble import Curve
+from dualform_studies.memorisation.boosting import HEADS_WORDS, WAYS, Way, boundaries
+from dualform_studies.memorisation.ensemble import Curve, Ensemble
+from dualform_studies.memorisation.falls import HeadOne
 from dualform_studies.memorisation.training import Recipe
-from dualform_studies.pages.frame import INK, new_figure
+from dualform_studies.pages.frame import INK, MARKS, new_figure
+
+_LINES: Any = {"free": "-", "shared": (0, (5, 1.5)), "frozen": (0, (1, 1))}
+_KINDS = tuple(_LINES)
 
 
-def draw_ways(path: Path, curves: Mapping[str, Curve], recipe: Recipe) -> Path:
-    """Left the mean over seeds, right every seed at its end and their mean."""
-    with new_figure(path, 3.4) as figure:
-        left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
-        for at, ((way, curve), ink) in enumerate(zip(curves.items(), INK, strict=True)):
-            mean = 100 * np.stack(curve.accuracy).mean(axis=1)
-            # Until head 1 is done the two boosted trainings are one: broken lines let both be seen.
-            style = (0, (3, 2)) if way == "frozen" else "-"
-            left.plot(curve.steps, mean, linestyle=style, color=ink, linewidth=1.6, label=WAYS[way])
-            ends, counts = np.unique(np.round(100 * curve.accuracy[-1]), return_counts=True)
-            for end, count in zip(ends, counts, strict=True):
-                places = at + 0.06 * (np.arange(count) - (count - 1) / 2)
-                right.scatter(places, np.full(count, end), s=16, color=ink, alpha=0.75, linewidths=0)
-            right.hlines(mean[-1], at - 0.42, at + 0.42, color=ink, linewidth=1)
-        for head, step in enumerate([0, *boundaries(recipe)], start=1):
-            left.axvline(step, color="0.6", linewidth=0.7, linestyle=":")
-            left.text(step, 1.01, f"head {head}", transform=left.get_xaxis_transform(), fontsize=7.5)
-        left.set_xlabel("updates (above: the head that boosted training is at)")
-        left.set_ylabel("mean accuracy over the 25 pairs (%)")
-        right.set_ylabel("accuracy of each seed at the end (%)")
-        right.set_xticks(range(len(curves)), ["free", "free,\nAdam", "boosted", "boosted,\nfrozen"])
-        right.tick_params(axis="x", length=0)
+def draw_ways(path: Path, trained: Mapping[str, Ensemble], recipe: Recipe) -> Path:
+    """By optimizer, the median over seeds with its quartiles; and every seed at its end."""
+    with new_figure(path, 3.6) as figure:
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1), sharey=True)
+        for panel, optimizer in ((left, "SGD"), (middle, "Adam")):
+            for way, ensemble in _of(trained, optimizer):
+                _band(panel, ensemble.curve, way)
+            for head, step in enumerate([0, *boundaries(recipe)[:-1]], start=1):
+                panel.axvline(step, color="0.6", linewidth=0.7, linestyle=":")
+                panel.text(step, 1.01, f"head {head}", transform=panel.get_xaxis_transform(), fontsize=7)
+            panel.set_title(f"by {optimizer}", pad=14)
+            panel.set_xlabel("updates (above: the head\nthat boosted training is at)")
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        _ends(right, trained)
+        left.set_ylabel("accuracy over the 25 pairs (%)")
         left.set_ylim(0, 104)
-        right.set_ylim(0, 104)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        handles = [
+            Line2D([], [], color=INK[at], linestyle=_LINES[kind], marker=MARKS[at], markersize=4, label=words)
+            for at, (kind, words) in enumerate(HEADS_WORDS.items())
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return path
+
+
+def draw_falls(path: Path, found: Mapping[str, HeadOne]) -> Path:
+    """Above the accuracy of head 1 in each seed, below the curvature of its loss beside what the optimizer follows."""
+    shown = ("SGD", "SGD, small", "Adam")
+    with new_figure(path, 4.6) as figure:
+        axes = figure.subplots(2, len(shown), sharex="col", sharey="row", height_ratios=(1.3, 1))
+        for (above, below), name in zip(axes.T, shown, strict=True):
+            one = found[name]
+            _seeds(above, one)
+            above.set_title(one.words.replace(", four", ",\nfour"))
+            below.plot(one.looked_at, one.curvature.clip(1e-3), color="0.7", linewidth=0.6)
+            fell = np.flatnonzero(one.fell)
+            below.plot(one.looked_at, one.curvature[:, fell].clip(1e-3), color=INK[1], linewidth=0.9, linestyle="--")
+            if one.bound is not None:
+                below.axhline(one.bound, color="black", linewidth=1)
+                below.text(0.98, one.bound * 1.15, "what it follows", transform=below.get_yaxis_transform(), ha="right")
+            below.set_yscale("log")
+            below.set_xlabel("updates")
+            below.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes[0, 0].set_ylabel("accuracy of head 1 (%)")
+        axes[0, 0].set_ylim(0, 104)
+        axes[1, 0].set_ylabel("greatest curvature of the loss\n(nats per squared parameter)")
+        handles = [
+            Line2D([], [], color="0.6", linewidth=0.8, label="a seed without a fall"),
+            Line2D([], [], color=INK[1], linestyle="--", marker="v", label="a seed that falls, and where"),
+            Line2D([], [], color="black", linewidth=1.8, label="mean"),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return path
+
+
+def _seeds(panel: Axes, one: HeadOne) -> None:
+    accuracy = 100 * np.stack(one.curve.accuracy)
+    for own, fall in zip(accuracy.T, one.falls(), strict=True):
+        style: Any = {"color": "0.7", "linewidth": 0.6} if fall is None else {"color": INK[1], "linestyle": "--"}
+        panel.plot(one.curve.steps, own, **{"linewidth": 0.9} | style)
+        if fall is not None:
+            panel.plot(fall, own[one.curve.at(fall)], "v", color=INK[1], markersize=4)
+    panel.plot(one.curve.steps, accuracy.mean(axis=1), color="black", linewidth=1.8)
+
+
+def _of(trained: Mapping[str, Ensemble], optimizer: str) -> list[tuple[Way, Ensemble]]:
+    return [(way, trained[name]) for name, way in WAYS.items() if way.optimizer == optimizer]
+
+
+def _band(panel: Axes, curve: Curve, way: Way) -> None:
+    at = _KINDS.index(way.heads)
+    low, middle, high = quartiles(curve.accuracy)
+    panel.fill_between(curve.steps, low, high, color=INK[at], alpha=0.16, linewidth=0)
+    panel.plot(
+        curve.steps, middle, color=INK[at], linestyle=_LINES[way.heads], linewidth=1.5,
+        marker=MARKS[at], markevery=(8 * at, 40), markersize=4,
+    )  # fmt: skip
+
+
+def _ends(panel: Axes, trained: Mapping[str, Ensemble]) -> None:
+    for place, (name, way) in enumerate(WAYS.items()):
+        at = _KINDS.index(way.heads)
+        accuracy = trained[name].curve.accuracy[-1]
+        ends, counts = np.unique(np.round(100 * accuracy), return_counts=True)
+        for end, count in zip(ends, counts, strict=True):
+            spread = min(0.09, 0.8 / count)
+            panel.scatter(
+                place + spread * (np.arange(count) - (count - 1) / 2), np.full(count, end),
+                s=11, marker=MARKS[at], color=INK[at], alpha=0.75, linewidths=0,
+            )  # fmt: skip
+        panel.hlines(100 * np.median(accuracy), place - 0.45, place + 0.45, color="black", linewidth=1.2)
+    panel.set_xticks([1, 4], ["SGD", "Adam"])
+    panel.axvline(2.5, color="0.8", linewidth=0.7)
+    panel.tick_params(axis="x", length=0)
+    panel.set_title("each seed at the end,\nand the median", pad=3)
+
+
+def quartiles(accuracy: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """float64[3, K]: first quartile, median and third over the networks, in percent, of K times float64[M]."""
+    return np.asarray(100 * np.percentile(np.stack(accuracy), (25, 50, 75), axis=1))

@@ -1,25 +1,17 @@
-"""What the trained network is: its maps, its heads, and how else it could be trained."""
+"""What the trained network is: its maps, and its heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from dualform_studies.memorisation import tables
-from dualform_studies.memorisation.boosting import train_ways
-from dualform_studies.memorisation.boosting_figure import draw_ways
 from dualform_studies.memorisation.facts import Facts
 from dualform_studies.memorisation.network import HEADS, AttentionOnly
-from dualform_studies.memorisation.simplex import over_simplex
-from dualform_studies.memorisation.simplex_figures import draw_inputs, draw_simplexes
 from dualform_studies.memorisation.sphere_figure import draw_sphere
 from dualform_studies.memorisation.torus import attention_maps, class_map, word_angles
 from dualform_studies.memorisation.torus_figures import draw_attention, draw_class_map, draw_panels
 from dualform_studies.memorisation.training import Recipe
-from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.pages.folder import report_folder
 from dualform_studies.pages.page import Page
-from dualform_studies.progress import Progress
 
 
 def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
@@ -46,8 +38,8 @@ def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recip
     )
 
 
-def heads_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> Report:
-    """Attention patterns, heads alone, and the simplex of head weights. Returns the pairs known by heads."""
+def heads_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
+    """Attention patterns, and heads alone."""
     folder, angles = report_folder(page.run), word_angles(network)
     page.heading("The heads")
     drawn = draw_attention(folder / "attention.png", attention_maps(network, recipe.grid), facts, angles)
@@ -66,43 +58,3 @@ def heads_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Reci
         "The class map when one head speaks alone, at the strength it was trained with, or none does: then only the "
         "second token's own stream is left. In the titles, the pairs that are still known.",
     )
-    simplex = over_simplex(network, facts, recipe.simplex)
-    page.show(tables.heads(simplex, alone, facts))
-    page.paragraph(
-        "Were each head to remember pairs of its own, the pairs known by each alone would add up to all of them. The "
-        "triangles vary the heads' weights, which sum to 3: the cross in the middle is the network as trained, a "
-        "corner is one head alone, three times as strong."
-    )
-    page.figure(draw_simplexes(folder / "simplex.png", simplex, facts), "Accuracy over the simplex of head weights.")
-    page.figure(
-        draw_inputs(folder / "simplex-inputs.png", simplex, facts),
-        "The same for each pair (pair → next token): the probability of its next token, and in red the border of the "
-        "weights with which that token is the most likely one.",
-    )
-    best = int(simplex.accuracy.argmax())
-    return {name: int(right.sum()) for name, right in alone.items()} | {
-        "threefold": [
-            int(simplex.right[simplex.at(*(3.0 * torch.eye(HEADS)[head]).tolist())].sum()) for head in range(3)
-        ],
-        "centre": int(simplex.right[simplex.at(1, 1, 1)].sum()),
-        "best_on_simplex": int(simplex.right[best].sum()),
-    }
-
-
-def boosting_chapter(page: Page, recipe: Recipe, seeds: Sequence[int], progress: Progress | None) -> Report:
-    """Boosted training beside free training. Returns the pairs known by each seed, by way of training."""
-    curves = train_ways(recipe, seeds, progress)
-    page.heading("Boosted training")
-    page.paragraph(
-        f"Head 1 learns alone for {recipe.steps:,} updates and is frozen, then head 2 learns for "
-        f"{recipe.later_steps:,}, then head 3; the text does not say whether the embeddings go on learning meanwhile, "
-        f"so both are run, each with more updates than free training has. {len(seeds)} seeds, each with facts and a "
-        "start of its own. Adam stands beside as a comparison: the memory was asked of SGD with momentum, under which "
-        "a slot has one coefficient."
-    )
-    drawn = draw_ways(report_folder(page.run) / "boosting.png", curves, recipe)
-    page.figure(
-        drawn, "Left: accuracy while training, mean over the seeds. Right: every seed at its end; lines are means."
-    )
-    page.show(tables.ways(curves))
-    return {way: [round(25 * known) for known in curve.accuracy[-1].tolist()] for way, curve in curves.items()}

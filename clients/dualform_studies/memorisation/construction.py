@@ -24,7 +24,6 @@ upper bound, which is proved by evaluating the network: what its heads know alon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -41,9 +40,11 @@ _STRENGTH = 10.0
 """How far a head that speaks moves the stream; the words are sqrt(3) long."""
 _MARGIN = 30.0
 """The least |m . f| of any pair: attention is 1 to within exp(-30)."""
-_STEPS = 40
-"""Of Newton's method."""
-_RIDGE = 1e-6
+_RIDGES = tuple(10.0**-power for power in range(8))
+_STEPS = 6
+"""Of Newton's method, at each ridge."""
+_PARTS = (0.0, 0.1, 0.4, 1.0)
+"""Of a step of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def construct(facts: Facts, seed: int, arrangements: int) -> Constructed | None:
     rng = np.random.default_rng(seed)
     best: tuple[list[NDArray[np.bool_]], NDArray[np.float64], NDArray[np.float64]] | None = None
     for _ in range(arrangements):
-        directions = 2 * np.pi / len(TOKENS) * rng.permutation(len(TOKENS))
+        directions = np.asarray(rng.permutation(len(TOKENS)) * (2 * np.pi / len(TOKENS)), dtype=np.float64)
         angles = _arrange(rng, missing, directions)
         sets = [pairs for label in range(len(TOKENS)) for pairs in _deal(facts, label, angles)]
         if best is None or len(sets) < len(best[0]):
@@ -103,21 +104,31 @@ def features(angles: NDArray[np.float64]) -> NDArray[np.float64]:
 def cut_off(angles: NDArray[np.float64], sets: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """float64[K, F] planes m, with m . f > 0 for the pairs in a set bool[K, P] alone; and bool[K], whether it is so.
 
-    Logistic regression with hardly any ridge, by Newton's method: what it does not find may be there all the same.
+    Logistic regression by Newton's method, with less and less ridge: what it does not find may be there all the same.
     Planes that were found are scaled so that every |m . f| is 30 or more.
     """
     f, signs = features(angles), np.where(sets, 1.0, -1.0)
     planes = np.zeros((len(sets), f.shape[1]))
-    for _ in range(_STEPS):
-        margins = np.clip(signs * (planes @ f.T), -50, 50)
-        doubt = 1 / (1 + np.exp(margins))
-        slope = (signs * doubt) @ f - _RIDGE * planes
-        curve = np.einsum("kp,pf,pg->kfg", doubt * (1 - doubt), f, f) + _RIDGE * np.eye(f.shape[1])
-        planes = planes + np.linalg.solve(curve, slope[..., None])[..., 0]
+    for ridge in _RIDGES:
+        for _ in range(_STEPS):
+            planes = _newton_step(planes, f, signs, ridge)
     margins = (signs * (planes @ f.T)).min(axis=1)
     found = margins > 0
     planes[found] *= np.maximum(1, _MARGIN / margins[found])[:, None]
     return planes, found
+
+
+def _newton_step(
+    planes: NDArray[np.float64], f: NDArray[np.float64], signs: NDArray[np.float64], ridge: float
+) -> NDArray[np.float64]:
+    """The best of a whole step, parts of it, and none."""
+    doubt = 1 / (1 + np.exp(np.clip(signs * (planes @ f.T), -50, 50)))
+    slope = (signs * doubt) @ f - ridge * planes
+    curve = np.einsum("kp,pf,pg->kfg", doubt * (1 - doubt), f, f) + ridge * np.eye(f.shape[1])
+    step = np.linalg.solve(curve, slope[..., None])[..., 0]
+    tried = planes + np.array(_PARTS)[:, None, None] * step
+    loss = np.logaddexp(0, -signs * (tried @ f.T)).sum(axis=-1) + ridge / 2 * (tried**2).sum(axis=-1)
+    return np.asarray(tried[loss.argmin(axis=0), np.arange(len(planes))])
 
 
 def _deal(facts: Facts, label: int, angles: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
@@ -125,22 +136,21 @@ def _deal(facts: Facts, label: int, angles: NDArray[np.float64]) -> list[NDArray
     left = np.flatnonzero(facts.next_tokens.numpy() == label)
     dealt: list[NDArray[np.bool_]] = []
     while len(left):
-        sets = np.stack(list(_subsets(left, len(facts))))
-        found = cut_off(angles, sets)[1]
-        assert found[-len(left) :].all(), "single pairs are cut off"
-        chosen = sets[found.argmax()]
-        dealt.append(chosen)
-        left = np.setdiff1d(left, np.flatnonzero(chosen))
+        dealt.append(_largest(left, angles))
+        left = np.setdiff1d(left, np.flatnonzero(dealt[-1]))
     return dealt
 
 
-def _subsets(pairs: NDArray[np.int64], count: int) -> Iterator[NDArray[np.bool_]]:
-    """bool[P] for every set of some of the pairs, large ones first, single pairs last."""
+def _largest(pairs: NDArray[np.int64], angles: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """bool[P]: the largest set of some of the pairs that a plane cuts off; of several, the first."""
     for size in range(len(pairs), 0, -1):
-        for chosen in combinations(pairs.tolist(), size):
-            members = np.zeros(count, dtype=np.bool_)
-            members[list(chosen)] = True
-            yield members
+        chosen = np.array(list(combinations(pairs.tolist(), size)))
+        sets = np.zeros((len(chosen), len(angles) ** 2), dtype=np.bool_)
+        np.put_along_axis(sets, chosen, True, axis=1)
+        found = cut_off(angles, sets)[1]
+        if found.any():
+            return np.asarray(sets[found.argmax()])
+    raise AssertionError("a single pair is cut off")
 
 
 def _network(

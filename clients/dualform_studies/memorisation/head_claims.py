@@ -62,7 +62,7 @@ def simplex_claims(triangles: Triangles) -> list[Claim]:
             "A class's accuracy leads in one corner, in two corners, between two heads, or shows no pattern",
             "found by playing with seeds",
             ", ".join(f"{pattern}: {count}" for pattern, count in counts.items()) + f" of {classes} classes",
-            verdict(rarest, _OFTEN, 1 / classes),
+            verdict(rarest, _OFTEN, min(_OFTEN, 1 / classes)),
             "the rarest of the four patterns: 5 % of all classes; in part where each occurs",
             SIMPLEX,
         ),

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
 from dualform_studies.memorisation import tables
 from dualform_studies.memorisation.facts import TOKENS, Facts
-from dualform_studies.memorisation.mask_figures import draw_pairs, draw_sweep
-from dualform_studies.memorisation.masks import Omission, leave_out, sweep_last
+from dualform_studies.memorisation.mask_figures import draw_masked_maps, draw_pairs, draw_sweep
+from dualform_studies.memorisation.masks import Omission, sweep_last
 from dualform_studies.memorisation.network import AttentionOnly
 from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided, scores_over_training
 from dualform_studies.memorisation.retrieval_figures import draw_scores, draw_two_levels
 from dualform_studies.memorisation.torus import class_map, word_angles
-from dualform_studies.memorisation.torus_figures import draw_panels
 from dualform_studies.memorisation.training import PROBE, Recipe
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page
 from dualform_studies.progress import Progress
+
+_MAPPED = {
+    "value": "values masked",
+    "projections": "all projections masked",
+    "whole network": "whole network masked",
+    "retrained": "retrained without it",
+}
+"""Networks whose class maps are drawn, with the words that head their columns."""
 
 
 def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts: Facts) -> Report:
@@ -67,12 +76,11 @@ def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts:
 
 
 def mask_chapter(
-    page: Page, memory: Engine, network: AttentionOnly, facts: Facts, recipe: Recipe, seed: int,
+    page: Page, memory: Engine, found: Sequence[Omission], network: AttentionOnly, facts: Facts, recipe: Recipe,
     progress: Progress | None,
 ) -> Report:  # fmt: skip
-    """Pairs and classes left out of the sum, and of the training."""
+    """Pairs and classes left out of the sum, and of the training: `found`, pairs first."""
     folder = report_folder(page.run)
-    found = leave_out(memory, facts, recipe, seed, progress)
     means = tables.left_out_means(found, facts)
     single = means["pairs"]
     page.heading("What if a pair had been left out")
@@ -89,7 +97,7 @@ def mask_chapter(
     )
     page.figure(
         draw_pairs(folder / "masked-pairs.png", found, facts),
-        "For each pair left out, how many of the other 24 are still known; framed in orange where the pair itself is.",
+        "For each pair left out, how many of the other 24 are still known; framed where the pair itself is.",
     )
     cancellation = float(np.median([one.cancellation["value"] for one in found[: len(facts)]]))
     overall = memory.cancellation(where="step < 0", layer="value")["value"]
@@ -127,32 +135,30 @@ def mask_chapter(
     }
 
 
-def _correlation(shares: NDArray[np.float64], found: list[Omission], facts: Facts) -> float:
+def _correlation(shares: NDArray[np.float64], found: Sequence[Omission], facts: Facts) -> float:
     """Of the logarithm of a pair's share with how many other pairs its mask on the values leaves known; 0 for none."""
     known = np.array([one.right(facts)["value"][~one.pairs].sum() for one in found])
     return float(np.corrcoef(np.log(shares), known)[0, 1]) if np.ptp(known) and np.ptp(shares) else 0.0
 
 
-def _masked_maps(page: Page, found: list[Omission], network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
+def _masked_maps(page: Page, found: Sequence[Omission], network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
     """The class maps when the pair that is missed most is left out, and when the largest class is."""
     pairs, classes = found[: len(facts)], found[len(facts) :]
     worst = min(pairs, key=lambda one: int(one.right(facts)["projections"].sum()))
     largest = max(classes, key=lambda one: int(one.pairs.sum()))
-    panels, angles = {}, {}
-    for one, called in ((worst, worst.name), (largest, largest.name)):
-        for name, changed in one.networks.items():
-            if name == "query and key":
-                continue
-            words = f"retrained without {called}" if name == "retrained" else f"{called} masked:\n{name}"
-            title = f"{words}\n{facts_known(changed, facts)} of {len(facts)}"
-            panels[title], angles[title] = class_map(changed, recipe.grid), word_angles(changed)
-    drawn = draw_panels(report_folder(page.run) / "masked-maps.png", panels, facts, angles, across=4)
+    maps = {
+        one.name: {
+            words: (class_map(changed, recipe.grid), word_angles(changed), facts_known(changed, facts))
+            for scope, words in _MAPPED.items()
+            for changed in (one.networks[scope],)
+        }
+        for one in (worst, largest)
+    }
     page.figure(
-        drawn,
+        draw_masked_maps(report_folder(page.run) / "masked-maps.png", maps, facts),
         f"Class maps with something left out: above the pair `{worst.name}`, whose mask on the projections costs most, "
         f"below {largest.name}, all pairs that give it. Masked in the value projection, in query, key and value, or in "
-        "the whole network, "
-        "embeddings included; and the network trained without it. In the titles, the pairs known.",
+        "the whole network, embeddings included; and the network trained without it.",
     )
 
 

@@ -7,7 +7,7 @@ both, and P (1 - (1 - a / P) (1 - b / P) ...) in any.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -93,7 +93,7 @@ class Overlaps:
     """Networks whose heads share no pair and leave none."""
 
     @staticmethod
-    def of(networks: list[Alone]) -> Overlaps:
+    def of(networks: Sequence[Alone]) -> Overlaps:
         twos = [(one, two) for one in networks for two in combinations(range(len(one.known)), 2)]
         return Overlaps(
             len(networks),
@@ -107,5 +107,5 @@ class Overlaps:
         )
 
 
-def _mean(numbers: list[float]) -> float:
+def _mean(numbers: Sequence[float]) -> float:
     return float(np.mean(numbers)) if numbers else 0.0

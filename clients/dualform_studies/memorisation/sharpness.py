@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, hessian, vmap
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import cross_entropy
 
 from dualform_studies.memorisation.network import AttentionOnly
@@ -45,5 +45,6 @@ def sharpness(
         return cross_entropy(functional_call(base, placed, (pairs, heads.double())), true)
 
     learned = torch.cat([p[:, masks[name]] for name, p in exact.items()], dim=1)
-    curvature = vmap(hessian(loss))(learned, exact, next_tokens)
-    return torch.linalg.eigvalsh(curvature)[:, -1]
+    curvature = vmap(jacrev(grad(loss)))(learned, exact, next_tokens)
+    greatest: Tensor = torch.linalg.eigvalsh(curvature)[:, -1]
+    return greatest

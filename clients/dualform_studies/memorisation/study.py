@@ -14,8 +14,11 @@ import torch
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, certificate_table
-from dualform_studies.memorisation.chapters import boosting_chapter, heads_chapter, maps_chapter
+from dualform_studies.memorisation.chapters import heads_chapter, maps_chapter
 from dualform_studies.memorisation.facts import draw_facts
+from dualform_studies.memorisation.head_chapters import basis_chapters
+from dualform_studies.memorisation.head_memory_chapter import head_memory_chapter
+from dualform_studies.memorisation.masks import leave_out
 from dualform_studies.memorisation.memory_chapters import mask_chapter, retrieval_chapter
 from dualform_studies.memorisation.pattern_chapters import pattern_chapters
 from dualform_studies.memorisation.siblings import train_siblings
@@ -30,8 +33,8 @@ _NO_SLOT = "step < 0"
 def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     """Train, record, ask and draw; the memory is `out` itself, the page and report.json lie in `out/report`.
 
-    `steps` updates of the recorded training; `runs` seeds are compared in boosted training. It needs no data. Raises
-    AlreadyExists where `out` holds something.
+    `steps` updates of the recorded training, and others in proportion; `runs` seeds are trained to be compared. It
+    needs no data. Raises AlreadyExists where `out` holds something.
     """
     out, seed, progress = assignment.out, assignment.seed, assignment.progress
     check_free(out)
@@ -63,10 +66,14 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         maps_chapter(page, network, facts, recipe)
         siblings = train_siblings(recipe, range(seed + 1, seed + recipe.seeds), progress)
         claims = pattern_chapters(page, network, facts, recipe, siblings)
-        report["heads"] = heads_chapter(page, network, facts, recipe)
-        report["ways"] = boosting_chapter(page, recipe, range(seed, seed + recipe.seeds), progress)
+        heads_chapter(page, network, facts, recipe)
+        of_heads, found = basis_chapters(page, network, facts, recipe, range(seed, seed + recipe.seeds), progress)
+        claims += of_heads
+        report |= found
         report["two_levels"] = retrieval_chapter(page, memory, network, facts)
-        report["masks"] = mask_chapter(page, memory, network, facts, recipe, seed, progress)
+        left_out = leave_out(memory, facts, recipe, seed, progress)
+        report["head_memory"] = head_memory_chapter(page, memory, network, facts, left_out)
+        report["masks"] = mask_chapter(page, memory, left_out, network, facts, recipe, progress)
     report["claims"] = [claim.plain() for claim in claims]
     page.heading("The observations, put to the test")
     page.show(claims_table(claims))

@@ -1,51 +1,18 @@
-"""Tables of the study."""
+"""Tables of what the memory knows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
-from dualform_studies.memorisation.boosting import WAYS
-from dualform_studies.memorisation.ensemble import Curve
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.masks import SCOPES, Omission
 from dualform_studies.memorisation.retrieval import asked_by
-from dualform_studies.memorisation.simplex import Simplex, classes_of
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Cell, Table
-
-
-def heads(simplex: Simplex, alone: Mapping[str, NDArray[np.bool_]], facts: Facts) -> Table:
-    """`alone`: by the heads that speak, which pairs are known."""
-    classes = classes_of(facts)
-    at = {"all, as trained": simplex.at(1, 1, 1)}
-    at |= {f"head {head + 1} alone, threefold": simplex.at(*(3.0 * (np.arange(3) == head))) for head in range(3)}
-    known = {name: simplex.right[row] for name, row in at.items()}
-    known |= alone
-    rows: list[list[Cell]] = [
-        [name, int(right.sum()), *(f"{right[pairs].sum()} of {pairs.sum()}" for pairs in classes.values())]
-        for name, right in known.items()
-    ]
-    columns = ("heads that speak", "pairs known", *(f"of those that give {token}" for token in classes))
-    return Table("heads", "Pairs known by each head, of 25.", columns, rows)
-
-
-def ways(curves: Mapping[str, Curve]) -> Table:
-    rows = []
-    for way, curve in curves.items():
-        known, loss = 25 * curve.accuracy[-1], curve.loss[-1]
-        rows.append(
-            (
-                WAYS[way], curve.steps[-1], f"{4 * known.mean():.1f} %", f"{4 * known.min():.0f} %",
-                f"{int((known > 24.5).sum())} of {len(known)}", f"{np.median(loss):.2g}", f"{loss.max():.2g}",
-            )
-        )  # fmt: skip
-    columns = ("training", "updates", "accuracy, mean", "worst seed", "seeds that know all 25", "loss in nats, median",
-               "loss, worst seed")  # fmt: skip
-    return Table("ways", "Free and boosted training, over the same seeds.", columns, rows)
 
 
 def top_slots(memory: Engine, facts: Facts, pair: int, k: int = 5) -> Table:

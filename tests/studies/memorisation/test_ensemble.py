@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualform_studies.memorisation.boosting import WAYS, learning, train_ways
+from dualform_studies.memorisation.boosting import WAYS, boost, boundaries, fresh, learning, train_ways
 from dualform_studies.memorisation.ensemble import Ensemble
 from dualform_studies.memorisation.facts import draw_facts
 from dualform_studies.memorisation.network import build_network, with_weights
@@ -36,8 +36,8 @@ def test_each_network_is_trained_as_it_would_be_alone():
 
 
 def test_a_pair_that_does_not_count_is_left_out_of_the_training():
-    facts, counted = draw_facts(3), torch.ones(2, 25)
-    counted[1, 7] = 0
+    facts, counted = draw_facts(3), torch.ones(2, 1, 25)
+    counted[1, 0, 7] = 0
     ensemble = Ensemble([build_network(3)] * 2, [facts] * 2)
     ensemble.train(RECIPE.steps, SGD, counted=counted)
     for member, left_out in enumerate([None, 7]):
@@ -64,14 +64,51 @@ def test_one_head_learns_and_the_others_stay(embeddings: bool):
 
 
 def test_every_way_is_trained_from_the_same_start():
-    curves = train_ways(RECIPE, [3, 4])
+    curves = {name: ensemble.curve for name, ensemble in train_ways(RECIPE, [3, 4]).items()}
     assert set(curves) == set(WAYS)
-    np.testing.assert_array_equal(curves["free"].loss[0], curves["adam"].loss[0])
-    np.testing.assert_array_equal(curves["shared"].loss[0], curves["frozen"].loss[0])
-    assert {way: curve.steps[-1] for way, curve in curves.items()} == {
-        "free": 25, "adam": 25, "shared": 41, "frozen": 41,
-    }  # fmt: skip
-    # Until head 1 is done, the two ways to boost are one.
-    at = curves["shared"].steps.index(25)
-    np.testing.assert_array_equal(curves["shared"].loss[at], curves["frozen"].loss[at])
-    assert (curves["shared"].loss[-1] != curves["frozen"].loss[-1]).all()
+    for one, other in (("free", "adam free"), ("shared", "frozen"), ("shared", "adam shared")):
+        np.testing.assert_array_equal(curves[one].loss[0], curves[other].loss[0])
+    for name, way in WAYS.items():
+        assert curves[name].steps[-1] == (25 if way.heads == "free" else 41)
+    for before in ("", "adam "):
+        shared, frozen = curves[f"{before}shared"], curves[f"{before}frozen"]
+        # Until head 1 is done, the two ways to boost are one.
+        np.testing.assert_array_equal(shared.loss[shared.at(25)], frozen.loss[frozen.at(25)])
+        assert (shared.loss[-1] != frozen.loss[-1]).all()
+    assert (curves["free"].loss[-1] != curves["adam free"].loss[-1]).all()
+
+
+def test_many_heads_are_boosted_one_after_the_other():
+    ensemble = fresh([3], heads=4)
+    boost(ensemble, RECIPE, SGD, shared=True, progress=None, words="")
+    assert boundaries(RECIPE, 4) == [25, 33, 41, 49]
+    first = fresh([3], heads=4)
+    first.train(25, SGD, heads=torch.tensor([[1.0, 0, 0, 0]]), learns=learning(0, True, 4))
+    np.testing.assert_array_equal(ensemble.curve.loss[ensemble.curve.at(25)], first.curve.loss[-1])
+    assert ensemble.curve.steps[-1] == 49
+
+
+def test_every_weighting_answers_and_counts():
+    """Against one network trained alone on the same sum of losses."""
+    weightings, seed = torch.tensor([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]), 3
+    counted = torch.rand(1, 2, 25, generator=torch.Generator().manual_seed(0))
+    ensemble, facts, network = fresh([seed]), draw_facts(seed), build_network(seed)
+    ensemble.train(6, SGD, counted=counted, heads=weightings)
+    optimizer = SGD(network.parameters())
+    for _ in range(6):
+        losses = torch.stack(
+            [
+                torch.nn.functional.cross_entropy(network(facts.pairs, one[None]), facts.next_tokens, reduction="none")
+                for one in weightings
+            ]
+        )
+        optimizer.zero_grad()
+        ((losses * counted[0]).sum() / 25).backward()
+        optimizer.step()
+    for name, weight in ensemble.weights(0).items():
+        torch.testing.assert_close(weight, network.state_dict()[name], rtol=1e-4, atol=1e-5)
+    known = ensemble.right(weightings)
+    assert known.shape == (1, 2, 25)
+    for one, right in zip(weightings, known[0], strict=True):
+        np.testing.assert_array_equal(right, facts.right(network(facts.pairs, one[None]).detach()))
+    assert ensemble.curve.accuracy[-1] == known[0, 0].mean()

@@ -18,7 +18,9 @@ from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.memorisation.training import Recipe
 from tests.studies.memorisation.oracle import Watched
 
-RECIPE = Recipe(steps=30, later_steps=5, seeds=2, grid=24, simplex=6, swept=2)
+RECIPE = Recipe(
+    steps=30, later_steps=5, own_steps=10, seeds=2, most_heads=3, arrangements=1, grid=24, simplex=6, swept=2
+)  # fmt: skip
 FACTS = draw_facts(2)
 
 
@@ -142,16 +144,19 @@ def test_the_page_shows_every_figure_and_table(miniature):
     drawn = {path.name for path in folder.glob("*.png")}
     assert drawn == {
         "class-map.png", "unembedding.png", "attention.png", "heads-alone.png", "simplex.png", "simplex-inputs.png",
-        "boosting.png", "level-line.png", "head-maps.png", "value-maps.png", "layer-maps.png", "edges.png",
-        "surfaces.png", "two-levels.png", "scores.png", "masked-pairs.png", "masked-maps.png", "last-steps.png",
+        "simplex-patterns.png", "boosting.png", "falls.png", "many-heads.png", "level-line.png", "head-maps.png",
+        "value-maps.png", "layer-maps.png", "edges.png", "surfaces.png", "two-levels.png", "scores.png",
+        "head-memory.png", "head-shifts.png", "masked-heads.png", "masked-pairs.png", "masked-maps.png",
+        "last-steps.png",
     }  # fmt: skip
     assert all(f'src="{name}"' in page and (folder / name).with_suffix(".svg").is_file() for name in drawn)
     assert [table["name"] for table in report["tables"]] == [
-        "certificate", "pattern", "heads", "ways", "top-slots", "left-out", "claims",
+        "certificate", "pattern", "heads", "overlap", "overlaps", "patterns", "ways", "falls", "enough", "top-slots",
+        "head-memory", "left-out", "claims",
     ]  # fmt: skip
     headings = [line[3:] for line in (folder / "index.md").read_text().splitlines() if line.startswith("## ")]
     assert {claim["heading"] for claim in report["claims"]} <= set(headings)
-    assert report["known"] == report["heads"]["centre"]
+    assert report["known"] == report["heads"]["together"]
     assert all(len(known) == 2 for known in report["ways"].values())
 
 

@@ -1,0 +1,61 @@
+"""How many heads are enough: accuracy over their number, and how many networks give each head a set of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from dualform_studies.memorisation.boosting_figure import quartiles
+from dualform_studies.memorisation.many_heads import ManyHeads
+from dualform_studies.pages.frame import INK, MARKS, new_figure
+
+_LINES = ("-", "--", ":", "-.")
+
+
+def draw_many_heads(path: Path, many: ManyHeads) -> Path:
+    """Left the median over seeds with its quartiles, right shares of the networks."""
+    numbers = np.arange(1, len(many.own_sets) + 1)
+    accuracies = {
+        "free, all heads at once": many.free_accuracy(),
+        "boosted, embeddings go on learning": many.boosted["shared"],
+        "boosted, embeddings frozen with head 1": many.boosted["frozen"],
+        "sets of their own: the pair's own head alone": np.stack([sets.own for sets in many.own_sets]),
+    }
+    with new_figure(path, 3.6) as figure:
+        left, right = figure.subplots(1, 2)
+        for at, (words, accuracy) in enumerate(accuracies.items()):
+            low, middle, high = quartiles(list(accuracy))
+            # Side by side, so that bars at the same number of heads do not hide each other.
+            places = numbers + 0.09 * (at - 1.5)
+            left.errorbar(
+                places, middle, (middle - low, high - middle), color=INK[at], marker=MARKS[at], linestyle=_LINES[at],
+                markersize=4, linewidth=1.2, elinewidth=0.9, label=words,
+            )  # fmt: skip
+        left.set_ylabel("accuracy over the 25 pairs (%)\nmedian and quartiles over the seeds")
+        left.set_ylim(0, 104)
+        left.legend(loc="lower right", fontsize=7)
+        by_hand = np.array(many.constructed_heads())
+        numbers_by_hand = np.arange(1, max([len(numbers), *by_hand.tolist()]) + 1)
+        made = [(by_hand <= number).sum() / len(many.constructed) for number in numbers_by_hand]
+        trained = [sets.succeeded.mean() for sets in many.own_sets]
+        left_free = [np.mean([one.is_partition for one in networks]) for networks in many.free]
+        for at, (places, shares, words) in enumerate(
+            (
+                (numbers, trained, "trained to: each head knows its own set,\nand all heads all pairs"),
+                (numbers_by_hand, made, "set by hand, with so many heads or fewer"),
+                (numbers, left_free, "trained freely: heads part the pairs"),
+            )
+        ):
+            right.plot(
+                places, 100 * np.array(shares), color=INK[at], marker=MARKS[at], linestyle=_LINES[at], markersize=5,
+                label=words,
+            )  # fmt: skip
+        right.set_ylabel("networks (%)")
+        right.set_ylim(-3, 104)
+        right.legend(loc="center right", fontsize=7)
+        for panel in (left, right):
+            panel.set_xlabel("heads")
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return path
