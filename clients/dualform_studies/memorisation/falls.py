@@ -1,7 +1,8 @@
 """What makes head 1 forget, when it learns alone: the same trainings with other steps. Shapes: M networks, K moments.
 
-A fall is a loss of 5 pairs or more between two moments at most a twentieth of the training apart. Were falls a matter
-of what one head can hold, they would stay where steps are small; were they the optimizer's, they would go.
+A fall is a loss of 5 pairs or more between two moments at most a twentieth of the training apart, the first twentieth
+left out, in which nothing is learned yet. Were falls a matter of what one head can hold, they would cost as much where
+steps are small.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from dualform_studies.progress import Progress
 
 FALL = 0.2
 """Of the pairs: 5 of 25."""
+NEAR = 0.9
+"""Of the optimizer's bound: the loss is looked at too seldom to catch it at its most curved."""
 _WINDOW = 10
 """Moments, of about 200, within which a fall happens."""
 _LOOKED_AT = 5
@@ -53,9 +56,8 @@ class HeadOne:
         accuracy = np.stack(self.curve.accuracy)
         found: list[int | None] = []
         for own in accuracy.T:
-            at = next(
-                (at for at in range(len(own)) if (own[at] - own[at : at + _WINDOW + 1]).max() >= FALL - 1e-9), None
-            )
+            lost = [own[at] - own[at : at + _WINDOW + 1].min() for at in range(len(own))]
+            at = next((at for at in range(_WINDOW, len(own)) if lost[at] >= FALL - 1e-9), None)
             found.append(None if at is None else self.curve.steps[at])
         return found
 
@@ -69,12 +71,12 @@ class HeadOne:
         """float64[M]: the greatest accuracy on the way."""
         return np.asarray(np.stack(self.curve.accuracy).max(axis=0))
 
-    def past_bound(self) -> NDArray[np.bool_]:
-        """bool[M]: whether the curvature was past the optimizer's bound, up to the first fall if there is one."""
+    def at_bound(self) -> NDArray[np.bool_]:
+        """bool[M]: whether the curvature came near the optimizer's bound, up to the first fall if there is one."""
         assert self.bound is not None, "only gradient descent has a bound"
         last = [self.steps if fall is None else fall + self._window_steps for fall in self.falls()]
         before = np.array(self.looked_at)[:, None] <= np.array(last)
-        return np.asarray(((self.curvature > self.bound) & before).any(axis=0))
+        return np.asarray(((self.curvature >= NEAR * self.bound) & before).any(axis=0))
 
     @property
     def _window_steps(self) -> int:

@@ -25,7 +25,7 @@ from dualform_studies.memorisation.head_claims import (
 from dualform_studies.memorisation.many_heads import train_many_heads
 from dualform_studies.memorisation.many_heads_figure import draw_many_heads
 from dualform_studies.memorisation.network import AttentionOnly, with_weights
-from dualform_studies.memorisation.overlap import Alone, heads_alone
+from dualform_studies.memorisation.overlap import Alone, Overlaps, heads_alone
 from dualform_studies.memorisation.simplex import Simplex, over_simplex
 from dualform_studies.memorisation.simplex_figures import draw_inputs, draw_patterns, draw_simplexes
 from dualform_studies.memorisation.simplex_patterns import Triangles, triangles_of
@@ -63,13 +63,17 @@ def basis_chapters(
 
 def alone_chapter(page: Page, simplex: Simplex, alone: Alone, others: Sequence[Alone], facts: Facts) -> Report:
     """Which pairs each head knows by itself, and how these sets overlap."""
+    overlaps = Overlaps.of(others)
     page.heading(ALONE)
     page.paragraph(
         "Were each head to remember pairs of its own, the pairs known by each alone would be different ones, and "
         f"add up to all 25. They are {' + '.join(map(str, alone.sizes))} here, of which {int(alone.union.sum())} are "
         f"different, and {int(alone.without.sum())} are known without any head, from the second token's own stream. "
-        "Heads that share nothing but their sizes would overlap about as much; the tables hold both against each "
-        "other."
+        f"In {overlaps.networks} networks of other facts and starts, two heads share {overlaps.shared:.1f} pairs on "
+        "average, and sets of their sizes that were drawn independently would share "
+        f"{overlaps.shared_by_chance:.1f}: heads "
+        f"{'avoid' if overlaps.shared < overlaps.shared_by_chance else 'do not avoid'} what others know. The heads "
+        f"of {overlaps.partitions} networks part the pairs between them."
     )
     page.show(head_tables.heads(simplex, alone, facts), head_tables.overlap(alone, facts), head_tables.overlaps(others))
     return {
@@ -149,18 +153,22 @@ def _why_it_falls(found: Mapping[str, HeadOne]) -> str:
     fell, count = int(sgd.fell.sum()), len(sgd.fell)
     if not fell:
         return f"Head 1 keeps what it knows in all {count} seeds: no seed loses 5 pairs or more at once."
-    less, adam = int(small.fell.sum()), int(found["Adam"].fell.sum())
-    steps = (
-        "of the optimizer's steps more than of"
-        if less < fell / 2
-        else "not of the size of the steps alone, but also of"
+    lost, lost_small = (100 * float((one.best - one.end).mean()) for one in (sgd, small))
+    verdict = (
+        "It is the optimizer's collapse more than a matter of what one head can hold"
+        if lost_small < lost / 2
+        else "Smaller steps lose as much, so it is not the optimizer's collapse alone"
     )
     return (
-        f"Head 1 loses 5 pairs or more at once in {fell} of {count} seeds, and the mean with them. With a quarter of "
-        f"the learning rate and four times the updates {less} seeds fall, and by Adam {adam}: it is a matter {steps} "
-        "what one head can hold. The curvature of the loss was past what gradient descent with momentum follows "
-        f"({sgd.bound:.0f}) in {int(sgd.past_bound()[sgd.fell].sum())} of the {fell} seeds that fell, before or "
-        f"while they did, and in {int(sgd.past_bound()[~sgd.fell].sum())} of the {count - fell} others."
+        f"Head 1 loses 5 pairs or more at once in {fell} of {count} seeds, and the mean with them. {verdict}: on the "
+        f"way it has known {lost:.1f} points more than at the end, and {lost_small:.1f} points with a quarter of the "
+        f"learning rate and four times the updates, where {int(small.fell.sum())} seeds fall. As it learns, its loss "
+        f"grows more curved. In {int(sgd.at_bound()[sgd.fell].sum())} of the {fell} seeds that fell, it had come "
+        f"within a tenth of what gradient descent with momentum follows ({sgd.bound:.0f}), and so it had in "
+        f"{int(sgd.at_bound()[~sgd.fell].sum())} of the {count - fell} others: there, steps overshoot, and some "
+        "seeds are thrown out of what they had learned. Adam divides by the root of the second moment, which grows "
+        f"small as gradients do: {int(found['Adam'].fell.sum())} seeds fall, {int(found['Adam, ε'].fell.sum())} with "
+        f"a larger ε, and {int(found['Adam, small'].fell.sum())} with smaller steps."
     )
 
 

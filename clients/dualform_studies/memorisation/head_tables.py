@@ -131,19 +131,19 @@ def falls(found: Mapping[str, HeadOne]) -> Table:
                 one.words, one.steps, f"{int(one.fell.sum())} of {len(one.fell)}",
                 f"{np.median(steps):,.0f}" if steps else "-", f"{100 * one.best.mean():.1f} %",
                 f"{100 * one.end.mean():.1f} %", "-" if one.bound is None else f"{one.bound:.0f}",
-                "-" if one.bound is None else f"{int(one.past_bound()[one.fell].sum())} of {int(one.fell.sum())}",
-                "-" if one.bound is None else f"{int(one.past_bound()[~one.fell].sum())} of {int((~one.fell).sum())}",
+                "-" if one.bound is None else f"{int(one.at_bound()[one.fell].sum())} of {int(one.fell.sum())}",
+                "-" if one.bound is None else f"{int(one.at_bound()[~one.fell].sum())} of {int((~one.fell).sum())}",
             )
         )  # fmt: skip
     columns = (
         "head 1 alone, by", "updates", "seeds that fall", "at update, median", "best accuracy on the way, mean",
-        "at the end, mean", "curvature that it follows", "falls with more", "no fall with more",
+        "at the end, mean", "curvature that it follows", "falls near it", "no fall, but near it",
     )  # fmt: skip
     return Table(
         "falls",
         "Head 1 learning alone: the same networks, with other steps. A fall is a loss of 5 pairs or more within a "
-        "twentieth of the training. The last columns count seeds of which the loss was ever more curved than gradient "
-        "descent with momentum follows, up to the fall or to the end.",
+        "twentieth of the training. The last columns count seeds of which the loss came within a tenth of the "
+        "curvature that gradient descent with momentum follows, up to the fall or to the end.",
         columns,
         rows,
     )
