@@ -1,4 +1,4 @@
-"""Boosted training beside free training: accuracy over the updates, what each seed ends with, and falls of head 1."""
+"""Boosted training beside free training: accuracy over the updates, and what each seed ends with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dualform_studies.memorisation.boosting import HEADS_WORDS, WAYS, Way, boundaries
 from dualform_studies.memorisation.ensemble import Curve, Ensemble
-from dualform_studies.memorisation.falls import HeadOne
 from dualform_studies.memorisation.training import Recipe
 from dualform_studies.pages.frame import INK, MARKS, new_figure
 
@@ -44,46 +43,6 @@ def draw_ways(path: Path, trained: Mapping[str, Ensemble], recipe: Recipe) -> Pa
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return path
-
-
-def draw_falls(path: Path, found: Mapping[str, HeadOne]) -> Path:
-    """Above the accuracy of head 1 in each seed, below the curvature of its loss beside what the optimizer follows."""
-    shown = ("SGD", "SGD, small", "Adam")
-    with new_figure(path, 4.6) as figure:
-        axes = figure.subplots(2, len(shown), sharex="col", sharey="row", height_ratios=(1.3, 1))
-        for (above, below), name in zip(axes.T, shown, strict=True):
-            one = found[name]
-            _seeds(above, one)
-            above.set_title(one.words.replace(", four", ",\nfour"))
-            below.plot(one.looked_at, one.curvature.clip(1e-3), color="0.7", linewidth=0.6)
-            fell = np.flatnonzero(one.fell)
-            below.plot(one.looked_at, one.curvature[:, fell].clip(1e-3), color=INK[1], linewidth=0.9, linestyle="--")
-            if one.bound is not None:
-                below.axhline(one.bound, color="black", linewidth=1)
-                below.text(0.98, one.bound * 1.15, "what it follows", transform=below.get_yaxis_transform(), ha="right")
-            below.set_yscale("log")
-            below.set_xlabel("updates")
-            below.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        axes[0, 0].set_ylabel("accuracy of head 1 (%)")
-        axes[0, 0].set_ylim(0, 104)
-        axes[1, 0].set_ylabel("greatest curvature of the loss\n(nats per squared parameter)")
-        handles = [
-            Line2D([], [], color="0.6", linewidth=0.8, label="a seed without a fall"),
-            Line2D([], [], color=INK[1], linestyle="--", marker="v", label="a seed that falls, and where"),
-            Line2D([], [], color="black", linewidth=1.8, label="mean"),
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return path
-
-
-def _seeds(panel: Axes, one: HeadOne) -> None:
-    accuracy = 100 * np.stack(one.curve.accuracy)
-    for own, fall in zip(accuracy.T, one.falls(), strict=True):
-        style: Any = {"color": "0.7", "linewidth": 0.6} if fall is None else {"color": INK[1], "linestyle": "--"}
-        panel.plot(one.curve.steps, own, **{"linewidth": 0.9} | style)
-        if fall is not None:
-            panel.plot(fall, own[one.curve.at(fall)], "v", color=INK[1], markersize=4)
-    panel.plot(one.curve.steps, accuracy.mean(axis=1), color="black", linewidth=1.8)
 
 
 def _of(trained: Mapping[str, Ensemble], optimizer: str) -> list[tuple[Way, Ensemble]]:

@@ -52,14 +52,16 @@ class HeadOne:
         return np.array([fall is not None for fall in self.falls()])
 
     def falls(self) -> list[int | None]:
-        """By network, the step of the moment before its first fall."""
-        accuracy = np.stack(self.curve.accuracy)
-        found: list[int | None] = []
-        for own in accuracy.T:
-            lost = [own[at] - own[at : at + _WINDOW + 1].min() for at in range(len(own))]
-            at = next((at for at in range(_WINDOW, len(own)) if lost[at] >= FALL - 1e-9), None)
-            found.append(None if at is None else self.curve.steps[at])
-        return found
+        """By network, when its first fall begins: the step of the last moment at which it still knew most."""
+        return [self._fall(own) for own in np.stack(self.curve.accuracy).T]
+
+    def _fall(self, accuracy: NDArray[np.float64]) -> int | None:
+        for at in range(_WINDOW, len(accuracy)):
+            window = accuracy[at : at + _WINDOW + 1]
+            if window[0] - window.min() >= FALL - 1e-9:
+                before = window[: int(window.argmin())]
+                return self.curve.steps[at + int(np.flatnonzero(before == before.max())[-1])]
+        return None
 
     @property
     def end(self) -> NDArray[np.float64]:

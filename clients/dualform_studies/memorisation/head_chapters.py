@@ -8,10 +8,11 @@ import numpy as np
 
 from dualform_studies.memorisation import head_tables
 from dualform_studies.memorisation.boosting import train_ways
-from dualform_studies.memorisation.boosting_figure import draw_falls, draw_ways
+from dualform_studies.memorisation.boosting_figure import draw_ways
 from dualform_studies.memorisation.ensemble import Ensemble
 from dualform_studies.memorisation.facts import Facts, draw_facts
 from dualform_studies.memorisation.falls import HeadOne, train_head_one
+from dualform_studies.memorisation.falls_figure import draw_falls
 from dualform_studies.memorisation.head_claims import (
     ALONE,
     BOOSTING,
@@ -69,11 +70,10 @@ def alone_chapter(page: Page, simplex: Simplex, alone: Alone, others: Sequence[A
         "Were each head to remember pairs of its own, the pairs known by each alone would be different ones, and "
         f"add up to all 25. They are {' + '.join(map(str, alone.sizes))} here, of which {int(alone.union.sum())} are "
         f"different, and {int(alone.without.sum())} are known without any head, from the second token's own stream. "
-        f"In {overlaps.networks} networks of other facts and starts, two heads share {overlaps.shared:.1f} pairs on "
-        "average, and sets of their sizes that were drawn independently would share "
-        f"{overlaps.shared_by_chance:.1f}: heads "
-        f"{'avoid' if overlaps.shared < overlaps.shared_by_chance else 'do not avoid'} what others know. The heads "
-        f"of {overlaps.partitions} networks part the pairs between them."
+        f"In {overlaps.networks} networks, each of other facts and another start, two heads share "
+        f"{overlaps.shared:.1f} pairs on average, where sets of their sizes that were drawn independently would "
+        f"share {overlaps.shared_by_chance:.1f}; the heads of {overlaps.partitions} networks part the pairs between "
+        "them."
     )
     page.show(head_tables.heads(simplex, alone, facts), head_tables.overlap(alone, facts), head_tables.overlaps(others))
     return {
@@ -134,9 +134,9 @@ def boosting_chapter(
     page.paragraph(_why_it_falls(head_one))
     page.figure(
         draw_falls(folder / "falls.png", head_one),
-        "Head 1 learning alone. Above: the accuracy of every seed, with the mean over seeds. Below: the greatest "
-        "curvature of the loss in what learns, and the one that gradient descent with momentum follows, 2 (1 + "
-        "momentum) / rate.",
+        "Head 1 learning alone. Left: by SGD and by Adam, with other steps. Middle: the seeds that fall by SGD, "
+        "moved so that they fall at 0, each and their median. Right: the greatest curvature of their loss in what "
+        "learns, over the one that gradient descent with momentum follows, 2 (1 + momentum) / learning rate.",
     )
     page.show(head_tables.falls(head_one))
     return {

@@ -47,11 +47,11 @@ def draw_simplexes(path: Path, simplex: Simplex, facts: Facts) -> Path:
 def draw_patterns(path: Path, triangles: Triangles) -> Path:
     """One triangle of each pattern that was found."""
     counts, examples = triangles.counts(), triangles.examples()
-    with new_figure(path, 2.75) as figure:
+    with new_figure(path, 2.9) as figure:
         axes = figure.subplots(1, len(PATTERNS))
         for panel, (pattern, meaning) in zip(axes, PATTERNS.items(), strict=True):
             title = f"{pattern}: {counts[pattern]} of {len(triangles.classes)}\n{fill(meaning, 20)}"
-            panel.set_title(title, pad=3, fontsize=8)
+            panel.text(0.5, 1.17, title, ha="center", va="bottom", fontsize=8)
             if pattern in examples:
                 one = examples[pattern]
                 _steps(panel, triangles.simplex, 100 * one.accuracy)
@@ -60,7 +60,7 @@ def draw_patterns(path: Path, triangles: Triangles) -> Path:
                 _outline(panel, ("head 1", "head 2", "head 3"), 7)
                 words = "not found"
             panel.text(0.5, -0.36, words, ha="center", va="top", fontsize=7.5)
-            panel.set(xlim=(-0.18, 1.18), ylim=(-0.62, 1.12))
+            panel.set(xlim=(-0.18, 1.18), ylim=(-0.62, 1.66))
         colours = ScalarMappable(Normalize(_ACCURACY["vmin"], _ACCURACY["vmax"]), _ACCURACY["cmap"])
         figure.colorbar(colours, ax=axes, shrink=0.7, pad=0.01).set_label("accuracy (%)")
     return path

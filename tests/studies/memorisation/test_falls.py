@@ -26,7 +26,7 @@ def test_a_fall_is_five_pairs_within_ten_moments():
     sudden, slow, small = [0.8] * 20 + [0.6] * 10, [0.8 - 0.015 * at for at in range(30)], [0.8] * 15 + [0.64] * 15
     at_first = [0.4] * 3 + [0.1] * 27
     found = head_one(sudden, slow, small, at_first)
-    assert found.falls() == [100, None, None, None]
+    assert found.falls() == [190, None, None, None]
     assert found.fell.tolist() == [True, False, False, False]
     np.testing.assert_allclose(found.best, [0.8, 0.8, 0.8, 0.4])
     np.testing.assert_allclose(found.end, [0.6, 0.8 - 0.015 * 29, 0.64, 0.1])
@@ -37,7 +37,7 @@ def test_the_bound_is_reached_before_or_during_the_fall():
     early, late, never = [0.0] * 40, [0.0] * 40, [8.9] * 40
     early[22], late[35] = 9.1, 9.1
     found = head_one(accuracy, accuracy, accuracy, [0.8] * 40, curvature=[early, late, never, late])
-    assert found.falls() == [150, 150, 150, None]
+    assert found.falls() == [240, 240, 240, None]
     assert found.at_bound().tolist() == [True, False, False, True]
 
 
