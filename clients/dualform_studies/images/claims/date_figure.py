@@ -34,14 +34,18 @@ def draw_dates(path: Path, layers: Sequence[LayerDates], query: Query) -> Path:
             left.set_title(one.layer, loc="left", pad=3)
             left.set_ylabel("datapoints")
             left.set_xlim(period.first, period.stop)
-            _draw_norms(right, one.norms, edges)
+            _draw_lengths(right, one.longest, edges, "--", "longest of a batch")
+            _draw_lengths(right, one.norms, edges, "-", "mean")
+            right.set_ylim(0, 1.15 * right.get_ylim()[1])
+            right.yaxis.set_major_locator(MaxNLocator(3))
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
         for panel in grid[-1]:
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         grid[-1, 0].set_xlabel(f"update at which they were trained on; of each query the {best} best")
         grid[-1, 1].set_xlabel("update")
-        grid[0, 1].set_title("mean length of a key", loc="left", pad=3)
+        grid[0, 1].set_title("length of keys", loc="left", pad=3)
+        grid[0, 1].legend(loc="lower left")
         figure.align_ylabels(list(grid[:, 0]))
     return path
 
@@ -59,13 +63,13 @@ def _mean(dates: Dates, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     return mean
 
 
-def _draw_norms(panel: Axes, norms: NDArray[np.float64], edges: NDArray[np.float64]) -> None:
-    """Means of the steps of each bin."""
-    known = ~np.isnan(norms)
-    steps = (edges[0] + np.arange(len(norms)))[known]
-    totals, _ = np.histogram(steps, edges, weights=norms[known])
+def _draw_lengths(
+    panel: Axes, lengths: NDArray[np.float64], edges: NDArray[np.float64], style: str, words: str
+) -> None:
+    """Means over the steps of each bin."""
+    known = ~np.isnan(lengths)
+    steps = (edges[0] + np.arange(len(lengths)))[known]
+    totals, _ = np.histogram(steps, edges, weights=lengths[known])
     counts, _ = np.histogram(steps, edges)
     with np.errstate(invalid="ignore"):
-        panel.stairs(totals / counts, edges, color=INK[2], linewidth=1.4, baseline=None)
-    panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_locator(MaxNLocator(3))
+        panel.stairs(totals / counts, edges, color=INK[2], linewidth=1.4, linestyle=style, baseline=None, label=words)

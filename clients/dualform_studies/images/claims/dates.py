@@ -77,13 +77,15 @@ class LayerDates:
     cosine: Dates
     """Of the same, by cosine."""
     norms: NDArray[np.float64]
-    """float64[steps of the period]: the mean length of the keys of each update's datapoints."""
+    """float64[steps of the period]: the mean length of the keys of each update's datapoints; nan without any."""
+    longest: NDArray[np.float64]
+    """float64[steps of the period]: the greatest."""
 
     @property
     def cause(self) -> str:
-        """What makes the best datapoints early: "length" of early keys, "other", or "none" where they are not."""
+        """What makes the best datapoints early: "length" of early keys, or "other"; "none" where they are not."""
         excess = self.product.excess()
-        if excess <= 0:
+        if excess <= _SPREAD[1] - _EVEN:
             return "none"
         return "length" if self.cosine.excess() <= excess / 2 else "other"
 
@@ -111,21 +113,23 @@ def ask_dates(
             best = best_slots(memory, layer, checkpoint.probe, rows, BEST, period.where, score)
             return Dates(datapoints.steps[best], period)
 
-        by_step = mean_by_step(norms[layer], datapoints.steps, within, period)
+        lengths = by_step(norms[layer][within], datapoints.steps[within], period)
         alone = dated(np.array([shown]), "signed")
-        found.append(LayerDates(layer, alone, dated(rows, "signed"), dated(rows, "cosine"), by_step))
+        found.append(LayerDates(layer, alone, dated(rows, "signed"), dated(rows, "cosine"), *lengths))
     return found
 
 
-def mean_by_step(
-    values: NDArray[np.float64], steps: NDArray[np.int64], among: NDArray[np.bool_], period: Period
-) -> NDArray[np.float64]:
-    """float64[steps of the period]: the mean of each step's values, of the slots `among`; nan of a step without any."""
-    begun = steps[among] - period.first
-    count = period.stop - period.first
+def by_step(
+    values: NDArray[np.float64], steps: NDArray[np.int64], period: Period
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """float64[steps of the period], twice: mean and maximum of the values of each step; nan of a step without any."""
+    begun, count = steps - period.first, period.stop - period.first
+    known = np.bincount(begun, minlength=count)
+    greatest = np.full(count, -np.inf)
+    np.maximum.at(greatest, begun, values)
+    greatest[known == 0] = np.nan
     with np.errstate(invalid="ignore"):
-        means: NDArray[np.float64] = np.bincount(begun, values[among], count) / np.bincount(begun, minlength=count)
-    return means
+        return np.bincount(begun, values, count) / known, greatest
 
 
 def date_claims(layers: Sequence[LayerDates]) -> list[Claim]:
@@ -172,18 +176,18 @@ def dates_report(layers: Sequence[LayerDates]) -> Report:
             "shown": [float(one.shown.third(number).mean()) for number in range(3)],
             "product": _thirds(one.product),
             "cosine": _thirds(one.cosine),
-            "norms": _norms(one),
+            "norms": _in_thirds(one.norms, one.product.period),
+            "longest": _in_thirds(one.longest, one.product.period),
             "cause": one.cause,
         }
         for one in layers
     }
 
 
-def _norms(dates: LayerDates) -> list[float | None]:
-    """The mean length of keys in each third of the period; None without any."""
-    period = dates.product.period
+def _in_thirds(lengths: NDArray[np.float64], period: Period) -> list[float | None]:
+    """The mean over the steps of each third of the period; None without any."""
     thirds = period.thirds(np.arange(period.first, period.stop))
-    parts = [dates.norms[(thirds == number) & ~np.isnan(dates.norms)] for number in range(3)]
+    parts = [lengths[(thirds == number) & ~np.isnan(lengths)] for number in range(3)]
     return [float(part.mean()) if len(part) else None for part in parts]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
 from dualform_studies.images.claims.hubs import GREATEST, LayerHubs
@@ -18,7 +19,7 @@ from dualform_studies.pages.frame import INK, MARKS, new_figure
 
 def draw_hub_distribution(path: Path, layers: Sequence[LayerHubs]) -> Path:
     """Of each training image the share of test images that have it among their best, in descending order."""
-    with new_figure(path, 2.9) as figure:
+    with new_figure(path, 3.2, "How many test images attend most to the same training image") as figure:
         panels = figure.subplots(1, len(layers), sharex=True, sharey=True, squeeze=False)[0]
         for panel, one in zip(panels, layers, strict=True):
             rankings = {
@@ -30,6 +31,8 @@ def draw_hub_distribution(path: Path, layers: Sequence[LayerHubs]) -> Path:
                 _draw_ranks(panel, shares, at, words)
             panel.set_title(one.layer, loc="left", pad=3)
             panel.set_xlabel("rank of the training image")
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         panels[0].set_ylabel("test images that have it\namong their best (%)")
         handles, words = panels[0].get_legend_handles_labels()
         figure.legend(handles, words, loc="outside upper center", ncols=len(handles))
@@ -61,7 +64,8 @@ def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset
         for layer, found in hubs.items()
         for ranking, words, share in (("greatest", "by weight", "slots"), ("greatest_by_cosine", "by cosine", "cosine"))
     ]
-    with new_figure(path, 1.12 * len(rows)) as figure:
+    title = "The greatest hubs: class, share of the test images, length of the key"
+    with new_figure(path, 0.3 + 1.12 * len(rows), title) as figure:
         grid = figure.subplots(len(rows), GREATEST, squeeze=False)
         for panels, (words, images, share) in zip(grid, rows, strict=True):
             panels[0].set_ylabel(words, fontsize=7.5)
@@ -69,6 +73,8 @@ def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset
                 panel.set_axis_off()
             for panel, image in zip(panels, images, strict=False):
                 source = sources[image["dataset"]]
-                caption = f"{source.label_names[image['label']]}\n{100 * image[share]:.1f} %"
+                caption = (
+                    f"{source.label_names[image['label']]}: {100 * image[share]:.1f} %\nlength {image['norm']:.1f}"
+                )
                 show_picture(panel, source.picture(source.train.pixels[image["sample"]]), caption)
     return path

@@ -71,6 +71,7 @@ def _summary_table(found: Mapping[str, Report]) -> Table:
                 one["ever"],
                 one["half"],
                 f"{100 * greatest['slots']:.1f}",
+                f"{100 * one['greatest_by_cosine'][0]['cosine']:.1f}",
                 _figure(one["norm_correlation"]),
                 _figure(one["cosine_norm_correlation"]),
                 one["surviving"],
@@ -81,6 +82,7 @@ def _summary_table(found: Mapping[str, Report]) -> Table:
         "images ever among them",
         "images that take half of all places",
         "test images of the greatest hub (%)",
+        "of the greatest by cosine (%)",
         "correlation of count and length",
         "the same by cosine",
         f"of the {hubs.GREATEST} greatest, also by cosine",
@@ -142,15 +144,17 @@ def show_dates(page: Page, found: Mapping[str, Report]) -> None:
 
 
 def _cause(dataset: str, layer: str, one: Report) -> str:
-    """Whether the best datapoints are early, and why, in a sentence."""
+    """Whether the best datapoints are early, and why."""
     early, cosine = (100 * one[ranking]["mean"][0] for ranking in ("product", "cosine"))
     said = f"At {layer}, of test images of {dataset}, {early:.1f} % come from the first third of {one['period']}"
     if one["cause"] == "none":
-        return f"{said}, no more than of an even spread."
-    begun, *_, ended = one["norms"]
-    lengths = "" if None in (begun, ended) else f" (keys have a mean length of {begun:.3g} then, {ended:.3g} at last)"
-    why = "so the length of early keys is the cause" if one["cause"] == "length" else "so length is not the cause"
-    return f"{said}{lengths}, and {cosine:.1f} % by cosine: {why}."
+        return f"{said}."
+    why = "long early keys are the cause" if one["cause"] == "length" else "length is not the cause"
+    means, greatest = (f"{_figure(lengths[0])} and {_figure(lengths[2])}" for lengths in (one["norms"], one["longest"]))
+    return (
+        f"{said}, and {cosine:.1f} % by cosine: {why}. In the first and the last third a key is {means} long in the "
+        f"mean, the longest of a batch {greatest}."
+    )
 
 
 def _dates_table(found: Mapping[str, Report]) -> Table:
@@ -158,8 +162,7 @@ def _dates_table(found: Mapping[str, Report]) -> Table:
     for dataset, layers in found.items():
         for layer, one in layers.items():
             for ranking, words in (("product", "weight"), ("cosine", "cosine")):
-                thirds = one[ranking]
-                shares = zip(thirds["mean"], thirds["deviation"], strict=True)
+                shares = zip(one[ranking]["mean"], one[ranking]["deviation"], strict=True)
                 own = one["shown"] if ranking == "product" else [None] * 3
                 rows.append(
                     [
@@ -169,15 +172,26 @@ def _dates_table(found: Mapping[str, Report]) -> Table:
                         *(f"{100 * mean:.1f} ± {100 * deviation:.1f}" for mean, deviation in shares),
                         ", ".join("-" if share is None else f"{100 * share:.1f}" for share in own),
                         ", ".join(map(_figure, one["norms"])),
+                        ", ".join(map(_figure, one["longest"])),
                     ]
                 )
     first = next(iter(next(iter(found.values())).values()))
     caption = (
         f"The thirds of the training that the {first['datapoints']} best datapoints come from, in per cent (even: "
         f"33.3): mean and deviation over {first['queries']} test images drawn by chance, and of the one that is drawn; "
-        "and the mean length of keys in each third. Both rankings are signed."
+        "and in each third the mean length of keys, and that of the longest of a batch. Both rankings are signed."
     )
-    columns = ["test images of", "layer", "ranked by", "first", "middle", "last", "the one drawn", "length of keys"]
+    columns = [
+        "test images of",
+        "layer",
+        "ranked by",
+        "first",
+        "middle",
+        "last",
+        "the one drawn",
+        "length of keys",
+        "longest of a batch",
+    ]
     return Table("dates", caption, columns, rows)
 
 

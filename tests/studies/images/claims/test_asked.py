@@ -133,8 +133,9 @@ def test_dates_are_those_of_float64(recorded: Recorded):
         queries = recorded.memory.probe("test-fashion-mnist", dates.layer).queries.astype(np.float64)
         cosine = cosines(products, recorded.keys(dates.layer)[within], queries)
         np.testing.assert_array_equal(dates.cosine.steps, points.steps[within][ranked(cosine)[:, :500]])
-        means = norms[dates.layer].reshape(STEPS, BATCH).mean(axis=1)[20:50]
-        np.testing.assert_allclose(dates.norms, means, rtol=1e-12)
+        lengths = norms[dates.layer].reshape(STEPS, BATCH)[20:50]
+        np.testing.assert_allclose(dates.norms, lengths.mean(axis=1), rtol=1e-12)
+        np.testing.assert_array_equal(dates.longest, lengths.max(axis=1))
 
 
 def test_best_slots_are_those_of_the_mask(recorded: Recorded):

@@ -11,9 +11,9 @@ from dualform_studies.images.claims.dates import (
     Dates,
     LayerDates,
     Period,
+    by_step,
     date_claims,
     dates_report,
-    mean_by_step,
 )
 from dualform_studies.images.datasets import digits
 from dualform_studies.images.query_figure import Query
@@ -29,7 +29,7 @@ def dates(early: int, late: int, count: int = 100, queries: int = 3) -> Dates:
 
 
 def layer(product: Dates, cosine: Dates | None = None, name: str = "layer-1") -> LayerDates:
-    return LayerDates(name, product, product, cosine or product, np.ones(30))
+    return LayerDates(name, product, product, cosine or product, np.ones(30), np.ones(30))
 
 
 def test_thirds_of_a_period():
@@ -53,27 +53,30 @@ def test_datapoints_are_spread_out_within_bounds(early: tuple[int, int], verdict
 
 
 @pytest.mark.parametrize(
-    ("early", "cosine", "cause"), [(30, 90, "none"), (60, 46, "length"), (60, 50, "other"), (60, 20, "length")]
+    ("early", "cosine", "cause"), [(42, 90, "none"), (60, 46, "length"), (60, 50, "other"), (60, 20, "length")]
 )
 def test_length_is_the_cause_if_the_excess_halves_without_it(early: int, cosine: int, cause: str):
     assert layer(dates(early, 10), dates(cosine, 10)).cause == cause
 
 
 def test_means_by_step():
-    steps = np.array([0, 30, 30, 32, 60])
-    norms = mean_by_step(np.array([9.0, 1.0, 3.0, 5.0, 9.0]), steps, (steps >= 30) & (steps < 60), PERIOD)
-    assert norms[:3].tolist()[::2] == [2.0, 5.0]
-    assert np.isnan(norms[1])
-    assert len(norms) == 30
+    steps = np.array([30, 30, 32])
+    means, greatest = by_step(np.array([1.0, 3.0, 5.0]), steps, PERIOD)
+    assert means[:3].tolist()[::2] == [2.0, 5.0]
+    assert greatest[:3].tolist()[::2] == [3.0, 5.0]
+    assert np.isnan(means[1])
+    assert np.isnan(greatest[1])
+    assert len(means) == len(greatest) == 30
 
 
 def test_the_report_says_what_is_known_of_each_third():
-    one = LayerDates("layer-1", dates(1, 2), dates(30, 40), dates(50, 10), np.r_[np.ones(10), np.full(20, np.nan)])
+    lengths = np.r_[np.ones(10), np.full(20, np.nan)]
+    one = LayerDates("layer-1", dates(1, 2), dates(30, 40), dates(50, 10), lengths, 2 * lengths)
     told = dates_report([one])["layer-1"]
     assert told["product"]["mean"] == pytest.approx([0.3, 0.3, 0.4])
     assert told["cosine"]["mean"] == pytest.approx([0.5, 0.4, 0.1])
     assert told["shown"] == pytest.approx([0.01, 0.97, 0.02])
-    assert told["norms"] == [1.0, None, None]
+    assert (told["norms"], told["longest"]) == ([1.0, None, None], [2.0, None, None])
     assert (told["queries"], told["datapoints"]) == (3, 100)
 
 
@@ -81,7 +84,12 @@ def test_the_figure_shows_the_query_and_the_means(tmp_path: Path, drawn: list[Fi
     steps = np.random.default_rng(1).integers(30, 60, (20, 50))
     layers = [
         LayerDates(
-            f"layer-{number}", Dates(steps[:1], PERIOD), Dates(steps, PERIOD), Dates(steps, PERIOD), np.arange(30.0)
+            f"layer-{number}",
+            Dates(steps[:1], PERIOD),
+            Dates(steps, PERIOD),
+            Dates(steps, PERIOD),
+            np.arange(30.0),
+            np.arange(30.0),
         )
         for number in range(2)
     ]
