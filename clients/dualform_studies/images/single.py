@@ -12,6 +12,8 @@ from time import perf_counter
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.download import load_dataset
+from dualform_studies.images.kernels import KernelsRecipe, ask_kernels
+from dualform_studies.images.kernels_page import draw_kernels, kernel_claims
 from dualform_studies.images.network import layer_names
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import Checkpoint, record
@@ -20,7 +22,7 @@ from dualform_studies.images.single_views import ask_single
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.images.table1 import ask_checkpoints, over_runs
 from dualform_studies.images.table1_page import table_1_claims
-from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
+from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
 from dualform_studies.progress import Progress, named
 
 
@@ -30,6 +32,7 @@ class SingleRecipe:
     moments: tuple[int, ...] = (3000,)
     """Numbers of updates, ascending, after which the network is looked at beside the last: the paper's text's."""
     runs: int = 5
+    kernels: KernelsRecipe = field(default_factory=KernelsRecipe)
 
     def with_steps(self, steps: int | None) -> SingleRecipe:
         training = self.training.with_steps(steps)
@@ -78,6 +81,9 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
     report |= ask_single(dataset, layers, checkpoints[-1], out, assignment.progress)
     of_table_1 = table_1_claims(report["table_1"][str(recipe.training.steps)])
     report["claims"] = [*(claim.plain() for claim in of_table_1), *report["claims"]]
+    report["kernels"] = ask_kernels(out, dataset, layers, assignment.progress, recipe.kernels)
+    draw_kernels(report_folder(out) / "kernels.png", report["kernels"])
+    report["claims"] += [claim.plain() for claim in kernel_claims(report["kernels"])]
     report["disk_bytes"] = bytes_on_disk(out)
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
     single_page(out, report).write(report)

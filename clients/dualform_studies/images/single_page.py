@@ -8,6 +8,7 @@ from pathlib import Path
 from dualform_studies.certificates import certificate_table
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import show_example
+from dualform_studies.images.kernels_page import show_kernels
 from dualform_studies.images.single_views import BESIDE
 from dualform_studies.images.table1 import CELLS, cells_met
 from dualform_studies.images.table1_page import HEADING, beside_table_1, in_words, runs_table, table_1
@@ -56,6 +57,7 @@ def single_page(out: Path, report: Report) -> Page:
         "Figure 5 of the paper).",
     )
     show_dates(page, report["dates"])
+    show_kernels(page, report["kernels"])
     page.heading("The certificate")
     page.show(certificate_table(report["verify"]))
     return page

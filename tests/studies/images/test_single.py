@@ -12,6 +12,7 @@ from dualform.query.engine import open_memory
 from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
+from dualform_studies.images import kernels_page
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.error_norm import error_norm_sums
 from dualform_studies.images.recipe import Recipe
@@ -107,12 +108,13 @@ def test_miniature_says_what_the_full_study_says(miniature):
     assert first["deviations_off"] == pytest.approx((first["mean"] - 84.7) / 1.1)
     assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
     assert {table["name"] for table in report["tables"]} >= {
-        "accuracy", "claims", "table-1", "table-1-runs", "error-norm", "prevalence", "hubs", "dates"
+        "accuracy", "claims", "table-1", "table-1-runs", "error-norm", "prevalence", "hubs", "dates",
+        "kernels-last", "kernels-every"
     }  # fmt: skip
     headings = [claim["heading"] for claim in report["claims"]]
     assert headings[:2] == ["Table 1", "Table 1"]
     assert set(headings[2:]) == {
-        "How often the observations hold", "Hubs", "When the best datapoints were trained on"
+        "How often the observations hold", "Hubs", "When the best datapoints were trained on", kernels_page.HEADING
     }  # fmt: skip
     page = (out / "report" / "index.md").read_text()
     assert all(f"## {heading}\n" in page for heading in headings)

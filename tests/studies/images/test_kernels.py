@@ -1,0 +1,137 @@
+"""Other kernels in the trained network: what the engine answers, layer after layer, and how accuracies compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform_studies.images.download import load_dataset
+from dualform_studies.images.kernels import KernelsRecipe, ask_kernels, mcnemar
+from dualform_studies.images.kernels_page import HEADING, draw_kernels, kernel_claims, kernel_verdict, show_kernels
+from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.recorded import record
+from dualform_studies.images.softmax_attention import Share, attend
+from dualform_studies.images.stream import batch_rows, batches
+from dualform_studies.pages.folder import report_folder
+from dualform_studies.pages.page import Page
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
+RECIPE = KernelsRecipe((0.05, 2.0, 300.0), last=4, every=3)
+
+
+@pytest.fixture(scope="module")
+def trained(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, Any]]:
+    """A memory of a short training, its dataset, and the report."""
+    out, dataset = tmp_path_factory.mktemp("kernels") / "run", load_dataset("mnist", made_up_data)
+    recipe = Recipe(hidden=(24, 16), lr=0.004, batch=32, steps=60)
+    record([dataset], batches(dataset, batch_rows(dataset.split.trained, recipe, seed=0, part=0)), recipe, 0, out)
+    return out, dataset, ask_kernels(out, dataset, LAYERS, recipe=RECIPE)
+
+
+def first_of_each(labels: np.ndarray, rows: np.ndarray, count: int) -> list[int]:
+    return sorted(row for label in range(10) for row in [row for row in rows if labels[row] == label][:count])
+
+
+def images(dataset: Any, count: int, *, tested: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels: the first of each class, of the test file or of what the split holds out."""
+    if tested:
+        rows = first_of_each(dataset.test.labels, np.arange(len(dataset.test)), count)
+        return dataset.inputs(dataset.test, rows), dataset.test.labels[rows]
+    left = [row for row in range(len(dataset.train)) if row not in set(dataset.split.kept.tolist())]
+    rows = first_of_each(dataset.train.labels, np.array(left), count)
+    return dataset.inputs(dataset.train, rows), dataset.train.labels[rows]
+
+
+def test_sums_are_those_of_the_engine(trained):
+    queries = np.random.default_rng(0).normal(size=(7, 24)).astype(np.float32)
+    shares = [Share(slice(0, 7), 0.05), Share(slice(2, 4), 2.0), Share(slice(4, 7), 1e4)]
+    with dualform.open(trained[0]) as memory:
+        for share, found in zip(shares, attend(memory, "layer-1", queries, shares), strict=True):
+            exact = memory.output(
+                "layer-1", queries[share.queries], kernel="softmax", temperature=share.temperature, initial=False
+            )
+            np.testing.assert_allclose(found.sums, exact, rtol=1e-3, atol=1e-5 * np.abs(exact.values).max())
+            np.testing.assert_allclose(found.effective_slots, exact.effective_slots, rtol=1e-3)
+
+
+@pytest.mark.parametrize("place", ["last", "every"])
+def test_accuracies_are_those_of_layers_that_the_engine_answers(trained, place):
+    out, dataset, report = trained
+    held_out = RECIPE.last if place == "last" else RECIPE.every // 2
+    own = {
+        "tested": images(dataset, getattr(RECIPE, place), tested=True),
+        "held_out": images(dataset, held_out, tested=False),
+    }
+    assert report[place]["images"] == {name: len(labels) for name, (_, labels) in own.items()}
+    rows = report[place]["kernels"]
+    assert [(row["temperature"], row["initial"]) for row in rows if row["temperature"]] == [
+        (temperature, initial) for initial in (True, False) for temperature in RECIPE.temperatures
+    ]
+    with dualform.open(out) as memory:
+        for row in rows:
+            for name, (inputs, labels) in own.items():
+                queries, medians = inputs, []
+                for layer in LAYERS:
+                    kernel = {"initial": row["initial"]}
+                    if row["temperature"] is not None:
+                        kernel |= {"kernel": "softmax", "temperature": row["temperature"]}
+                    if place == "last" and layer != LAYERS[-1]:
+                        kernel = {}
+                    answer = memory.output(layer, queries, **kernel)
+                    if answer.effective_slots is not None:
+                        medians.append(np.median(answer.effective_slots))
+                    queries = np.maximum(answer.values, 0) if layer != LAYERS[-1] else answer.values
+                assert row[name] == pytest.approx((queries.argmax(axis=1) == labels).mean())
+                if name == "tested":
+                    np.testing.assert_allclose(row["effective_slots"], medians, rtol=1e-3)
+
+
+def test_gains_and_losses_are_of_the_tested_images(trained):
+    for place in ("last", "every"):
+        comparison = trained[2][place]
+        count, linear = comparison["images"]["tested"], comparison["kernels"][0]
+        assert (linear["gained"], linear["lost"], linear["p"]) == (0, 0, 1.0)
+        for row in comparison["kernels"]:
+            assert row["tested"] * count == pytest.approx(linear["tested"] * count + row["gained"] - row["lost"])
+        softmax = [row for row in comparison["kernels"] if row["temperature"]]
+        assert comparison["chosen"]["held_out"] == max(row["held_out"] for row in softmax)
+    assert trained[2]["last"]["off"] < 1e-3
+
+
+def test_mcnemars_test_is_exact():
+    assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
+    assert mcnemar(10, 2) == mcnemar(2, 10) == pytest.approx(2 * (1 + 12 + 66) / 2**12)
+    assert mcnemar(0, 8) == pytest.approx(2 / 2**8)
+    assert mcnemar(0, 5000) < 1e-300
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "p", "verdict"),
+    [
+        (20, 2, 0.001, "holds"),
+        (2, 20, 0.001, "does not hold"),
+        (20, 2, 0.01, "holds in part"),
+        (0, 0, 1.0, "holds in part"),
+    ],
+)
+def test_a_kernel_is_better_where_chance_is_ruled_out(gained, lost, p, verdict):
+    assert kernel_verdict({"gained": gained, "lost": lost, "p": p}) == verdict
+
+
+def test_the_page_shows_every_kernel(trained, tmp_path):
+    report, page = trained[2], Page(tmp_path, "Kernels")
+    draw_kernels(report_folder(tmp_path) / "kernels.png", report)
+    show_kernels(page, report)
+    last, every = page.tables()
+    assert [row[0] for row in last.rows] == [
+        "inner product",
+        *(f"softmax, temperature {t}" for t in ("0.05", "2", "300")),
+    ]
+    assert len(every.rows) == 2 + 2 * 3
+    claims = list(kernel_claims(report))
+    assert {claim.heading for claim in claims} == {HEADING}
+    assert f"of {len(images(trained[1], 4, tested=True)[1])} test images" in claims[0].ours
