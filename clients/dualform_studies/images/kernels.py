@@ -19,10 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.engine import open_memory
 from dualform.store.snapshot import Snapshot
 from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.softmax_attention import Attended, Share, attend
+from dualform_studies.images.softmax_attention import Attended, Share, attend, open_for_passes
 from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress, or_silent
 
@@ -161,7 +160,7 @@ def _ask_last(
     """The last layer alone, over the network's own queries."""
     queries, baseline = _forward(weights, images.inputs, initial=True)
     shares = [Share(slice(None), temperature) for temperature in recipe.temperatures]
-    with open_memory(out) as memory:
+    with open_for_passes(out) as memory:
         attended = attend(memory, layers[-1], queries, shares)
         ask = partial(memory.output, layers[-1], queries[:_CHECKED], kernel="softmax", initial=False)
         exact = [ask(temperature=share.temperature).values for share in shares]
@@ -203,7 +202,7 @@ def _attend_each(
     """What each kernel's queries attend to, in one pass over the layer's memory."""
     temperatures = {kernel: kernel.temperature for kernel in queries if kernel.temperature is not None}
     each = next(iter(queries.values()))
-    with open_memory(out) as memory:
+    with open_for_passes(out) as memory:
         if shared:
             distinct = list(dict.fromkeys(temperatures.values()))
             found = attend(memory, layer, each, [Share(slice(None), temperature) for temperature in distinct])

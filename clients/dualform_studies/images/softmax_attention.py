@@ -11,14 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
+from dualform.query.score.backends import choose
+from dualform.store.segment_cache import SegmentCache
+from dualform.store.snapshot import Snapshot
 
 _BLOCK = 2048
 """Slots whose scores are held at once."""
+_HELD_BYTES = 512 << 20
+"""Of keys and values: distinct images that come again and again fit, and nothing else is read twice in a pass."""
+
+
+def open_for_passes(path: Path) -> Engine:
+    """The memory in a folder, of which little is held between two reads."""
+    return Engine(Snapshot.open(path, SegmentCache(_HELD_BYTES)), choose("numpy"))
 
 
 @dataclass(frozen=True)
