@@ -32,6 +32,8 @@ _CHECKED = 5
 @dataclass(frozen=True)
 class KernelsRecipe:
     temperatures: tuple[float, ...] = (0.1, 1.0, 10.0, 100.0, 1000.0)
+    scales: tuple[float, ...] = tuple(10.0**power for power in range(8))
+    """What the sum is multiplied by at the last layer, as a variant: a mean of values is as many times smaller."""
     last: int = 100
     """Test images of each class, and as many held-out ones, that the last layer alone is asked about."""
     every: int = 20
@@ -60,9 +62,13 @@ class Weights:
         """float32[n, d_out]: the layer's own answer, or the part of it that the slots' sum is."""
         return queries @ self.final.T + self.bias if initial else queries @ (self.final - self.initial).T
 
+    def beside(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32[n, d_out]: W_0 q + b, what stands beside a softmax."""
+        return queries @ self.initial.T + self.bias
+
     def softmax(self, queries: NDArray[np.float32], attended: Attended, *, initial: bool) -> NDArray[np.float32]:
         """float32[n, d_out], with W_0 and the bias beside the sum or without."""
-        return queries @ self.initial.T + self.bias + attended.sums if initial else attended.sums
+        return self.beside(queries) + attended.sums if initial else attended.sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +179,12 @@ def _ask_last(
             effective = [_median(one, images)]
             kernels.append(_row(Kernel(share.temperature, initial), images.report(outputs, baseline), effective))
     off = max(_distance(one.sums[:_CHECKED], other) for one, other in zip(attended, exact, strict=True))
-    return _comparison(images, kernels) | {"off": off}
+    beside = weights[-1].beside(queries)
+    scaled = []
+    for share, one in zip(shares, attended, strict=True):
+        each = [{"scale": s, **images.report(beside + np.float32(s) * one.sums, baseline)} for s in recipe.scales]
+        scaled.append({"temperature": share.temperature, **max(each, key=lambda row: row["held_out"])})
+    return _comparison(images, kernels, images.report(beside, baseline)) | {"scaled": scaled, "off": off}
 
 
 def _ask_every(
@@ -193,7 +204,10 @@ def _ask_every(
     rows = [_row(Kernel(None, initial=True), images.report(baseline, baseline), [])]
     rows.append(_row(Kernel(None, initial=False), images.report(sums_alone, baseline), []))
     rows += [_row(kernel, images.report(queries[kernel], baseline), medians[kernel]) for kernel in kernels]
-    return _comparison(images, rows)
+    outputs = images.inputs
+    for number, own in enumerate(weights):
+        outputs = own.beside(np.maximum(outputs, 0) if number else outputs)
+    return _comparison(images, rows, images.report(outputs, baseline))
 
 
 def _attend_each(
@@ -227,9 +241,12 @@ def _row(kernel: Kernel, report: Report, effective_slots: Sequence[float]) -> Re
     return {**kernel._asdict(), **report, "effective_slots": list(effective_slots)}
 
 
-def _comparison(images: Examined, kernels: Sequence[Report]) -> Report:
-    """With the softmax that is best on the held-out images, the one with W_0 where two are, then the first."""
+def _comparison(images: Examined, kernels: Sequence[Report], alone: Report) -> Report:
+    """With the softmax that is best on the held-out images: of several the one with W_0, then the first.
+
+    `alone`: W_0 and the bias without any slot.
+    """
     softmax = [row for row in kernels if row["temperature"] is not None]
     chosen = max(softmax, key=lambda row: row["held_out"])
     counts = {"tested": int(images.tested.sum()), "held_out": int((~images.tested).sum())}
-    return {"images": counts, "kernels": list(kernels), "chosen": chosen}
+    return {"images": counts, "kernels": list(kernels), "alone": alone, "chosen": chosen}

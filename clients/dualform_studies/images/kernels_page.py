@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from dualform_studies.pages.claims import Claim, Verdict, verdict
 from dualform_studies.pages.folder import Report, report_folder
@@ -32,7 +33,7 @@ def kernel_claims(report: Report) -> Iterator[Claim]:
             f"More powerful kernels, as softmax, might make better models: tried at {words}, after training with the "
             "inner product.",
             "a possibility, not tried",
-            f"{_kernel(chosen)} {_percent(chosen['tested'])}, inner product {_percent(linear['tested'])} of "
+            f"{_kernel(chosen)}: {_percent(chosen['tested'])}; inner product: {_percent(linear['tested'])}; of "
             f"{report[place]['images']['tested']:,} test images ({chosen['gained']} gained, {chosen['lost']} lost, "
             f"p = {chosen['p']:.2g})",
             kernel_verdict(chosen),
@@ -54,67 +55,91 @@ def show_kernels(page: Page, report: Report) -> None:
         "The network was trained with the inner product, and is asked with a softmax over the same slots (remarks 2.3 "
         "and 3.2 of the paper): W_0 q + b + sum of p_t e_t, or that sum alone. At the last layer the queries are the "
         f"network's own, of {last['images']['tested']:,} test images; where every layer has the kernel, of "
-        f"{every['images']['tested']:,} (the first of each class, as many of each, to keep to minutes), each layer's "
-        "answer after relu is the next one's query. A mean of values is many times smaller than the sum that training "
-        f"made of them, so that W_0 q outweighs it. {_chosen(report)} Sums were computed in float32; for some test "
-        f'images they were held against the exact answers of output(kernel="softmax"), and lay within '
+        f"{every['images']['tested']:,}, and each layer's answer after relu is the next one's query. (The first test "
+        "images of each class, as many of each; more would take more than minutes.) Sums were computed in float32; for "
+        'some test images they were held against the exact answers of output(kernel="softmax"), and lay within '
         f"{last['off']:.0e} of the greatest."
+    )
+    page.paragraph(
+        "A mean of values is many times smaller than the sum that training made of them. Beside W_0 q + b, which alone "
+        f"gives {_percent(last['alone']['tested'])} at the last layer and {_percent(every['alone']['tested'])} at "
+        f"every layer, it hardly counts. {_chosen(report)} {_scaled(last)}"
     )
     page.show(_last_table(last), _every_table(every))
     page.figure(
         report_folder(page.run) / "kernels.png",
-        "Test accuracy and effective number of slots by the temperature of the softmax (no figure of the paper; its "
+        "Test errors and effective number of slots by the temperature of the softmax (no figure of the paper; its "
         "remark 3.2).",
     )
 
 
 def _chosen(report: Report) -> str:
-    """Which temperature the held-out images choose, in a sentence."""
-    told = " and ".join(f"for {words} {_kernel(report[place]['chosen'])}" for place, words in _PLACES.items())
-    counts = " and ".join(f"{report[place]['images']['held_out']:,}" for place in _PLACES)
-    return f"The best softmax on {counts} images that were neither trained nor tested on is {told}."
+    """Which kernel the held-out images choose, in a sentence."""
+    told = " and ".join(
+        f"a {_kernel(report[place]['chosen'])} at {words} ({report[place]['images']['held_out']:,} images)"
+        for place, words in _PLACES.items()
+    )
+    return f"Images that were neither trained nor tested on choose {told}."
+
+
+def _scaled(last: Report) -> str:
+    """What a factor makes of it, in a sentence or two."""
+    best = max(last["scaled"], key=lambda row: row["held_out"])
+    return (
+        "As a variant, the sum of the last layer is multiplied by a power of ten that the held-out images choose: "
+        f"they choose temperature {best['temperature']:g} and the factor {best['scale']:,.0f}, and of the test images "
+        f"{_percent(best['tested'])} are recognised ({best['gained']} gained, {best['lost']} lost against the inner "
+        f"product, p = {best['p']:.2g})."
+    )
 
 
 def draw_kernels(path: Path, report: Report) -> Path:
-    """Accuracies above, effective slots below, both by temperature."""
-    with new_figure(path, 4.6) as figure:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1))
+    """Test errors above, effective slots below, both by temperature; all scales are logarithmic."""
+    with new_figure(path, 4.8) as figure:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.8, 1))
         for number, (place, words) in enumerate(_PLACES.items()):
             for initial in (True, False):
-                rows = _softmax(report[place], initial)
-                beside = "with" if initial else "without"
-                _line(above, rows, "tested", number, initial, f"{words}, {beside} W₀ and bias")
-        baseline = report["last"]["kernels"][0]["tested"]
-        above.axhline(100 * baseline, color="0.3", linestyle=":", linewidth=1)
-        above.annotate(
-            "inner product, last layer's images", (0, 100 * baseline), (4, -3), xycoords=("axes fraction", "data"),
-            textcoords="offset points", va="top", fontsize=8,
-        )  # fmt: skip
-        above.set_ylabel("test accuracy (%)")
-        above.set_ylim(0, 104)
-        above.legend(loc="upper center", bbox_to_anchor=(0.5, 1.3), ncols=2)
+                beside = "with W₀ and bias" if initial else "the sum alone"
+                _line(above, _softmax(report[place], initial), number, initial, f"{words}, {beside}")
+        _line(above, report["last"]["scaled"], 2, False, "the last layer, with W₀, bias, and a factor")
+        linear = _error(report["last"]["kernels"][0])
+        above.axhline(linear, color="0.3", linestyle=":", linewidth=1.2, label="the last layer, inner product")
+        above.set_yscale("log")
+        above.set_ylim(top=130)
+        above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        above.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        above.yaxis.set_minor_locator(NullLocator())
+        above.set_ylabel("test images mistaken (%)")
+        figure.legend(loc="outside upper center", ncols=2)
         rows = _softmax(report["last"], initial=True)
         slots = [row["effective_slots"][0] for row in rows]
         below.plot([row["temperature"] for row in rows], slots, color=INK[0], marker=MARKS[0])
         below.set_yscale("log")
         below.set_xscale("log")
+        below.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        below.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         below.set_ylabel("effective slots,\nlast layer (median)")
         below.set_xlabel("temperature of the softmax (in units of the scores)")
         figure.align_ylabels([above, below])
     return path
 
 
-def _line(panel: Axes, rows: Sequence[Report], name: str, number: int, initial: bool, label: str) -> None:
-    values = [100 * row[name] for row in rows]
+def _line(panel: Axes, rows: Sequence[Report], number: int, filled: bool, label: str) -> None:
     panel.plot(
         [row["temperature"] for row in rows],
-        values,
+        [_error(row) for row in rows],
         color=INK[number],
-        marker=MARKS[2 * number + initial],
-        linestyle="-" if initial else "--",
-        markerfacecolor=INK[number] if initial else "white",
+        marker=MARKS[number],
+        linestyle="-" if filled else "--",
+        markersize=5 if filled else 9,
+        markerfacecolor=INK[number] if filled else "none",  # lines may lie on one another
         label=label,
     )
+
+
+def _error(row: Report) -> float:
+    """In per cent, and not 0, which has no logarithm."""
+    return max(100 * (1 - row["tested"]), 0.01)
 
 
 def _softmax(comparison: Report, initial: bool) -> list[Report]:
@@ -123,44 +148,49 @@ def _softmax(comparison: Report, initial: bool) -> list[Report]:
 
 
 def _last_table(comparison: Report) -> Table:
-    """One row a kernel."""
     rows: list[list[Cell]] = []
     with_initial, without = ([row for row in comparison["kernels"] if row["initial"] is one] for one in (True, False))
+    scaled = {row["temperature"]: row for row in comparison["scaled"]}
     for one, other in zip(with_initial, without, strict=True):
         effective = f"{one['effective_slots'][0]:,.3g}" if one["effective_slots"] else "-"
-        accuracies = (one["tested"], one["held_out"], other["tested"], other["held_out"])
-        rows.append([_name(one), effective, *map(_percent, accuracies)])
+        factor = scaled.get(one["temperature"])
+        of_factor = ("-", "-") if factor is None else (f"{factor['scale']:,.0f}", _percent(factor["tested"]))
+        rows.append([_name(one), effective, *map(_percent, (one["tested"], other["tested"])), *of_factor])
+    rows.append(["no slot: W_0 q + b alone", "-", _percent(comparison["alone"]["tested"]), "-", "-", "-"])
     caption = (
-        f"The last layer by kernel: accuracy on {comparison['images']['tested']:,} test images and on "
-        f"{comparison['images']['held_out']:,} held-out ones, with W_0 and bias and without; effective slots are the "
-        "median of 1 / sum of p² over the test images."
+        f"The last layer by kernel: accuracy on {comparison['images']['tested']:,} test images with W_0 and bias, with "
+        "the sum over the slots alone, and with W_0, bias and the sum times a factor that held-out images choose; "
+        "effective slots are the median of 1 / sum of p² over the test images."
     )
-    columns = ["kernel", "effective slots", "with W_0, test", "held out", "without, test", "held out"]
+    columns = ["kernel", "effective slots", "with W_0 and bias", "the sum alone", "factor", "with the factor"]
     return Table("kernels-last", caption, columns, rows)
 
 
 def _every_table(comparison: Report) -> Table:
     rows: list[list[Cell]] = []
+    layers = range(len(comparison["chosen"]["effective_slots"]))
     for row in comparison["kernels"]:
-        effective = [f"{slots:,.3g}" for slots in row["effective_slots"]] or ["-"] * len(
-            comparison["chosen"]["effective_slots"]
-        )
-        beside = "with" if row["initial"] else "without"
-        rows.append([_name(row), beside, *effective, _percent(row["tested"]), _percent(row["held_out"])])
-    layers = [f"effective slots, layer-{number}" for number in range(len(comparison["chosen"]["effective_slots"]))]
+        effective = [f"{slots:,.3g}" for slots in row["effective_slots"]] or ["-" for _ in layers]
+        rows.append([_name(row), "yes" if row["initial"] else "no", *effective, *_accuracies(row)])
+    rows.append(["no slot: W_0 q + b alone", "yes", *("-" for _ in layers), *_accuracies(comparison["alone"])])
     caption = (
         f"Every layer by kernel: accuracy on {comparison['images']['tested']:,} test images and on "
-        f"{comparison['images']['held_out']:,} held-out ones."
+        f"{comparison['images']['held_out']:,} held-out ones; effective slots as in the table above, layer by layer."
     )
-    return Table("kernels-every", caption, ["kernel", "W_0 and bias", *layers, "test", "held out"], rows)
+    of_layers = [f"effective slots, layer-{number}" for number in layers]
+    return Table("kernels-every", caption, ["kernel", "W_0 and bias", *of_layers, "test", "held out"], rows)
+
+
+def _accuracies(row: Report) -> tuple[str, str]:
+    return _percent(row["tested"]), _percent(row["held_out"])
 
 
 def _name(row: Report) -> str:
-    return "inner product" if row["temperature"] is None else f"softmax, temperature {row['temperature']:g}"
+    return "inner product" if row["temperature"] is None else f"softmax of temperature {row['temperature']:g}"
 
 
 def _kernel(row: Report) -> str:
-    return f"{_name(row)}, {'with' if row['initial'] else 'without'} W_0 and bias,"
+    return f"{_name(row)}, {'with' if row['initial'] else 'without'} W_0 and bias"
 
 
 def _percent(share: float) -> str:

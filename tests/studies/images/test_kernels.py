@@ -90,6 +90,41 @@ def test_accuracies_are_those_of_layers_that_the_engine_answers(trained, place):
                     np.testing.assert_allclose(row["effective_slots"], medians, rtol=1e-3)
 
 
+def test_what_stands_beside_is_the_initial_weights_with_the_bias_of_the_end(trained):
+    out, dataset, report = trained
+    inputs, labels = images(dataset, RECIPE.every, tested=True)
+    with dualform.open(out) as memory:
+        for layer in LAYERS:
+            alone = memory.output(layer, inputs).values - memory.output(layer, inputs, initial=False).values
+            inputs = np.maximum(alone, 0)
+    assert report["every"]["alone"]["tested"] == pytest.approx((alone.argmax(axis=1) == labels).mean())
+
+
+def test_the_factor_of_a_sum_is_the_best_on_held_out_images(trained):
+    out, dataset, report = trained
+    with dualform.open(out) as memory:
+        found = {}
+        for name, tested in (("tested", True), ("held_out", False)):
+            queries, labels = images(dataset, RECIPE.last, tested=tested)
+            for layer in LAYERS[:-1]:
+                queries = np.maximum(memory.output(layer, queries).values, 0)
+            beside = memory.output("layer-2", queries).values - memory.output("layer-2", queries, initial=False).values
+            for row in report["last"]["scaled"]:
+                temperature = row["temperature"]
+                sums = memory.output(
+                    "layer-2", queries, kernel="softmax", temperature=temperature, initial=False
+                ).values.astype(float)
+                for scale in RECIPE.scales:
+                    right = ((beside + scale * sums).argmax(axis=1) == labels).mean()
+                    found[name, temperature, scale] = right
+    assert [row["temperature"] for row in report["last"]["scaled"]] == list(RECIPE.temperatures)
+    for row in report["last"]["scaled"]:
+        own = {scale: found["held_out", row["temperature"], scale] for scale in RECIPE.scales}
+        assert row["held_out"] == pytest.approx(max(own.values()))
+        assert own[row["scale"]] == max(own.values())
+        assert row["tested"] == pytest.approx(found["tested", row["temperature"], row["scale"]])
+
+
 def test_gains_and_losses_are_of_the_tested_images(trained):
     for place in ("last", "every"):
         comparison = trained[2][place]
@@ -127,11 +162,9 @@ def test_the_page_shows_every_kernel(trained, tmp_path):
     draw_kernels(report_folder(tmp_path) / "kernels.png", report)
     show_kernels(page, report)
     last, every = page.tables()
-    assert [row[0] for row in last.rows] == [
-        "inner product",
-        *(f"softmax, temperature {t}" for t in ("0.05", "2", "300")),
-    ]
-    assert len(every.rows) == 2 + 2 * 3
+    softmax = [f"softmax of temperature {temperature}" for temperature in ("0.05", "2", "300")]
+    assert [row[0] for row in last.rows] == ["inner product", *softmax, "no slot: W_0 q + b alone"]
+    assert [row[0] for row in every.rows] == ["inner product"] * 2 + softmax * 2 + ["no slot: W_0 q + b alone"]
     claims = list(kernel_claims(report))
     assert {claim.heading for claim in claims} == {HEADING}
     assert f"of {len(images(trained[1], 4, tested=True)[1])} test images" in claims[0].ours
