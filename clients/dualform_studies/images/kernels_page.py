@@ -139,7 +139,7 @@ def _line(panel: Axes, rows: Sequence[Report], number: int, filled: bool, label:
 
 def _error(row: Report) -> float:
     """In per cent, and not 0, which has no logarithm."""
-    return max(100 * (1 - row["tested"]), 0.01)
+    return max(100 * (1 - float(row["tested"])), 0.01)
 
 
 def _softmax(comparison: Report, initial: bool) -> list[Report]:
