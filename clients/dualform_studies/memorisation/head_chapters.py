@@ -189,7 +189,8 @@ def enough_chapter(
         f"and all together know all: this was so in {len(by_hand)} of {len(many.constructed)} networks, with "
         f"{_numbers(by_hand)}. In the {sum(one is None for one in many.constructed)} others, a second token has all "
         "five next tokens, so that whatever it gives without any head is right for one pair. With 25 heads it can "
-        "be done for any network but these, one pair a head."
+        "be done for any network but these, one pair a head. Both numbers are upper bounds: a training that fails, or "
+        "a plane that is not found, does not prove that there is none."
     )
     page.figure(
         draw_many_heads(report_folder(page.run) / "many-heads.png", many),

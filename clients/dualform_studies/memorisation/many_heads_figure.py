@@ -54,7 +54,7 @@ def draw_many_heads(path: Path, many: ManyHeads) -> Path:
             )  # fmt: skip
         right.set_ylabel("networks (%)")
         right.set_ylim(-3, 104)
-        right.legend(loc="center right", fontsize=7)
+        right.legend(loc="upper left", fontsize=7)
         for panel in (left, right):
             panel.set_xlabel("heads")
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
