@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from matplotlib.figure import Figure
+
+from dualform_studies.images import continual, joint, single
+from dualform_studies.images.datasets import Images
+
+FEWER = 1000
+"""Test images of the real data that a study in miniature looks at: it counts over all of them, time after time."""
 
 
 @pytest.fixture
@@ -16,3 +24,16 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return figures
+
+
+@pytest.fixture
+def fewer_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The studies get all training images of the real data, and the first of its test images."""
+    for study in (single, joint, continual):
+
+        def load(*arguments: object, whole=study.load_dataset):
+            dataset = whole(*arguments)
+            test = dataset.test
+            return replace(dataset, test=Images(test.pixels[:FEWER], test.labels[:FEWER]))
+
+        monkeypatch.setattr(study, "load_dataset", load)
