@@ -26,7 +26,7 @@ from dualform_studies.images.split import choose_trained
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.images.table1 import CELLS, ask_checkpoints
 from dualform_studies.images.table1_page import in_words
-from dualform_studies.pages.claims import Beside, Claim, claims_table, verdict
+from dualform_studies.pages.claims import Beside, Claim, claims_table, verdict_at_most
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
@@ -114,7 +114,7 @@ def _claims(report: Report) -> Iterator[Claim]:
         "A small feedforward network reaches no accuracy above 50 % on CIFAR-10.",
         PAPER_ACCURACY,
         f"{100 * report['accuracy']:.1f} %",
-        verdict(-report["accuracy"], -_MOST, -_SOMEWHAT_MORE),
+        verdict_at_most(report["accuracy"], _MOST, _SOMEWHAT_MORE),
         f"at most {100 * _MOST:g} % of the test images recognised; in part {100 * _SOMEWHAT_MORE:g} %",
         _ACCURACY,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dualform_studies.limits.storage import in_bytes
-from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
 from dualform_studies.pages.folder import Report
 
 STORAGE, COSTS, REPLAY = "Storage", "What it costs here", "Training again in place of storing"
@@ -44,7 +44,7 @@ def _storage(report: Report) -> Iterator[Claim]:
         "The dual form of one self-attention layer of GPT-3 would take 14 PB.",
         layer["text"],
         f"{in_bytes(layer['key_bytes'])}, of the keys alone",
-        verdict(-off, -_AS_NAMED, -_NEARLY),
+        verdict_at_most(off, _AS_NAMED, _NEARLY),
         f"within {100 * _AS_NAMED:g} %; in part {100 * _NEARLY:g} %",
         STORAGE,
     )
@@ -56,7 +56,7 @@ def _storage(report: Report) -> Iterator[Claim]:
         "no figure",
         f"{long['slots'] / short['slots']:.3g} times the slots take {grown * long['slots'] / short['slots']:.3g} times "
         "the bytes",
-        verdict(-abs(grown - 1), -_LINEAR, -_ROUGHLY_LINEAR),
+        verdict_at_most(abs(grown - 1), _LINEAR, _ROUGHLY_LINEAR),
         f"bytes a slot within {100 * _LINEAR:g} % of each other; in part {100 * _ROUGHLY_LINEAR:g} %",
         COSTS,
     )
@@ -71,7 +71,7 @@ def _asking(report: Report) -> Iterator[Claim]:
         "Asking is nothing compared to the training.",
         "no figure",
         f"{100 * share:.2g} % of the training's time ({name}, the dearest question)",
-        verdict(-share, -_NOTHING, -_LITTLE),
+        verdict_at_most(share, _NOTHING, _LITTLE),
         f"every kind of question, at all layers, at most {100 * _NOTHING:g} %; in part {100 * _LITTLE:g} %",
         COSTS,
     )

@@ -17,7 +17,7 @@ from dualform_studies.memorisation.pattern_counts import count_harmonics, count_
 from dualform_studies.memorisation.pattern_polynomial import OneDimensional, evaluate, head_coefficients
 from dualform_studies.memorisation.torus import attention_maps, grid_angles
 from dualform_studies.memorisation.voronoi import nearest, random_directions
-from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
 
 POLYNOMIAL = "The attention pattern's polynomial"
 LAYER = "What the layer adds up"
@@ -41,7 +41,7 @@ def polynomial_claims(networks: Sequence[AttentionOnly], points: int) -> list[Cl
         Claim(
             "attention pattern", "The raw attention pattern is a trigonometric polynomial.", "derived",
             f"attention differs by {error:.0e} at most, in {len(networks)} trained networks",
-            verdict(-error, -1e-6, -1e-3), "holds up to a difference of 1e-6, in part up to 1e-3", POLYNOMIAL,
+            verdict_at_most(error, 1e-6, 1e-3), "holds up to a difference of 1e-6, in part up to 1e-3", POLYNOMIAL,
         )
     ]  # fmt: skip
     for dimension, harmonics, parameters in ((3, 11, 9), (1, 7, 5)):

@@ -68,6 +68,14 @@ def verdict(measure: float, holds: float, in_part: float) -> Verdict:
     return HOLDS if measure >= holds else IN_PART if measure >= in_part else FAILS
 
 
+def verdict_at_most(measure: float, holds: float, in_part: float) -> Verdict:
+    """The verdict of a measure that speaks for a claim the smaller it is; `holds` and `in_part` are greatest values.
+
+    Raises ValueError where `in_part` is smaller than `holds`, and for a measure that is not a number.
+    """
+    return verdict(-measure, -holds, -in_part)
+
+
 def claims_table(claims: Sequence[Claim]) -> Table:
     """The claims of one study, with their criteria."""
     return Table(

@@ -4,7 +4,17 @@ from math import nan
 
 import pytest
 
-from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, beside_table, claims_table, verdict
+from dualform_studies.pages.claims import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    Beside,
+    Claim,
+    beside_table,
+    claims_table,
+    verdict,
+    verdict_at_most,
+)
 
 
 @pytest.mark.parametrize(
@@ -12,6 +22,15 @@ from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, 
 )
 def test_a_verdict_follows_from_the_measure(measure: float, expected: str):
     assert verdict(measure, holds=0.8, in_part=0.5) == expected
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"), [(0.1, HOLDS), (0.2, HOLDS), (0.21, IN_PART), (0.5, IN_PART), (0.51, FAILS)]
+)
+def test_so_does_that_of_a_measure_that_should_be_small(measure: float, expected: str):
+    assert verdict_at_most(measure, holds=0.2, in_part=0.5) == expected
+    with pytest.raises(ValueError, match="no verdict"):
+        verdict_at_most(measure, holds=0.5, in_part=0.2)
 
 
 @pytest.mark.parametrize(("measure", "holds", "in_part"), [(nan, 0.8, 0.5), (0.7, 0.5, 0.8)])

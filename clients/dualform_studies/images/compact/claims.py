@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dualform_studies.images.compact.order import BEST
-from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
 from dualform_studies.pages.folder import Report
 
 ORDER, SPAN, RANKS = "The order of the slots", "Queries orthogonal to all keys", "Few directions in place of all slots"
@@ -37,7 +37,7 @@ def _order(report: Report) -> Iterator[Claim]:
         "Shuffling the memory changes neither outputs nor sums of attention.",
         "equation 13",
         f"a relative difference of {apart:.1e} at most, over {pairs:,} pairs",
-        verdict(-apart, -_SAME_ANSWER, -_NEARLY_SAME),
+        verdict_at_most(apart, _SAME_ANSWER, _NEARLY_SAME),
         f"at most {_SAME_ANSWER:g} at every layer; in part {_NEARLY_SAME:g}",
         ORDER,
     )
@@ -62,7 +62,7 @@ def _orthogonal(report: Report) -> Iterator[Claim]:
         "A query orthogonal to all keys is answered by the initial weights.",
         "W₀x",
         f"training adds {added:.1e} of the length of W₀x at most ({', '.join(asked)})",
-        verdict(-added, -_NOTHING_ADDED, -_LITTLE_ADDED),
+        verdict_at_most(added, _NOTHING_ADDED, _LITTLE_ADDED),
         f"at most {_NOTHING_ADDED:g} beside the bias, in every layer with such a query; in part {_LITTLE_ADDED:g}",
         SPAN,
     )
@@ -78,7 +78,7 @@ def _compact(report: Report) -> Iterator[Claim]:
         "accuracy.",
         "no figure",
         f"{100 * compact['accuracy']:.2f} % beside {100 * compact['accuracy_all']:.2f} %",
-        verdict(-lost, -_POINTS, -_SOME_POINTS),
+        verdict_at_most(lost, _POINTS, _SOME_POINTS),
         f"at most {_POINTS:g} point lost; in part {_SOME_POINTS:g}",
         RANKS,
     )
@@ -87,7 +87,7 @@ def _compact(report: Report) -> Iterator[Claim]:
         "Such a system is smaller than the memory of all datapoints.",
         "no figure",
         f"{100 * stored:.3f} % of the numbers",
-        verdict(-stored, -_SMALL, -_FAIRLY_SMALL),
+        verdict_at_most(stored, _SMALL, _FAIRLY_SMALL),
         f"at most {100 * _SMALL:g} % of the numbers that keys and values are; in part {100 * _FAIRLY_SMALL:g} %",
         RANKS,
     )
