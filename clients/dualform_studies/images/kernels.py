@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import comb
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.snapshot import Snapshot
+from dualform_studies.images.chance import mcnemar
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.softmax_attention import Attended, Share, attend, open_for_passes
 from dualform_studies.pages.folder import Report
@@ -93,16 +93,6 @@ class Examined:
             "lost": lost,
             "p": mcnemar(gained, lost),
         }
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """Chance that two classifiers that err alike differ on so many images, or more unevenly: the exact test, two-sided.
-
-    Source: McNemar 1947, "Note on the sampling error of the difference between correlated proportions".
-    """
-    differ = gained + lost
-    tail = sum(comb(differ, count) for count in range(min(gained, lost) + 1))
-    return float(min(1.0, 2 * tail / 2**differ))
 
 
 def ask_kernels(

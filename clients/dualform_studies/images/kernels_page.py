@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
+from dualform_studies.images.chance import CHANCE
 from dualform_studies.pages.claims import Claim, Verdict, verdict
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.frame import INK, MARKS, new_figure
@@ -15,8 +16,6 @@ from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
 
 HEADING = "Softmax in place of the inner product"
-CHANCE = 0.01
-"""Below it, a difference between two kernels on the same images is none of chance."""
 _PLACES = {"last": "the last layer", "every": "every layer"}
 _CRITERION = (
     "of the softmax that is best on held-out images: better than the inner product on the same test images by "
