@@ -19,7 +19,8 @@ class Assignment:
     """Folder of the datasets; None for the usual places."""
     steps: int | None = None
     """Updates, in place of the study's own number."""
-    seed: int = 0
+    seed: int | None = None
+    """What every draw of a training follows from."""
     progress: Progress | None = None
     runs: int | None = None
     """Trainings, with the seeds that follow, over which a mean and a deviation are taken."""
@@ -32,9 +33,14 @@ class Assignment:
     dry_run: bool = False
     """Say slots, bytes and time, and train nothing."""
 
+    @property
+    def first_seed(self) -> int:
+        """The seed of the first training: 0 where none is given."""
+        return 0 if self.seed is None else self.seed
+
     def command(self, study: str) -> str:
         """The command line that gives this assignment; DATA and RUN stand for the reader's own folders."""
-        words = ["dualform", "study", study, "--data", "DATA", "--out", "RUN", "--seed", str(self.seed)]
+        words = ["dualform", "study", study, "--data", "DATA", "--out", "RUN", "--seed", str(self.first_seed)]
         for field in fields(self):
             given = getattr(self, field.name)
             if field.name in ("out", "data", "seed", "progress") or given == field.default:

@@ -57,7 +57,7 @@ def run_study(name: str, assignment: Assignment) -> Report:
         given = getattr(assignment, field)
         if given is not None and given < 1:
             raise BadInput(f"{field} is {given}.", hint="Give 1 or more.", field=field)
-    if assignment.seed < 0:
+    if assignment.first_seed < 0:
         raise BadInput(f"seed is {assignment.seed}.", hint="Give 0 or more.", field="seed")
     takes = _ALL_TAKE | STUDIES[name].takes
     for part in fields(Assignment):

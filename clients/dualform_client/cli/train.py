@@ -40,7 +40,7 @@ def demo(out: Path, as_json: bool) -> None:
 @click.option("--data", type=_FOLDER, help="Folder of the datasets; they are downloaded where none is given.")
 @click.option("--out", type=_FOLDER, required=True, help="Folder for the memory and the report.")
 @click.option("--steps", type=int, help="Updates, in place of the study's own number.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, help="What every draw follows from; 0 where none is given.")
 @click.option("--runs", type=int, help="Trainings to take a mean over, where a study has several.")
 @click.option("--preset", metavar="laptop|paper", help="aesop, wikitext2: sizes of network and training.")
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="aesop, wikitext2: a text to ask about.")

@@ -78,7 +78,7 @@ def run_cifar10(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     `steps` updates (5,000 where none are given). Raises AlreadyExists where `out` holds something, and what
     `load_cifar10` raises.
     """
-    out, seed, start = assignment.out, assignment.seed, perf_counter()
+    out, seed, start = assignment.out, assignment.first_seed, perf_counter()
     check_free(out)
     recipe = (recipe or CIFAR10_RECIPE).with_steps(assignment.steps)
     dataset = load_cifar10(assignment.data)

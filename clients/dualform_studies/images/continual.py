@@ -64,7 +64,7 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
     `steps` updates on each dataset (3,000 where none are given). The same training is run unrecorded, too, to see that
     recording changed nothing. Raises AlreadyExists where `out` holds something, and what `load_dataset` raises.
     """
-    out, seed, progress, start = assignment.out, assignment.seed, assignment.progress, perf_counter()
+    out, seed, progress, start = assignment.out, assignment.first_seed, assignment.progress, perf_counter()
     check_free(out)
     recipe = (recipe or Recipe()).with_steps(assignment.steps)
     pair = load_dataset("mnist", assignment.data), load_dataset("fashion-mnist", assignment.data)

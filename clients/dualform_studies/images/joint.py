@@ -44,7 +44,7 @@ def run_joint(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     `steps` updates (5,000 where none are given). The accuracies of two variants stand beside the recipe's own. Raises
     AlreadyExists where `out` holds something, and what `load_dataset` raises.
     """
-    out, seed, start = assignment.out, assignment.seed, perf_counter()
+    out, seed, start = assignment.out, assignment.first_seed, perf_counter()
     check_free(out)
     recipe = (recipe or JOINT_RECIPE).with_steps(assignment.steps)
     datasets = tuple(load_dataset(name, assignment.data) for name in ("mnist", "fashion-mnist"))

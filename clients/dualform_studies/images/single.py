@@ -59,14 +59,16 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
     for number in range(runs):
         say = named(assignment.progress, f"run {number + 1} of {runs}")
         with _folder(out, number) as folder:
-            seconds.append(_train(dataset, recipe, assignment.seed + number, folder, values=number == 0, progress=say))
+            seconds.append(
+                _train(dataset, recipe, assignment.first_seed + number, folder, values=number == 0, progress=say)
+            )
             filled, reached = ask_checkpoints(folder, layers, checkpoints)
             cells.append(filled)
             accuracy.append(reached)
     report: Report = {
         "study": "single",
         "command": assignment.command("single"),
-        "seed": assignment.seed,
+        "seed": assignment.first_seed,
         "runs": runs,
         "steps": recipe.training.steps,
         "recipe": recipe.training.in_words(),

@@ -75,7 +75,7 @@ def run_variants(assignment: Assignment, recipe: SingleRecipe | None = None) -> 
     check_free(out)
     out.mkdir(parents=True, exist_ok=True)
     recipe = (recipe or SingleRecipe()).with_steps(assignment.steps)
-    seeds = range(assignment.seed, assignment.seed + (assignment.runs or _RUNS))
+    seeds = range(assignment.first_seed, assignment.first_seed + (assignment.runs or _RUNS))
     dataset, steps = load_dataset("mnist", assignment.data), recipe.training.steps
     *earlier, last = _fill(RECIPE, dataset, recipe, seeds, assignment)
     variants = {RECIPE.name: last}
@@ -85,7 +85,7 @@ def run_variants(assignment: Assignment, recipe: SingleRecipe | None = None) -> 
     report: Report = {
         "study": "single-variants",
         "command": assignment.command("single-variants"),
-        "seed": assignment.seed,
+        "seed": assignment.first_seed,
         "runs": len(seeds),
         "steps": steps,
         "recipe": recipe.training.in_words(),

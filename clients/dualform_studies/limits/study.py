@@ -30,7 +30,7 @@ def run_limits(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     out, start, say = assignment.out, perf_counter(), or_silent(assignment.progress)
     check_free(out)
     recipe = (recipe or LIMITS_RECIPE).with_steps(assignment.steps)
-    trial = Trial(recipe, assignment.seed)
+    trial = Trial(recipe, assignment.first_seed)
     short = replace(trial, recipe=recipe.with_steps(max(1, recipe.steps // _LONGER)))
     say("measuring what it costs", 0, 3)
     measured = [measure(short, out / "short")]
@@ -40,7 +40,7 @@ def run_limits(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     report: Report = {
         "study": "limits",
         "command": assignment.command("limits"),
-        "seed": assignment.seed,
+        "seed": assignment.first_seed,
         "recipe": recipe.in_words(),
         "storage": [storage_report(training) for training in TRAININGS],
         "measured": measured,

@@ -36,7 +36,7 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
     `steps` updates of the recorded training, and others in proportion; `runs` seeds are trained to be compared. It
     needs no data. Raises AlreadyExists where `out` holds something.
     """
-    out, seed, progress = assignment.out, assignment.seed, assignment.progress
+    out, seed, progress = assignment.out, assignment.first_seed, assignment.progress
     check_free(out)
     recipe = (recipe or Recipe()).with_steps(assignment.steps)
     recipe = recipe if assignment.runs is None else replace(recipe, seeds=assignment.runs)

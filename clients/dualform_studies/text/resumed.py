@@ -21,12 +21,12 @@ def check_same(report: Report, assignment: Assignment, digest: str) -> None:
     where that one stored no keys or was fed another text than the one with this digest.
     """
     wanted: dict[str, tuple[Any, Any]] = {
-        "seed": (assignment.seed or report["seed"], report["seed"]),
-        "preset": (assignment.preset or report["preset"], report["preset"]),
-        "steps": (assignment.steps or report["recipe"]["steps"], report["recipe"]["steps"]),
+        "seed": (assignment.seed, report["seed"]),
+        "preset": (assignment.preset, report["preset"]),
+        "steps": (assignment.steps, report["recipe"]["steps"]),
     }
     for name, (asked, there) in wanted.items():
-        if asked != there:
+        if asked not in (None, there):
             raise AlreadyExists(
                 f"{assignment.out} holds a run with {name} {there}, not {asked}.",
                 hint="Name another folder with --out, or ask this one without saying how to train.",

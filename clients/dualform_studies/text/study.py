@@ -73,7 +73,7 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
     if again:
         recipe = Recipe(**read_report(assignment.out)["recipe"])
     recipe = (recipe or choose_preset(study.presets, assignment.preset)).with_steps(assignment.steps)
-    task = _task(load_corpus(study.corpus, assignment.data), recipe, assignment.seed, assignment.progress)
+    task = _task(load_corpus(study.corpus, assignment.data), recipe, assignment.first_seed, assignment.progress)
     if again:
         return _add_prompts(study, assignment, task)
     prompts = [*_paper_prompts(study, task), *own_prompts(assignment.prompts)]

@@ -53,7 +53,7 @@ def run_compact(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     `steps` updates (5,000 where none are given). Raises AlreadyExists where `out` holds something, and what
     `load_dataset` raises.
     """
-    out, seed, start = assignment.out, assignment.seed, perf_counter()
+    out, seed, start = assignment.out, assignment.first_seed, perf_counter()
     check_free(out)
     recipe = (recipe or COMPACT_RECIPE).with_steps(assignment.steps)
     dataset = load_dataset("mnist", assignment.data)
