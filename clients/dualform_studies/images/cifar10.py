@@ -30,6 +30,7 @@ from dualform_studies.pages.claims import Beside, Claim, claims_table, verdict_a
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import percent
 
 CIFAR10_RECIPE = Recipe(steps=5000)
 PAPER_ACCURACY = "not above 50 %"
@@ -99,7 +100,7 @@ def run_cifar10(assignment: Assignment, recipe: Recipe | None = None) -> Report:
         "accuracy": accuracy,
         "cells": cells,
         "verify": verify,
-        "beside_paper": [Beside("accuracy on CIFAR-10", f"{100 * accuracy:.1f} %", text=PAPER_ACCURACY).plain()],
+        "beside_paper": [Beside("accuracy on CIFAR-10", percent(accuracy), text=PAPER_ACCURACY).plain()],
         "disk_bytes": bytes_on_disk(out),
     }
     report["claims"] = [claim.plain() for claim in _claims(report)]
@@ -113,9 +114,9 @@ def _claims(report: Report) -> Iterator[Claim]:
         "section 5.1, footnote 6",
         "A small feedforward network reaches no accuracy above 50 % on CIFAR-10.",
         PAPER_ACCURACY,
-        f"{100 * report['accuracy']:.1f} %",
+        percent(report["accuracy"]),
         verdict_at_most(report["accuracy"], _MOST, _SOMEWHAT_MORE),
-        f"at most {100 * _MOST:g} % of the test images recognised; in part {100 * _SOMEWHAT_MORE:g} %",
+        f"at most {percent(_MOST, 'g')} of the test images recognised; in part {percent(_SOMEWHAT_MORE, 'g')}",
         _ACCURACY,
     )
 
@@ -130,7 +131,7 @@ def _page(out: Path, report: Report) -> Page:
     page.show(claims_table(list(_claims(report))))
     page.heading(_ACCURACY)
     page.paragraph(
-        f"{100 * report['accuracy']:.1f} % of the test images are recognised (one training, seed {report['seed']}); "
+        f"{percent(report['accuracy'])} of the test images are recognised (one training, seed {report['seed']}); "
         f"the paper: {PAPER_ACCURACY}."
     )
     page.heading(_ATTENTION)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers import LayerInfo
 from dualform.query.engine import Engine
 
 _ROWS = 4096
@@ -22,7 +23,7 @@ def error_norms(memory: Engine, layer: str, at_step: int | None = None) -> NDArr
 
     A slot of a later step has brought nothing yet: 0. Raises NotFound where no values were recorded.
     """
-    slots = _slots(memory, layer)
+    slots = np.arange(_info(memory, layer).slots)
     norms = np.abs(memory.coefficients(layer, slots, at_step))
     for block in _blocks(slots):
         norms[block] *= np.linalg.norm(memory.values(layer, block).astype(np.float64), axis=1)
@@ -36,9 +37,10 @@ def error_norm_sums(
 
     Raises NotFound where the layer, its values or the probe are missing.
     """
-    slots, queries = _slots(memory, layer), memory.probe(probe, layer).queries
+    queries, info = memory.probe(probe, layer).queries, _info(memory, layer)
     assert queries is not None, "the layer was named"
-    labels = memory.slots(slots, _space(memory, layer))["label"]
+    slots = np.arange(info.slots)
+    labels = memory.slots(slots, info.space)["label"]
     classes, numbers = np.unique(np.asarray(labels), return_inverse=True)
     # Slots that share a key are scored once: `first` has that key, and the norms of all of them weigh in it.
     _, first, rows = np.unique(memory.key_rows(layer, slots), return_index=True, return_inverse=True)
@@ -87,10 +89,5 @@ def _blocks(numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     return (numbers[start : start + _ROWS] for start in range(0, len(numbers), _ROWS))
 
 
-def _slots(memory: Engine, layer: str) -> NDArray[np.int64]:
-    """int64[T]: all slots of a layer's space."""
-    return np.arange(memory.info().slots[_space(memory, layer)])
-
-
-def _space(memory: Engine, layer: str) -> str:
-    return next(one.space for one in memory.info().layers if one.name == layer)
+def _info(memory: Engine, layer: str) -> LayerInfo:
+    return next(one for one in memory.info().layers if one.name == layer)

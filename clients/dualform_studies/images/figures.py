@@ -19,6 +19,7 @@ from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.query_figure import Query, query_figure, show_picture
 from dualform_studies.images.spotlight import LayerSpotlight
 from dualform_studies.pages.frame import HATCHES, INK, new_figure
+from dualform_studies.pages.words import listed
 
 _PANEL = 1.65
 """Inches: the height of one layer's panel."""
@@ -48,7 +49,7 @@ def draw_distribution(
             for at, ((dataset, _), best) in enumerate(zip(layer.groups, layer.best, strict=True)):
                 _draw_ranked(panel, at, best, deepest, ink_of(dataset, datasets))
             panel.set_ylabel("attention weight\n" r"$|\alpha|$")
-        dotted = " and ".join(", ".join(str(rank) for rank in _DOTTED if rank <= deepest).rsplit(", ", 1))
+        dotted = listed([str(rank) for rank in _DOTTED if rank <= deepest])
         panels[-1].set_xlabel(
             f"training class; within each, its {deepest} datapoints of greatest weight from the left,\n"
             f"ranks on a logarithmic scale (dots: ranks {dotted})"

@@ -14,6 +14,7 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.frame import INK, MARKS, new_figure
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import percent
 
 HEADING = "Softmax in place of the inner product"
 _PLACES = {"last": "the last layer", "every": "every layer"}
@@ -32,7 +33,7 @@ def kernel_claims(report: Report) -> Iterator[Claim]:
             f"More powerful kernels, as softmax, might make better models: tried at {words}, after training with the "
             "inner product.",
             "a possibility, not tried",
-            f"{_kernel(chosen)}: {_percent(chosen['tested'])}; inner product: {_percent(linear['tested'])}; of "
+            f"{_kernel(chosen)}: {percent(chosen['tested'])}; inner product: {percent(linear['tested'])}; of "
             f"{report[place]['images']['tested']:,} test images ({chosen['gained']} gained, {chosen['lost']} lost, "
             f"p = {chosen['p']:.2g})",
             kernel_verdict(chosen),
@@ -61,7 +62,7 @@ def show_kernels(page: Page, report: Report) -> None:
     )
     page.paragraph(
         "A mean of values is many times smaller than the sum that training made of them. Beside W_0 q + b, which alone "
-        f"gives {_percent(last['alone']['tested'])} at the last layer and {_percent(every['alone']['tested'])} at "
+        f"gives {percent(last['alone']['tested'])} at the last layer and {percent(every['alone']['tested'])} at "
         f"every layer, it hardly counts. {_chosen(report)} {_scaled(last)}"
     )
     page.show(_last_table(last), _every_table(every))
@@ -87,7 +88,7 @@ def _scaled(last: Report) -> str:
     return (
         "As a variant, the sum of the last layer is multiplied by a power of ten that the held-out images choose: "
         f"they choose temperature {best['temperature']:g} and the factor {best['scale']:,.0f}, and of the test images "
-        f"{_percent(best['tested'])} are recognised ({best['gained']} gained, {best['lost']} lost against the inner "
+        f"{percent(best['tested'])} are recognised ({best['gained']} gained, {best['lost']} lost against the inner "
         f"product, p = {best['p']:.2g})."
     )
 
@@ -153,9 +154,9 @@ def _last_table(comparison: Report) -> Table:
     for one, other in zip(with_initial, without, strict=True):
         effective = f"{one['effective_slots'][0]:,.3g}" if one["effective_slots"] else "-"
         factor = scaled.get(one["temperature"])
-        of_factor = ("-", "-") if factor is None else (f"{factor['scale']:,.0f}", _percent(factor["tested"]))
-        rows.append([_name(one), effective, *map(_percent, (one["tested"], other["tested"])), *of_factor])
-    rows.append(["no slot: W_0 q + b alone", "-", _percent(comparison["alone"]["tested"]), "-", "-", "-"])
+        of_factor = ("-", "-") if factor is None else (f"{factor['scale']:,.0f}", percent(factor["tested"]))
+        rows.append([_name(one), effective, *map(percent, (one["tested"], other["tested"])), *of_factor])
+    rows.append(["no slot: W_0 q + b alone", "-", percent(comparison["alone"]["tested"]), "-", "-", "-"])
     caption = (
         f"The last layer by kernel: accuracy on {comparison['images']['tested']:,} test images with W_0 and bias, with "
         "the sum over the slots alone, and with W_0, bias and the sum times a factor that held-out images choose; "
@@ -181,7 +182,7 @@ def _every_table(comparison: Report) -> Table:
 
 
 def _accuracies(row: Report) -> tuple[str, str]:
-    return _percent(row["tested"]), _percent(row["held_out"])
+    return percent(row["tested"]), percent(row["held_out"])
 
 
 def _name(row: Report) -> str:
@@ -190,7 +191,3 @@ def _name(row: Report) -> str:
 
 def _kernel(row: Report) -> str:
     return f"{_name(row)}, {'with' if row['initial'] else 'without'} W_0 and bias"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dualform_studies.limits.storage import in_bytes
 from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
 from dualform_studies.pages.folder import Report
+from dualform_studies.pages.words import percent
 
 STORAGE, COSTS, REPLAY = "Storage", "What it costs here", "Training again in place of storing"
 """Headings of the page."""
@@ -45,7 +46,7 @@ def _storage(report: Report) -> Iterator[Claim]:
         layer["text"],
         f"{in_bytes(layer['key_bytes'])}, of the keys alone",
         verdict_at_most(off, _AS_NAMED, _NEARLY),
-        f"within {100 * _AS_NAMED:g} %; in part {100 * _NEARLY:g} %",
+        f"within {percent(_AS_NAMED, 'g')}; in part {percent(_NEARLY, 'g')}",
         STORAGE,
     )
     short, long = report["measured"]
@@ -57,7 +58,7 @@ def _storage(report: Report) -> Iterator[Claim]:
         f"{long['slots'] / short['slots']:.3g} times the slots take {grown * long['slots'] / short['slots']:.3g} times "
         "the bytes",
         verdict_at_most(abs(grown - 1), _LINEAR, _ROUGHLY_LINEAR),
-        f"bytes a slot within {100 * _LINEAR:g} % of each other; in part {100 * _ROUGHLY_LINEAR:g} %",
+        f"bytes a slot within {percent(_LINEAR, 'g')} of each other; in part {percent(_ROUGHLY_LINEAR, 'g')}",
         COSTS,
     )
 
@@ -72,6 +73,6 @@ def _asking(report: Report) -> Iterator[Claim]:
         "no figure",
         f"{100 * share:.2g} % of the training's time ({name}, the dearest question)",
         verdict_at_most(share, _NOTHING, _LITTLE),
-        f"every kind of question, at all layers, at most {100 * _NOTHING:g} %; in part {100 * _LITTLE:g} %",
+        f"every kind of question, at all layers, at most {percent(_NOTHING, 'g')}; in part {percent(_LITTLE, 'g')}",
         COSTS,
     )

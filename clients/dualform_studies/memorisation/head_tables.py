@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dualform_studies.memorisation.boosting import WAYS, sign_test
 from dualform_studies.memorisation.ensemble import Ensemble
@@ -19,6 +17,7 @@ from dualform_studies.memorisation.overlap import Alone, Overlaps
 from dualform_studies.memorisation.simplex import Simplex, classes_of
 from dualform_studies.memorisation.simplex_patterns import PATTERNS, Rule, Triangles
 from dualform_studies.pages.items import Cell, Table
+from dualform_studies.pages.words import percent
 
 STRICTER, LAXER = Rule(large=3 / 4, greater=1 / 3), Rule(large=3 / 5, greater=1 / 6)
 """Beside the rule: whether the counts hang on its two numbers."""
@@ -160,11 +159,11 @@ def enough(many: ManyHeads) -> Table:
             [
                 sets.heads,
                 f"{int(sets.succeeded.sum())} of {seeds}",
-                _percent(sets.own),
-                _percent(sets.together),
+                percent(sets.own.mean()),
+                percent(sets.together.mean()),
                 f"{int((by_hand <= sets.heads).sum())} of {count}",
-                *(_percent(many.boosted[way][at]) for way in ("shared", "frozen")),
-                _percent(free[at]),
+                *(percent(many.boosted[way][at].mean()) for way in ("shared", "frozen")),
+                percent(free[at].mean()),
                 f"{freely.sizes:.1f}",
                 f"{freely.partitions} of {seeds}",
             ]
@@ -209,7 +208,3 @@ def head_memory(found: HeadMemory, masked: MaskedHeads, facts: Facts) -> Table:
         columns,
         rows,
     )
-
-
-def _percent(known: NDArray[Any]) -> str:
-    return f"{100 * known.mean():.1f} %"

@@ -1,12 +1,22 @@
-"""Cells of a table as they are read, columns that hold numbers, and headings as links name them."""
+"""Shares and lists in words, cells of a table as they are read, columns of numbers, and headings as links name them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?( %)?")
 _NOTHING = ("", "-")
+
+
+def percent(share: float, form: str = ".1f") -> str:
+    """A share of 1 in per cent, its number in the given form: "97.4 %"."""
+    return f"{100 * share:{form}} %"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: "a", "a and b", "a, b and c"; empty without any."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def anchor(heading: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict, verdict
 from dualform_studies.pages.folder import Report
+from dualform_studies.pages.words import percent
 from dualform_studies.text.ranks import BEST
 
 LEADING = 100
@@ -90,10 +91,10 @@ def _of_table(prompt: Report, corpus: Report) -> Iterator[Claim]:
                 section,
                 "The attention is contextual: the same sentence structure on another topic gets less of it.",
                 "one example of another topic, not attended to",
-                f"a case of the form has the greater sum in {_percent(form['told_apart'])} of the pairs with one that "
-                "its page alone rules out",
+                f"a case of the form has the greater sum in {percent(form['told_apart'], '.3g')} of the pairs with one "
+                "that its page alone rules out",
                 verdict(form["told_apart"], _APART, _SOMEWHAT_APART),
-                f"In {_percent(_APART)} of all pairs (in part: {_percent(_SOMEWHAT_APART)}; chance: 50 %).",
+                f"In {percent(_APART, '.3g')} of all pairs (in part: {percent(_SOMEWHAT_APART, '.3g')}; chance: 50 %).",
                 heading,
             )
     yield from _negative(prompt, ranks, section, heading)
@@ -128,10 +129,6 @@ def _words(prompt: Report) -> str:
     before = " ".join(query["before"].split())[-24:] + (" " if query["before"][-1:].isspace() else "")
     token = "space" if query["token"].isspace() else query["token"]
     return f"…{before}[{token}]"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def beside_paper(report: Report, paper: Mapping[str, tuple[str, str]]) -> list[Report]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dualform_studies.images.compact.order import BEST
 from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
 from dualform_studies.pages.folder import Report
+from dualform_studies.pages.words import percent
 
 ORDER, SPAN, RANKS = "The order of the slots", "Queries orthogonal to all keys", "Few directions in place of all slots"
 """Headings of the page."""
@@ -45,7 +46,7 @@ def _order(report: Report) -> Iterator[Claim]:
         "remark 3.1",
         "Shuffling the memory changes no datapoint among the best.",
         "equation 13",
-        f"the same {BEST} best for {100 * same:.1f} % of the queries",
+        f"the same {BEST} best for {percent(same)} of the queries",
         verdict(same, 1.0, 2 / 3),
         "all queries at every layer, pairs that tie with the last apart; in part two thirds",
         ORDER,
@@ -77,7 +78,7 @@ def _compact(report: Report) -> Iterator[Claim]:
         "A more compact attention system does the same: the directions that hold 99.9 % of each update keep the "
         "accuracy.",
         "no figure",
-        f"{100 * compact['accuracy']:.2f} % beside {100 * compact['accuracy_all']:.2f} %",
+        f"{percent(compact['accuracy'], '.2f')} beside {percent(compact['accuracy_all'], '.2f')}",
         verdict_at_most(lost, _POINTS, _SOME_POINTS),
         f"at most {_POINTS:g} point lost; in part {_SOME_POINTS:g}",
         RANKS,
@@ -88,6 +89,7 @@ def _compact(report: Report) -> Iterator[Claim]:
         "no figure",
         f"{100 * stored:.3f} % of the numbers",
         verdict_at_most(stored, _SMALL, _FAIRLY_SMALL),
-        f"at most {100 * _SMALL:g} % of the numbers that keys and values are; in part {100 * _FAIRLY_SMALL:g} %",
+        f"at most {percent(_SMALL, 'g')} of the numbers that keys and values are; in part "
+        f"{percent(_FAIRLY_SMALL, 'g')}",
         RANKS,
     )

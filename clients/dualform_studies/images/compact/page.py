@@ -13,6 +13,7 @@ from dualform_studies.pages.claims import claims_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import listed, percent
 
 
 def compact_page(out: Path, report: Report) -> Page:
@@ -73,7 +74,7 @@ def _order_table(report: Report) -> Table:
         f"{BEST} slots of greatest score are the same pairs.",
         ("layer", "outputs", "sums over labels", f"same {BEST} best"),
         [
-            (name, _small(layer["outputs"]), _small(layer["sums"]), f"{100 * layer['same_best']:.1f} %")
+            (name, _small(layer["outputs"]), _small(layer["sums"]), percent(layer["same_best"]))
             for name, layer in report["order"]["layers"].items()
         ],
     )
@@ -90,7 +91,7 @@ def _span(report: Report) -> str:
         "input is; beside it stands that test image itself."
     )
     if whole:
-        text += f" The keys of {_listed(whole)} span everything: nothing there is orthogonal to all of them."
+        text += f" The keys of {listed(whole)} span everything: nothing there is orthogonal to all of them."
     return text
 
 
@@ -99,7 +100,7 @@ def _span_table(report: Report) -> Table:
     for name, layer in report["span"].items():
         query = layer.get("query", {})
         row: list[Cell] = [name, layer["width"], layer["rank"]]
-        row += [f"{100 * layer['outside_mean']:.2g} %", f"{100 * layer['outside_most']:.2g} %"]
+        row += [percent(layer["outside_mean"], ".2g"), percent(layer["outside_most"], ".2g")]
         for key in ("added", "added_test_query"):
             row.append(f"{query[key]:.1e}" if query else None)
         for key in ("greatest_weight", "greatest_weight_test_query"):
@@ -125,7 +126,7 @@ def _span_table(report: Report) -> Table:
 
 
 def _ranks_table(report: Report) -> Table:
-    shares = [f"{100 * share:g} %" for share in SHARES]
+    shares = [percent(share, "g") for share in SHARES]
     columns = ["cut", "directions", *(f"{s} of the update" for s in shares), *(f"{s} of the accuracy" for s in shares)]
     rows: list[list[Cell]] = [
         [name, row["directions"], *row["holding_energy"].values(), *row["keeping_accuracy"].values()]
@@ -157,11 +158,11 @@ def _without(report: Report) -> str:
     for layer in report["ranks"]:
         by_rank = {int(rank): reached for rank, reached in report["accuracy"][layer].items()}
         least, worst = min((reached, rank) for rank, reached in by_rank.items() if rank)
-        nothing.append(f"{100 * by_rank[0]:.1f} % ({layer})")
-        some.append(f"{100 * least:.1f} % ({worst} of {layer})")
+        nothing.append(f"{percent(by_rank[0])} ({layer})")
+        some.append(f"{percent(least)} ({worst} of {layer})")
     return (
-        f"With nothing of one layer's update the network still recognises {_listed(nothing)}; with some directions of "
-        f"it, at the least {_listed(some)}. Where the second is less, a few directions do worse than none: what an "
+        f"With nothing of one layer's update the network still recognises {listed(nothing)}; with some directions of "
+        f"it, at the least {listed(some)}. Where the second is less, a few directions do worse than none: what an "
         "update does is what its terms come to together."
     )
 
@@ -170,8 +171,8 @@ def _compact(report: Report) -> str:
     compact = report["compact"]
     beside = "fewer" if compact["numbers"] < compact["weights_numbers"] else "more"
     return (
-        f"With the directions that hold 99.9 % of each layer's update, {100 * compact['accuracy']:.2f} % of the test "
-        f"images are recognised, with all of them {100 * compact['accuracy_all']:.2f} %. They are "
+        f"With the directions that hold 99.9 % of each layer's update, {percent(compact['accuracy'], '.2f')} of the "
+        f"test images are recognised, with all of them {percent(compact['accuracy_all'], '.2f')}. They are "
         f"{compact['numbers']:,} numbers, where the slots are {compact['slots_numbers']:,} and the weights themselves "
         f"{compact['weights_numbers']:,}: {beside} than the layers need without any memory."
     )
@@ -179,7 +180,7 @@ def _compact(report: Report) -> str:
 
 def _mixture(report: Report) -> str:
     first = {name: own[0] for name, own in report["mixture"].items()}
-    effective = _listed([f"{layer['effective_slots']:,.0f} at {name}" for name, layer in first.items()])
+    effective = listed([f"{layer['effective_slots']:,.0f} at {name}" for name, layer in first.items()])
     return (
         "What the compact memory loses is whom it speaks of. A singular value is a sum over all slots, s = sum of "
         "(u . e)(v . x): its key is no input that the layer ever saw, and its attention weight goes to no datapoint. "
@@ -198,7 +199,7 @@ def _mixture_table(report: Report) -> Table:
             f"{one['sum']:.4g}",
             f"{one['effective_slots']:,.0f}",
             f"{one['cancellation']:.1f}",
-            f"{100 * one['greatest_share']:.3f} %",
+            percent(one["greatest_share"], ".3f"),
         )
         for name, own in report["mixture"].items()
         for number, one in enumerate(own, start=1)
@@ -214,7 +215,3 @@ def _mixture_table(report: Report) -> Table:
 
 def _small(difference: float) -> str:
     return f"{difference:.1e}" if difference else "0"
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
