@@ -17,7 +17,9 @@ from dualform_studies.images.recorded import record
 from dualform_studies.images.softmax_attention import Share, attend
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.pages.folder import report_folder
+from dualform_studies.pages.items import Paragraph
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import percent
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
 RECIPE = KernelsRecipe((0.05, 2.0, 300.0), last=4, every=3)
@@ -137,17 +139,40 @@ def test_gains_and_losses_are_of_the_tested_images(trained):
     assert trained[2]["last"]["off"] < 1e-3
 
 
+def of_softmax(gained: int, lost: int, p: float) -> dict[str, Any]:
+    return {"temperature": 1.0, "gained": gained, "lost": lost, "p": p}
+
+
+LINEAR = {"temperature": None, "gained": 90, "lost": 0, "p": 0.0}
+NO_BETTER = of_softmax(9, 9, 1.0)
+
+
 @pytest.mark.parametrize(
-    ("gained", "lost", "p", "verdict"),
+    ("chosen", "verdict"),
     [
-        (20, 2, 0.001, "holds"),
-        (2, 20, 0.001, "does not hold"),
-        (20, 2, 0.01, "holds in part"),
-        (0, 0, 1.0, "holds in part"),
+        (of_softmax(20, 2, 0.001), "holds"),
+        (of_softmax(2, 20, 0.001), "does not hold"),
+        (of_softmax(20, 2, 0.01), "does not hold"),
+        (of_softmax(0, 0, 1.0), "does not hold"),
     ],
 )
-def test_a_kernel_is_better_where_chance_is_ruled_out(gained, lost, p, verdict):
-    assert kernel_verdict({"gained": gained, "lost": lost, "p": p}) == verdict
+def test_a_kernel_is_better_where_chance_is_ruled_out(chosen: dict[str, Any], verdict: str):
+    assert kernel_verdict({"chosen": chosen, "kernels": [LINEAR, chosen]}) == verdict
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict"),
+    [
+        (of_softmax(20, 2, 0.001), "holds in part"),
+        (of_softmax(20, 2, 0.006), "does not hold"),
+        (of_softmax(2, 20, 0.001), "does not hold"),
+    ],
+)
+def test_a_kernel_that_was_not_chosen_counts_in_part_by_a_bound_over_the_number_tried(
+    other: dict[str, Any], verdict: str
+):
+    assert kernel_verdict({"chosen": NO_BETTER, "kernels": [LINEAR, NO_BETTER, other]}) == verdict
+    assert kernel_verdict({"chosen": NO_BETTER, "kernels": [LINEAR, NO_BETTER], "scaled": [other]}) == verdict
 
 
 def test_the_page_shows_every_kernel(trained, tmp_path):
@@ -161,3 +186,9 @@ def test_the_page_shows_every_kernel(trained, tmp_path):
     claims = list(kernel_claims(report))
     assert {claim.heading for claim in claims} == {HEADING}
     assert f"of {len(images(trained[1], 4, tested=True)[1])} test images" in claims[0].ours
+    text = " ".join(item.text for item in page.items if isinstance(item, Paragraph))
+    for place, words in (("last", "the last layer"), ("every", "every layer")):
+        beside = [row["tested"] for row in report[place]["kernels"] if row["temperature"] and row["initial"]]
+        assert f"At {words}, W_0 q + b alone recognises {percent(report[place]['alone']['tested'])} of" in text
+        assert percent(min(beside)) in text
+        assert percent(max(beside)) in text
