@@ -80,7 +80,8 @@ def claims_table(claims: Sequence[Claim]) -> Table:
     """The claims of one study, with their criteria."""
     return Table(
         "claims",
-        "What the paper observes, put to the test. The criteria were fixed before the figures were seen.",
+        "What the paper observes, put to the test. Each criterion is taken from the paper's words, and the verdict is "
+        "computed from it and from what was measured.",
         ("section", "claim", "paper", "ours", "criterion", "verdict"),
         [(one.section, one.claim, one.paper, one.ours, one.criterion, one.verdict) for one in claims],
     )
@@ -88,6 +89,6 @@ def claims_table(claims: Sequence[Claim]) -> Table:
 
 def beside_table(rows: Iterable[tuple[str, Report]]) -> Table:
     """Figures beside the paper's; each row is a study's name and one `Beside` in plain values."""
-    columns = ("study", "", "here", "the paper's text", "the paper's code, run again")
+    columns = ("study", "figure", "here", "the paper's text", "the paper's code, run again")
     cells = [(study, row["what"], row["ours"], row["text"] or "-", row["code"] or "-") for study, row in rows]
     return Table("beside", "Figures of the paper beside ours.", columns, cells)

@@ -11,6 +11,7 @@ from dualform_studies.pages.words import anchor, are_numbers, in_words
 
 _UNFOLDED = 40
 """Rows of the longest table that is shown as it is."""
+_CODE = re.compile(r"(`[^`]+`)")
 _FIGURE = re.compile(r"\]\(([^()/]+\.png)\)")
 
 
@@ -92,6 +93,14 @@ def _cell(cell: Cell) -> str:
 
 
 def _plain(text: str, code: bool = False) -> str:
-    """Text that a table's cell can hold: one line, without what Markdown would take for markup."""
+    """Text that a table's cell can hold: one line, without what Markdown would take for markup.
+
+    With `code`, what stands in backticks stays code. There a backslash would be shown, but for the one before a bar,
+    which the table takes away.
+    """
     line = re.sub(r"\s*\n\s*", " ", text)
-    return re.sub(r"([\\|]|[*_<>\[\]])" if code else r"([\\|*_<>\[\]`])", r"\\\1", line)
+    parts = _CODE.split(line) if code else [line]
+    return "".join(
+        part.replace("|", r"\|") if at % 2 else re.sub(r"([\\|*_<>\[\]`])", r"\\\1", part)
+        for at, part in enumerate(parts)
+    )

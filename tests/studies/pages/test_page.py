@@ -99,6 +99,19 @@ def test_markdown_keeps_cells_on_their_line(page: Page):
 
 
 @pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("`label <> 3 AND _x[1] * 2`", "`label <> 3 AND _x[1] * 2`"),
+        ("`a || b`", r"`a \|\| b`"),
+        ("a_b `c_d` <e>", r"a\_b `c_d` \<e\>"),
+        ("one ` alone_", r"one \` alone\_"),
+    ],
+)
+def test_code_in_a_cell_is_shown_as_it_is(cell: str, shown: str):
+    assert table_markdown(Table("one", "One.", ["mask"], [[cell]])).split("\n")[-1] == f"| {shown} |"
+
+
+@pytest.mark.parametrize(
     ("token", "shown"), [(" ", "at **␣** most"), (" most", "at **most** x"), ("*", "at **\\*** x")]
 )
 def test_markdown_can_mark_any_token(token: str, shown: str):
