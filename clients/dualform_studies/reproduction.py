@@ -5,23 +5,22 @@ python -m dualform_studies.reproduction RUNS docs          RUNS/single/report, R
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
-from dualform.errors import DualformError
+from dualform.errors import DualformError, NotFound
 from dualform_studies.dual_form_figures import CAPTIONS, draw_dual_form
-from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, beside_table
-from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Claim, Verdict, beside_table
+from dualform_studies.pages.folder import report_folder
 from dualform_studies.pages.gathered import GatheredFigures
 from dualform_studies.pages.items import Link, Table
 from dualform_studies.pages.markdown import contents, moved, part_anchor, table_markdown
+from dualform_studies.pages.study_report import StudyReport, read_study
 from dualform_studies.studies import STUDIES
 
 PAPER_SIZE = {"aesop": "aesop-paper"}
@@ -41,20 +40,26 @@ this file; nothing in it is written by hand. Each part names its command, machin
 def write_reproduction(runs: Path, docs: Path) -> Path:
     """Write `docs/reproduction.md` from the reports that lie in `runs/NAME/report`, in the order of the studies.
 
-    A study without a report there is named as not run. Raises what `GatheredFigures.take` raises; then nothing changes.
+    A study without a report there is named as not run. Raises NotFound where none has one, and what `read_study` and
+    `GatheredFigures.take` raise; then nothing changes.
     """
     names = [name for study in STUDIES for name in (study, PAPER_SIZE.get(study)) if name]
-    reports = {name: _report_of(runs, name) for name in names}
-    pages = {name: report_folder(runs / name) / "index.md" for name in names}
-    texts = {name: page.read_text(encoding="utf-8") for name, page in pages.items() if page.is_file()}
+    asked = {name: read_study(runs / name) for name in names}
+    reports = {name: report for name, report in asked.items() if report}
+    if not reports:
+        raise NotFound(
+            f"{runs} holds no report of a study.",
+            hint="Name the folder of the runs, with NAME/report/report.json in it.",
+        )
     figures = GatheredFigures("reproduction")
     with TemporaryDirectory() as scratch:
         parts = [_HEAD, _dual_form(figures, Path(scratch)), _claims(reports), _figures_beside(reports)]
-        parts += [_commands(reports), _contents(texts)]
-        parts += [moved(text, name, partial(_take, figures, name, pages[name].parent)) for name, text in texts.items()]
-        stored, replayed = reports["aesop"], _report_of(runs, REPLAYED)
-        if stored and replayed:
-            parts.append(_replay(stored, replayed))
+        parts += [_commands(asked), _contents(reports)]
+        for name, report in reports.items():
+            parts.append(moved(report.page, name, partial(_take, figures, name, report_folder(runs / name))))
+        replayed = read_study(runs / REPLAYED)
+        if "aesop" in reports and replayed:
+            parts.append(_replay(reports["aesop"], replayed))
         figures.copy(docs)
     document = docs / "reproduction.md"
     document.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
@@ -74,69 +79,77 @@ def _dual_form(figures: GatheredFigures, scratch: Path) -> str:
     return "\n\n".join(shown)
 
 
-def _claims(reports: Mapping[str, Report | None]) -> str:
+def _claims(reports: Mapping[str, StudyReport]) -> str:
     """Every claim of the paper that a study tests, with its verdict and a link to what was measured."""
-    claims = [(name, claim) for name, report in reports.items() if report for claim in report.get("claims", ())]
+    claims = [(name, claim) for name, report in reports.items() for claim in report.claims]
     if not claims:
         return ""
     rows = [
         (
-            f"{claim['claim']} ({claim['section']})",
-            claim["paper"],
-            claim["ours"],
-            claim["verdict"],
-            Link(name, f"#{part_anchor(name, claim['heading'])}"),
+            f"{claim.claim} ({claim.section})",
+            claim.paper,
+            claim.ours,
+            claim.verdict,
+            Link(name, f"#{part_anchor(name, claim.heading)}"),
         )
         for name, claim in claims
     ]
     columns = ("claim", "paper", "ours", "verdict", "measured in")
-    count = Counter(claim["verdict"] for _, claim in claims)
+    count = _count(claim for _, claim in claims)
     caption = (
-        "What the paper observes, what came of it here, and whether it holds by a criterion that was fixed before. Of "
-        f"{len(claims)} claims, {count[HOLDS]} hold, {count[IN_PART]} hold in part and {count[FAILS]} do not hold."
+        "What the paper observes, what came of it here, and whether it holds by a criterion that is taken from the "
+        f"paper's words. Of {count.total()} claims, {count[HOLDS]} hold, {count[IN_PART]} hold in part and "
+        f"{count[FAILS]} do not hold; one that several trainings put to the test counts once, by the least of its "
+        "verdicts."
     )
     return f"## Claims\n\n{table_markdown(Table('claims', caption, columns, rows), folded=False)}"
 
 
-def _figures_beside(reports: Mapping[str, Report | None]) -> str:
+def _count(claims: Iterable[Claim]) -> Counter[Verdict]:
+    """How many claims have each verdict; those of one section and one wording are one claim."""
+    least: dict[tuple[str, str], Verdict] = {}
+    for one in claims:
+        same = one.section, one.claim
+        least[same] = min(least.get(same, HOLDS), one.verdict, key=VERDICTS.index)
+    return Counter(least.values())
+
+
+def _figures_beside(reports: Mapping[str, StudyReport]) -> str:
     """Figures of ours beside those that the paper names."""
-    rows = [(name, row) for name, report in reports.items() if report for row in report.get("beside_paper", ())]
+    rows = [(name, row) for name, report in reports.items() for row in report.beside_paper]
     return f"## Figures beside the paper's\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
 
 
-def _commands(reports: Mapping[str, Report | None]) -> str:
-    """What each study was told, and what it took."""
+def _commands(asked: Mapping[str, StudyReport | None]) -> str:
+    """What each study was told, and what it took; None of one that was not run."""
     rows = [
-        (name, f"`{report['command']}`", _minutes(report)) if report else (name, "not run", None)
-        for name, report in reports.items()
+        (name, f"`{report.command}`", report.threads, report.minutes) if report else (name, "not run", None, None)
+        for name, report in asked.items()
     ]
     caption = (
-        "The studies; DATA and RUN are folders of the reader's own. The minutes are those of one thread, with another "
-        "study beside it on the same machine."
+        "The studies; DATA and RUN are folders of the reader's own. Minutes are wall-clock time on so many threads, "
+        "whatever else the machine was doing."
     )
-    return f"## Commands\n\n{table_markdown(Table('commands', caption, ('study', 'command', 'minutes'), rows))}"
+    columns = ("study", "command", "threads", "minutes")
+    return f"## Commands\n\n{table_markdown(Table('commands', caption, columns, rows))}"
 
 
-def _minutes(report: Report) -> int | None:
-    seconds = report.get("seconds", {}).get("all")
-    return None if seconds is None else ceil(seconds / 60)
+def _contents(reports: Mapping[str, StudyReport]) -> str:
+    lines = [line for name, report in reports.items() for line in contents(report.page, name)]
+    return "\n".join(["## Contents", "", *lines])
 
 
-def _contents(pages: Mapping[str, str]) -> str:
-    lines = [line for name, page in pages.items() for line in contents(page, name)]
-    return "\n".join(["## Contents", "", *lines]) if lines else ""
-
-
-def _replay(stored: Report, replayed: Report) -> str:
+def _replay(stored: StudyReport, replayed: StudyReport) -> str:
     """Whether a training run again answers as a memory with keys does, and what either way stores."""
     rows = [
-        [one["name"], *(_sameness(one["digests"][part] == other["digests"][part]) for part in ("top_k", "sums"))]
-        for one, other in zip(stored["prompts"], replayed["prompts"], strict=True)
+        [prompt, *(_sameness(*pair) for pair in zip(digests, replayed.digests[prompt], strict=True))]
+        for prompt, digests in stored.digests.items()
+        if prompt in replayed.digests
     ]
     answers = Table(
         "replay",
-        f"`{replayed['command']}` beside `{stored['command']}`: the ids and scores of the best datapoints, and the "
-        "signed sums of each prompt's last token by training position.",
+        f"`{replayed.command}` beside `{stored.command}`: the ids and scores of the best datapoints, and the "
+        "signed sums of each prompt's last token by training position, of the prompts that both were asked.",
         ("prompt", "best datapoints", "sums"),
         rows,
     )
@@ -145,21 +158,15 @@ def _replay(stored: Report, replayed: Report) -> str:
         "What either way stores.",
         ("way", "disk (GB)"),
         [
-            [way, f"{report['disk_bytes'] / 1e9:.3f}"]
+            [way, None if report.disk_bytes is None else f"{report.disk_bytes / 1e9:.3f}"]
             for way, report in (("keys stored", stored), ("trained again", replayed))
         ],
     )
     return "\n\n".join(["## Replay (appendix D)", table_markdown(answers), table_markdown(cost)])
 
 
-def _sameness(same: bool) -> str:
-    return "equal to the last bit" if same else "DIFFERENT"
-
-
-def _report_of(runs: Path, name: str) -> Report | None:
-    path = report_folder(runs / name) / "report.json"
-    report: Report | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    return report
+def _sameness(one: str, other: str) -> str:
+    return "equal to the last bit" if one == other else "DIFFERENT"
 
 
 @click.command()

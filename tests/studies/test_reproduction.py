@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +13,7 @@ from PIL import Image
 
 from dualform.errors import NotFound
 from dualform_studies.assignment import Assignment
-from dualform_studies.pages.claims import HOLDS, Beside, Claim
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict
 from dualform_studies.pages.frame import LARGEST_PNG, new_figure
 from dualform_studies.pages.page import Page
 from dualform_studies.reproduction import main, write_reproduction
@@ -33,9 +36,10 @@ def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
     text = (docs / "reproduction.md").read_text()
     assert text.startswith("# The paper, reproduced")
     assert "## Continual learning" in text
-    assert f"| continual | `{command}` | 2 |" in text
-    assert "| single | not run | - |" in text
-    assert "| aesop | not run | - |\n| aesop-paper | not run | - |\n" in text
+    threads = json.loads((run / "report" / "report.json").read_text())["machine"]["threads"]
+    assert f"| continual | `{command}` | {threads} | 2 |" in text
+    assert "| single | not run | - | - |" in text
+    assert "| aesop | not run | - | - |\n| aesop-paper | not run | - | - |\n" in text
     assert "- [Continual learning](#continual-continual-learning)" in text
     assert "| continual | accuracy | 96 % | 97 % | - |" in text
     (shown,) = (docs / "reproduction" / "continual").iterdir()
@@ -108,19 +112,81 @@ def pad(png: Path, size: int) -> None:
     png.write_bytes(content[:end] + chunk + content[end:])
 
 
+CLAIM = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")
+
+
 def test_claims_come_first_and_lead_to_their_evidence(tmp_path: Path):
-    claim = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")
     for name in ("single", "joint"):
         page = Page(tmp_path / "runs" / name, name)
         page.heading("Leading")
-        page.write({"command": f"dualform study {name}", "claims": [claim.plain()]})
-    (tmp_path / "docs").mkdir()
+        page.write({"command": f"dualform study {name}", "claims": [CLAIM.plain()]})
     text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
     row = "| Its class leads. (section 5.2) | one example | 81 % of 10,000 | holds | [joint](#joint-leading) |"
     assert row in text
     assert text.index(row) < text.index("dualform study single")
-    assert "Of 2 claims, 2 hold, 0 hold in part and 0 do not hold." in text
     assert '<a id="joint-leading"></a>' in text
+
+
+def test_a_claim_that_several_studies_test_counts_once_by_its_least_verdict(tmp_path: Path):
+    def write(name: str, *verdicts: tuple[str, str, Verdict]) -> None:
+        page = Page(tmp_path / "runs" / name, name)
+        page.heading("Leading")
+        claims = [Claim(section, claim, "", "", verdict, "", "Leading") for section, claim, verdict in verdicts]
+        page.write({"command": name, "claims": [claim.plain() for claim in claims]})
+
+    write("single", ("5.2", "A hub.", HOLDS), ("5.2", "It leads.", HOLDS), ("5.3", "It leads.", IN_PART))
+    write("joint", ("5.2", "A hub.", FAILS))
+    write("continual", ("5.2", "A hub.", IN_PART))
+    text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
+    assert "Of 3 claims, 1 hold, 1 hold in part and 1 do not hold; one that several trainings put to the test" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda report: json.dumps(report)[:-9], "(char "),
+        (lambda report: "[1]", "it is no JSON object"),
+        (lambda report: json.dumps(report | {"command": None} | {"machine": {}}), "it has no 'threads'"),
+        (lambda report: json.dumps(report | {"claims": [{"claim": "A hub."}]}), "missing"),
+        (
+            lambda report: json.dumps(report | {"claims": [CLAIM.plain() | {"verdict": "maybe"}]}),
+            "'maybe' is no verdict",
+        ),
+        (lambda report: json.dumps(report | {"beside_paper": [{"what": "accuracy"}]}), "missing"),
+        (lambda report: json.dumps(report | {"prompts": [{"name": "table-3"}]}), "it has no 'digests'"),
+    ],
+)
+def test_a_report_that_is_not_whole_is_named_and_nothing_is_lost(
+    tmp_path: Path, change: Callable[[dict[str, Any]], str], reason: str
+):
+    Page(tmp_path / "runs" / "joint", "Joint").write({"command": "dualform study joint"})
+    path = tmp_path / "runs" / "joint" / "report" / "report.json"
+    path.write_text(change(json.loads(path.read_text())))
+    assert_refused(tmp_path, f"{path} is not the whole report of a study: ", reason, "Run its study again.")
+
+
+def test_a_report_without_its_page_is_named(tmp_path: Path):
+    Page(tmp_path / "runs" / "joint", "Joint").write({"command": "dualform study joint"})
+    page = tmp_path / "runs" / "joint" / "report" / "index.md"
+    page.unlink()
+    assert_refused(tmp_path, f"{page}, the page of a study that has a report, is not there.")
+
+
+def test_a_folder_without_any_report_overwrites_nothing(tmp_path: Path):
+    (tmp_path / "runs" / "single").mkdir(parents=True)
+    assert_refused(tmp_path, f"{tmp_path / 'runs'} holds no report of a study.")
+
+
+def assert_refused(folder: Path, *words: str) -> None:
+    """The command ends in an error that says so, and the document stays as it was."""
+    (folder / "docs").mkdir()
+    (folder / "docs" / "reproduction.md").write_text("of an earlier day")
+    told = CliRunner().invoke(main, [str(folder / "runs"), str(folder / "docs")])
+    assert told.exit_code == 1
+    assert isinstance(told.exception, SystemExit), "no traceback"
+    assert all(word in told.output for word in words), told.output
+    assert [path.name for path in (folder / "docs").iterdir()] == ["reproduction.md"]
+    assert (folder / "docs" / "reproduction.md").read_text() == "of an earlier day"
 
 
 def test_a_replay_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):
@@ -133,7 +199,6 @@ def test_a_replay_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):
 
     write("aesop", "d")
     write("aesop-replay", "e")
-    (tmp_path / "docs").mkdir()
     text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
     assert "| table-3 | equal to the last bit | equal to the last bit |" in text
     assert "| table-4 | equal to the last bit | DIFFERENT |" in text

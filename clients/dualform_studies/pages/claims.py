@@ -18,6 +18,8 @@ Verdict: TypeAlias = Literal["holds", "holds in part", "does not hold"]
 HOLDS: Verdict = "holds"
 IN_PART: Verdict = "holds in part"
 FAILS: Verdict = "does not hold"
+VERDICTS = (FAILS, IN_PART, HOLDS)
+"""From the least to the best."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def claims_table(claims: Sequence[Claim]) -> Table:
     )
 
 
-def beside_table(rows: Iterable[tuple[str, Report]]) -> Table:
-    """Figures beside the paper's; each row is a study's name and one `Beside` in plain values."""
+def beside_table(rows: Iterable[tuple[str, Beside]]) -> Table:
+    """Figures beside the paper's; each row has the name of the study that it is from."""
     columns = ("study", "figure", "here", "the paper's text", "the paper's code, run again")
-    cells = [(study, row["what"], row["ours"], row["text"] or "-", row["code"] or "-") for study, row in rows]
+    cells = [(study, row.what, row.ours, row.text or "-", row.code or "-") for study, row in rows]
     return Table("beside", "Figures of the paper beside ours.", columns, cells)

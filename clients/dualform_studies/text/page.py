@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dualform_studies.pages.claims import Claim, beside_table, claims_table
+from dualform_studies.pages.claims import Beside, Claim, beside_table, claims_table
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.page import Page
 from dualform_studies.text.course_page import show_course
@@ -17,7 +17,7 @@ def language_page(run: Path, report: Report, claims: Sequence[Claim]) -> Page:
     _describe(page, report)
     if claims:
         page.show(claims_table(claims))
-    page.show(beside_table([(report["study"], row) for row in report["beside_paper"]]))
+    page.show(beside_table([(report["study"], Beside(**row)) for row in report["beside_paper"]]))
     _show_perplexity(page, report)
     show_course(page, report)
     for prompt in report["prompts"]:

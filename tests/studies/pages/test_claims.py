@@ -43,6 +43,6 @@ def test_claims_and_figures_stand_in_tables():
     claim = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")
     table = claims_table([claim])
     assert table.rows == [("section 5.2", "Its class leads.", "one example", "81 % of 10,000", "80 % or more", "holds")]
-    rows = [("single", Beside("accuracy", "97.3 %", text="97 %").plain())]
+    rows = [("single", Beside("accuracy", "97.3 %", text="97 %"))]
     assert beside_table(rows).rows == [("single", "accuracy", "97.3 %", "97 %", "-")]
     assert all([*table.columns, *beside_table(rows).columns]), "every column has a heading"

@@ -1,0 +1,68 @@
+"""The report that a study left behind, read again to stand in a document with others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from dualform.errors import Damaged
+from dualform_studies.pages.claims import VERDICTS, Beside, Claim
+from dualform_studies.pages.folder import Report, report_folder
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    command: str
+    """The command line that made it."""
+    claims: tuple[Claim, ...]
+    beside_paper: tuple[Beside, ...]
+    threads: str
+    """How many torch computed on."""
+    minutes: int | None
+    """How long the study took, rounded up; None where it does not say."""
+    digests: Mapping[str, tuple[str, str]]
+    """By prompt, of a study of text: those of its best datapoints and of its sums."""
+    disk_bytes: int | None
+    """Of the memory; None where none is kept."""
+    page: str
+    """In Markdown."""
+
+
+def read_study(run: Path) -> StudyReport | None:
+    """The report in `run/report`, None where there is none.
+
+    Raises Damaged, naming the file, for a report that is cut short, lacks something or has no page.
+    """
+    path, page = report_folder(run) / "report.json", report_folder(run) / "index.md"
+    if not path.is_file():
+        return None
+    if not page.is_file():
+        raise Damaged(f"{page}, the page of a study that has a report, is not there.", hint="Run its study again.")
+    try:
+        return _read(json.loads(path.read_text(encoding="utf-8")), page.read_text(encoding="utf-8"))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise Damaged(f"{path} is not the whole report of a study: {why}.", hint="Run its study again.") from error
+
+
+def _read(report: Report, page: str) -> StudyReport:
+    if not isinstance(report, dict):
+        raise TypeError("it is no JSON object")
+    claims = tuple(Claim(**claim) for claim in report.get("claims", ()))
+    for claim in claims:
+        if claim.verdict not in VERDICTS:
+            raise ValueError(f"{claim.verdict!r} is no verdict")
+    seconds, prompts = report.get("seconds", {}).get("all"), report.get("prompts", ())
+    return StudyReport(
+        command=report["command"],
+        claims=claims,
+        beside_paper=tuple(Beside(**row) for row in report.get("beside_paper", ())),
+        threads=report["machine"]["threads"],
+        minutes=None if seconds is None else ceil(seconds / 60),
+        digests={one["name"]: (one["digests"]["top_k"], one["digests"]["sums"]) for one in prompts},
+        disk_bytes=report.get("disk_bytes"),
+        page=page,
+    )
