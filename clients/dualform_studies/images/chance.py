@@ -19,6 +19,6 @@ def mcnemar(gained: int, lost: int) -> float:
     return float(min(1.0, 2 * tail / 2**differ))
 
 
-def is_gain(gained: int, lost: int) -> bool:
-    """Whether more images are gained than lost, beyond chance."""
-    return gained > lost and mcnemar(gained, lost) < CHANCE
+def is_gain(gained: int, lost: int, tried: int = 1) -> bool:
+    """Whether more images are gained than lost, beyond chance, also where the best of so many that were tried is."""
+    return gained > lost and mcnemar(gained, lost) < CHANCE / tried

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from dualform_studies.images.chance import CHANCE
+from dualform_studies.images.chance import CHANCE, is_gain
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Claim, Verdict
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.frame import INK, MARKS, new_figure
@@ -49,15 +49,11 @@ def kernel_verdict(comparison: Report) -> Verdict:
     The softmax that held-out images choose is tested once. The others count in part, those with a factor among them,
     and each by a bound that is smaller by the number of them: of many, one may look better by chance.
     """
-    if _is_better(comparison["chosen"], CHANCE):
+    chosen = comparison["chosen"]
+    if is_gain(chosen["gained"], chosen["lost"]):
         return HOLDS
     tried = [row for row in comparison["kernels"] if row["temperature"] is not None] + comparison.get("scaled", [])
-    return IN_PART if any(_is_better(row, CHANCE / len(tried)) for row in tried) else FAILS
-
-
-def _is_better(row: Report, bound: float) -> bool:
-    """Than the inner product, and not by chance."""
-    return bool(row["gained"] > row["lost"] and row["p"] < bound)
+    return IN_PART if any(is_gain(row["gained"], row["lost"], len(tried)) for row in tried) else FAILS
 
 
 def show_kernels(page: Page, report: Report) -> None:
