@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged
-from dualform.store import shard, space
+from dualform.store import extents, shard
 from dualform.store.check import check_memory
 from dualform.store.shard_tables import ShardTables
 from dualform.store.snapshot import Snapshot
@@ -20,7 +20,7 @@ STEPS, LINK = 40, 30
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(shard, "LINK_ENTRIES", LINK)
-    monkeypatch.setattr(space, "LONG", 1)
+    monkeypatch.setattr(extents, "LONG", 1)
 
 
 @pytest.fixture
@@ -88,6 +88,6 @@ def test_slots_of_several_shards_are_looked_up_likewise(tmp_path, monkeypatch):
     ids = np.array([40, 2, 3, 90, 2])
     found = {name: memory.space("token").at(ids, [name])[name].to_pylist() for name in memory.columns("token")}
     assert all(("extents_token", "token") not in part._held for part in memory._tables._parts)
-    monkeypatch.setattr(space, "LONG", 1 << 30)
+    monkeypatch.setattr(extents, "LONG", 1 << 30)
     for name, column in found.items():
         assert column == memory.column("token", name)[ids].tolist(), name

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput
-from dualform.store import space
+from dualform.store import extents
 from dualform.store.batch import Batch
 from dualform.store.runs import Runs
 from dualform.store.snapshot import Snapshot
@@ -34,7 +34,7 @@ def write(path, batches, finish=True):
 
 @pytest.fixture(params=["read whole", "read for a look-up"])
 def reading(request, monkeypatch):
-    monkeypatch.setattr(space, "LONG", 1 << 22 if request.param == "read whole" else 1)
+    monkeypatch.setattr(extents, "LONG", 1 << 22 if request.param == "read whole" else 1)
 
 
 @pytest.mark.parametrize("finish", [True, False])

@@ -14,7 +14,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.images.cifar10_files import HOME, LABEL_NAMES, read_cifar10
@@ -31,6 +30,7 @@ from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import percent
+from dualform_studies.recorded_memory import open_recorded
 
 CIFAR10_RECIPE = Recipe(steps=5000)
 PAPER_ACCURACY = "not above 50 %"
@@ -87,7 +87,7 @@ def run_cifar10(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     record([dataset], batches(dataset, order), recipe, seed, out, progress=assignment.progress)
     layers, checkpoint = layer_names(recipe.widths(dataset)), Checkpoint(dataset, recipe.steps, last=True)
     [cells], [accuracy] = ask_checkpoints(out, layers, [checkpoint])
-    with open_memory(out) as memory:
+    with open_recorded(out) as memory:
         verify = {name: certificate_report(certificate) for name, certificate in memory.verify().items()}
     report: Report = {
         "study": "cifar10",

@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from dualform.query.engine import Engine, open_memory
+from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, relative_errors
 from dualform_studies.images.claims.continual import MISTAKE, continual_findings
@@ -48,6 +48,7 @@ from dualform_studies.pages.folder import (
     report_folder,
 )
 from dualform_studies.progress import Progress, named, or_silent
+from dualform_studies.recorded_memory import open_recorded
 
 _RECOGNISED = (7, 3)
 """The paper's two other examples: an MNIST "7" and a Fashion-MNIST dress."""
@@ -72,7 +73,7 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
     recorded = train_in_succession(pair, recipe, seed, record_to=out, progress=named(progress, "recorded"))
     chosen = parts(pair, recipe)
     retrained = retrain(recorded, chosen, pair, recipe, seed, progress)
-    with open_memory(out) as memory:
+    with open_recorded(out) as memory:
         report = _examine(memory, recorded, pair, recipe, seed, out, progress)
         report["masks"] = sweep(memory, chosen, retrained, recorded, pair, recipe, progress)
     draw_masks(report_folder(out) / "masks.png", report["masks"], pair)

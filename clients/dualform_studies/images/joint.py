@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from dualform.query.engine import Engine, open_memory
+from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.claims.crossing import crossing
@@ -27,6 +27,7 @@ from dualform_studies.images.table1 import ask_accuracy
 from dualform_studies.images.training import train
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
 from dualform_studies.progress import Progress, counting, or_silent
+from dualform_studies.recorded_memory import open_recorded
 
 JOINT_RECIPE = Recipe(steps=5000)
 
@@ -87,7 +88,7 @@ def _variants(datasets: Sequence[Dataset], recipe: Recipe, seed: int, progress: 
 
 def _examine(out: Path, datasets: Sequence[Dataset], recipe: Recipe, progress: Progress | None) -> Report:
     """Everything that the memory is asked, and the figures. Its keys, gigabytes of them, are let go on return."""
-    with open_memory(out) as memory:
+    with open_recorded(out) as memory:
         return _ask(memory, datasets, recipe, report_folder(out), progress)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.engine import open_memory
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.claims.dates import Period
 from dualform_studies.images.claims.examined import ask_all_attention, ask_hubs_and_dates
@@ -23,6 +22,7 @@ from dualform_studies.images.spotlight import LayerSpotlight
 from dualform_studies.images.table1 import count_cells
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.progress import Progress, or_silent
+from dualform_studies.recorded_memory import open_recorded
 
 BESIDE = {
     "digit-6": PaperFigures("Figure 4", "Figure 5", "Figure 10"),
@@ -47,7 +47,7 @@ def ask_single(
 def _ask(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpoint) -> tuple[Report, Query]:
     """What the engine is asked, and the query of the figures that show one. Its keys are let go on return."""
     folder = report_folder(out)
-    with open_memory(out) as memory:
+    with open_recorded(out) as memory:
         given = checkpoint.classes_given(memory)
         attention = ask_all_attention(memory, layers, [checkpoint], [dataset])
         sixes = ask_sixes(memory, layers, checkpoint)
@@ -72,7 +72,7 @@ def _weigh(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Check
     """The cells of Table 1 for sums weighted by the error's norm, by layer; the query's own sums are drawn."""
     cells: Report = {}
     drawn = []
-    with open_memory(out) as memory:
+    with open_recorded(out) as memory:
         given = checkpoint.classes_given(memory)
         for layer in layers:
             classes, sums = error_norm_sums(memory, layer, checkpoint.probe, checkpoint.step)

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
-from dualform.query.score.backends import choose
-from dualform.store.segment_cache import SegmentCache
-from dualform.store.snapshot import Snapshot
+from dualform_studies.recorded_memory import open_recorded
 
 _BLOCK = 2048
 """Slots whose scores are held at once."""
@@ -29,7 +27,7 @@ _HELD_BYTES = 512 << 20
 
 def open_for_passes(path: Path) -> Engine:
     """The memory in a folder, of which little is held between two reads."""
-    return Engine(Snapshot.open(path, SegmentCache(_HELD_BYTES)), choose("numpy"))
+    return open_recorded(path, "numpy", _HELD_BYTES)
 
 
 @dataclass(frozen=True)

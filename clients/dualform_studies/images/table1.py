@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform.query.engine import open_memory
 from dualform.questions import ProbeRows
 from dualform_studies.images.recorded import Checkpoint
 from dualform_studies.pages.folder import Report
+from dualform_studies.recorded_memory import open_recorded
 
 Cells: TypeAlias = dict[str, dict[str, float | None]]
 """By layer and cell, in per cent; None where no test image is of that kind."""
@@ -50,7 +50,7 @@ def ask_checkpoints(
     folder: Path, layers: Sequence[str], checkpoints: Sequence[Checkpoint]
 ) -> tuple[list[Cells], list[float]]:
     """Cells and accuracy of a recorded run at each checkpoint. Its keys, gigabytes of them, are let go on return."""
-    with open_memory(folder) as memory:
+    with open_recorded(folder) as memory:
         cells = [ask_cells(memory, layers, checkpoint) for checkpoint in checkpoints]
         return cells, [ask_accuracy(memory, checkpoint) for checkpoint in checkpoints]
 

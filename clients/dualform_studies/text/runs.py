@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from dualform import Recorder, Replay
-from dualform.query.engine import open_memory
 from dualform_studies.progress import Progress, or_silent
+from dualform_studies.recorded_memory import open_recorded
 from dualform_studies.text.attention import Question
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.network import LAYER, LanguageModel, build_network
@@ -75,7 +75,7 @@ class Task:
         start = perf_counter()
         say = or_silent(self.progress)
         answers: list[Any] = []
-        with open_memory(out) as memory:
+        with open_recorded(out) as memory:
             for done, question in enumerate(questions):
                 say("asking the memory", done, len(questions))
                 answers.append(memory.ask(question))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from dualform.errors import BadInput
-from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.pages.folder import (
     Report,
@@ -23,6 +22,7 @@ from dualform_studies.pages.folder import (
     write_report,
 )
 from dualform_studies.progress import Progress
+from dualform_studies.recorded_memory import open_recorded
 from dualform_studies.text.attention import Attention, Question, Questions, prepare, read_by
 from dualform_studies.text.checkpoints import CheckpointTaker, updates_to_stop_at
 from dualform_studies.text.corpora import Corpus, load_corpus
@@ -204,7 +204,7 @@ def _ask(
     folder = report_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "queries.npy", asking.queries)
-    with open_memory(out) as memory:
+    with open_recorded(out) as memory:
         report["prompts"] += findings(asking, attention, memory, task, standards)
     for number, prompt in enumerate(asking.prompts):
         path = folder / f"{prompt.name}-attention.png"

@@ -49,6 +49,12 @@ class Cache:
                 del self._making[key]
             made.set()
 
+    def clear(self) -> None:
+        """Let go of all values; what is being made meanwhile is kept."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
     def _keep(self, key: Hashable, value: Any) -> None:
         size = _size(value)
         if size > self.limit // 2:

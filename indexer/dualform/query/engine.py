@@ -51,18 +51,22 @@ StopSignal: TypeAlias = Callable[[], bool]
 
 
 def open_memory(
-    path: str | Path | Sequence[str | Path], backend: str | None = None, cache_bytes: int = CACHE_BYTES
+    path: str | Path | Sequence[str | Path],
+    backend: str | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    held_bytes: int | None = None,
 ) -> Engine:
     """The memory in a folder, ready for questions; or in several, the runs of a training that was resumed, in order.
 
     Steps and slots of a run follow those of the run before; the column `run` counts from 0.
     `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
-    give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights).
+    give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights), and
+    `held_bytes` the keys and values that are: half of the machine's memory where it is None.
 
     Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network, NotFound or
     MissingPackage for the backend.
     """
-    segments = SegmentCache()
+    segments = SegmentCache(held_bytes)
     memory = Snapshot.open(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
     return Engine(memory, backends.choose(backend), cache_bytes, segments)
 
@@ -163,8 +167,13 @@ class Engine(Answers):
             return True
 
     def close(self) -> None:
-        """End the process that runs SQL. The engine can still be asked; a statement starts another."""
+        """End the process that runs SQL, and let go of what is held in memory. The engine can still be asked: it reads
+        again, and a statement starts another process.
+        """
         self._sql.close()
+        self._view.cache.clear()
+        if self._segments is not None:
+            self._segments.clear()
 
     def __repr__(self) -> str:
         return f"Engine({str(self.path)!r}, snapshot {self._view.snapshot.commits}, {self._backend.name})"

@@ -18,11 +18,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.store.entries import Integers
+from dualform.store.list_columns import ListColumns
 from dualform.store.lists import Lists
 from dualform.store.tables import EXTENTS
 
 FEW = 1 << 20
 """Slots up to which only their own extents are looked at."""
+LONG = 1 << 22
+"""Slots from which on few of them are looked up without reading a column of lists whole: that would take seconds."""
 PLAIN = tuple(name for name in EXTENTS if name not in ("row", "position"))
 """The columns of an extents table that are no lists."""
 
@@ -40,17 +43,11 @@ class Places:
 class Extents:
     """The extents of one space. What single slots say is read when it is first needed."""
 
-    def __init__(
-        self,
-        plain: pa.Table,
-        lists: Callable[[str], Lists],
-        some: Callable[[str, Integers], Lists | None],
-        unknown: Callable[[], tuple[Integers, Integers]],
-    ) -> None:
-        """`plain`: the table without its lists. `lists`: a column of lists by name. `some`: those of some extents
-        alone; None where all are at hand. `unknown`: the datapoints, ascending, that stand for slots whose row is not
-        known; their steps come first."""
-        self._lists, self._some, self._unknown = lists, some, unknown
+    def __init__(self, plain: pa.Table, lists: ListColumns, unknown: Callable[[], tuple[Integers, Integers]]) -> None:
+        """`plain`: the table without its columns of `lists`. `unknown`: the datapoints, ascending, that stand for slots
+        whose row is not known; their steps come first.
+        """
+        self._lists, self._unknown = lists, unknown
         self.step, self.call = _integers(plain, "step"), _integers(plain, "call")
         self.first_slot, self.slots = _integers(plain, "first_slot"), _integers(plain, "slots")
         self.rows, self.first_datapoint = _integers(plain, "rows"), _integers(plain, "first_datapoint")
@@ -137,21 +134,22 @@ class Extents:
     def said(self, name: str, places: Places | None = None) -> pa.Array:
         """What is said of single slots under a name, of some or of all of them, as an Arrow array with NULLs."""
         if places is None:
-            return self._lists(name).every(self.slots)
+            return self._lists.whole(name).every(self.slots)
         lists, extent = self._at(name, places)
         return lists.take(extent, places.index)
 
     def _at(self, name: str, places: Places) -> tuple[Lists, Integers]:
         """A column of lists that has those of some places, and int64[n]: which of its lists is that of each."""
-        if len(places.extent) < FEW:
+        if len(places.extent) < FEW and self.count >= LONG:
             extents, number = np.unique(places.extent, return_inverse=True)
-            if (some := self._some(name, extents)) is not None:
+            few = len(extents) <= len(self.step) // 2
+            if few and (some := self._lists.some(name, extents)) is not None:
                 return some, number
-        return self._lists(name), places.extent
+        return self._lists.whole(name), places.extent
 
     def said_between(self, name: str, start: int, stop: int) -> pa.Array:
         """As `said`, of the slots from start to stop."""
-        found = self._lists(name).between(self.slots, start, stop)
+        found = self._lists.whole(name).between(self.slots, start, stop)
         return self.said(name, self.between(start, stop)) if found is None else found
 
     def spread(self, entries: NDArray[Any]) -> NDArray[Any]:
@@ -251,12 +249,12 @@ class Extents:
 
     @cached_property
     def _listed_rows(self) -> Lists | None:
-        lists = self._lists("row")
+        lists = self._lists.whole("row")
         return lists if lists.given.any() else None
 
     @cached_property
     def _listed_positions(self) -> Lists | None:
-        lists = self._lists("position")
+        lists = self._lists.whole("position")
         return lists if lists.given.any() else None
 
 

@@ -36,7 +36,7 @@ class Runs(Snapshot):
         folders = [str(part.path / part.manifest.shards[0].folder) for part in parts]
         tables = RunTables([part._tables for part in parts], first_steps, manifest.tables(), spaces, folders)
         super().__init__(parts[0].path, manifest, tables, stacked([part.sources for part in parts]))
-        self.runs, self.first_steps = list(parts), first_steps
+        self._parts, self.first_steps = list(parts), first_steps
         self.frames, self.torn = sum(part.frames for part in parts), any(part.torn for part in parts)
 
     @classmethod
@@ -54,6 +54,10 @@ class Runs(Snapshot):
                 raise BadInput(f"{folders[number]} is named twice.", hint="Name each run once.", field="path")
         segments = cache or SegmentCache()
         return cls([Snapshot.open(folder, segments) for folder in folders])
+
+    @property
+    def runs(self) -> Sequence[Snapshot]:
+        return self._parts
 
     def again(self, cache: SegmentCache | None = None) -> Snapshot:
         return Runs.of([part.path for part in self.runs], cache)

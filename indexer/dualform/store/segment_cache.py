@@ -39,6 +39,11 @@ class SegmentCache:
             while size > self._most:
                 size -= self._held.popitem(last=False)[1].filled
 
+    def clear(self) -> None:
+        """Let go of everything; whoever is reading keeps what it has."""
+        with self._lock:
+            self._held.clear()
+
 
 def memory_bytes() -> int:
     """What the machine has, or what its container may use."""

@@ -7,7 +7,7 @@ are compared by their running digest and segments by the checksum of each block,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,6 @@ class Snapshot:
         """Frames of the journal that this snapshot holds beyond the last commit."""
         self.torn = contents.torn if contents else False
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
-        self.runs: list[Snapshot] = [self]
-        """The recordings that the memory consists of, in the order of the training (runs.py)."""
         self.first_steps = [0]
         """The number that each run's first step has here."""
         self._tables, self._contents = tables, contents
@@ -73,6 +71,12 @@ class Snapshot:
     def again(self, cache: SegmentCache | None = None) -> Snapshot:
         """What the same place holds now. Raises as `open`."""
         return Snapshot.open(self.path, cache)
+
+    @property
+    def runs(self) -> Sequence[Snapshot]:
+        """The recordings that the memory consists of, in the order of the training (runs.py)."""
+        # Were it to hold itself, its keys would stay in memory until the garbage collector looks.
+        return [self]
 
     @property
     def commits(self) -> int:

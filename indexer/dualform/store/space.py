@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from dualform.store.entries import Integers
 from dualform.store.extents import PLAIN, Extents, Places
-from dualform.store.lists import Lists
+from dualform.store.list_columns import ListColumns
 from dualform.store.samples import Samples, as_numpy
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.tables import arrow_column, arrow_type, extents_table, view_types
 
-LONG = 1 << 22
-"""Slots from which on few of them are looked up without reading a column of lists whole."""
 _OF_EXTENTS = ("slot", "step", "row", "position", "call")
 
 
@@ -30,10 +28,8 @@ class Space:
 
     def __init__(self, name: str, tables: Tables, samples: Samples, token_columns: dict[str, str]) -> None:
         self.name, self.samples, self._token_columns = name, samples, token_columns
-        self._tables, self._lists = tables, dict[str, Lists]()
-        self.extents = Extents(
-            whole(tables, extents_table(name), PLAIN), self._list_column, self._few_lists, samples.unknown
-        )
+        table = extents_table(name)
+        self.extents = Extents(whole(tables, table, PLAIN), ListColumns(tables, table), samples.unknown)
         self.columns: dict[str, str] = dict(view_types(samples.types, token_columns))
         """Names and DuckDB types of the slots' columns."""
 
@@ -118,17 +114,6 @@ class Space:
         there = np.asarray(encoded.is_valid())
         counts = np.bincount(np.asarray(encoded.indices.fill_null(0))[there], slots[there], len(encoded.dictionary))
         return {name: int(n) for name, n in zip(encoded.dictionary.to_pylist(), counts, strict=True) if n}
-
-    def _list_column(self, name: str) -> Lists:
-        if name not in self._lists:
-            self._lists[name] = Lists(self._tables.columns(extents_table(self.name), [name])[0])
-        return self._lists[name]
-
-    def _few_lists(self, name: str, extents: Integers) -> Lists | None:
-        """Some lists of a column that is long and has not been read; reading the others would take seconds."""
-        if name in self._lists or self.count < LONG or len(extents) > len(self.extents.step) // 2:
-            return None
-        return Lists(pa.chunked_array([self._tables.some(extents_table(self.name), name, extents)]))
 
     def _of_extents(self, name: str, places: Places | None) -> NDArray[Any]:
         extents = self.extents

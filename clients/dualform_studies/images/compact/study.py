@@ -8,9 +8,6 @@ from time import perf_counter
 import numpy as np
 
 from dualform.query.engine import Engine
-from dualform.query.score import backends
-from dualform.store.segment_cache import SegmentCache
-from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.compact.claims import remarks
@@ -34,15 +31,13 @@ from dualform_studies.images.recorded import probe_name, record
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.progress import Progress, or_silent
+from dualform_studies.recorded_memory import open_recorded
 
 COMPACT_RECIPE = Recipe(steps=5000)
 """The single task's."""
 
 _PAIRS, _QUERIES = 12_800, 500
 """Slots that are recorded again in another order, and test images that are asked about them."""
-_HELD = 3 << 30
-"""Bytes of keys and values held in memory at once, of the eight gigabytes that there are: another study may run beside
-this one."""
 _MIXED = 3
 """Directions of each layer that are taken apart into what each slot brought."""
 
@@ -78,8 +73,8 @@ def run_compact(assignment: Assignment, recipe: Recipe | None = None) -> Report:
 def _examine(out: Path, dataset: Dataset, recipe: Recipe, seed: int, progress: Progress | None) -> Report:
     """Everything that the memory is asked. Its keys, gigabytes of them, are let go on return."""
     say, widths = or_silent(progress), recipe.widths(dataset)
-    layers, probe, segments = layer_names(widths), probe_name(dataset), SegmentCache(_HELD)
-    with Engine(Snapshot.open(out, segments), backends.choose(None), segments=segments) as memory:
+    layers, probe = layer_names(widths), probe_name(dataset)
+    with open_recorded(out) as memory:
         initial, final = memory.weights(at_step=0), memory.weights()
         updates = {layer: update_of(layer, initial, final) for layer in layers}
         slots = sum(memory.info().slots.values())
