@@ -50,6 +50,9 @@ from dualform_studies.pages.folder import (
 from dualform_studies.progress import Progress, named, or_silent
 from dualform_studies.recorded_memory import open_recorded
 
+CONTINUAL_RECIPE = Recipe(steps=3000)
+"""On each of the two datasets."""
+
 _RECOGNISED = (7, 3)
 """The paper's two other examples: an MNIST "7" and a Fashion-MNIST dress."""
 _BESIDE = {
@@ -67,7 +70,7 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
     """
     out, seed, progress, start = assignment.out, assignment.first_seed, assignment.progress, perf_counter()
     check_free(out)
-    recipe = (recipe or Recipe()).with_steps(assignment.steps)
+    recipe = (recipe or CONTINUAL_RECIPE).with_steps(assignment.steps)
     pair = load_dataset("mnist", assignment.data), load_dataset("fashion-mnist", assignment.data)
     plain = train_in_succession(pair, recipe, seed, progress=named(progress, "unrecorded"))
     recorded = train_in_succession(pair, recipe, seed, record_to=out, progress=named(progress, "recorded"))
@@ -78,7 +81,7 @@ def run_continual(assignment: Assignment, recipe: Recipe | None = None) -> Repor
         report["masks"] = sweep(memory, chosen, retrained, recorded, pair, recipe, progress)
     draw_masks(report_folder(out) / "masks.png", report["masks"], pair)
     draw_last_steps(report_folder(out) / "last-steps.png", report["masks"], pair)
-    report["beside_paper"] = [row.plain() for row in beside_paper(report["accuracy"], moments(pair))]
+    report["beside_paper"] = [row.plain() for row in beside_paper(report, moments(pair))]
     report["command"] = assignment.command("continual")
     report["unharmed"] = all(torch.equal(plain.final[name], recorded.final[name]) for name in plain.final)
     report["seconds"] = {"recorded_training": recorded.seconds, "all": perf_counter() - start}
@@ -102,8 +105,9 @@ def _examine(
     report: Report = {
         "study": "continual",
         "seed": seed,
-        "steps": 2 * recipe.steps,
+        "steps": recipe.steps,
         "recipe": recipe.in_words(),
+        "variant": recipe != CONTINUAL_RECIPE,
         "training_images": sum(len(dataset.split.trained) for dataset in pair),
         "trained_on": pair[0].trained_in_words(),
         "mask": without(pair[1]),

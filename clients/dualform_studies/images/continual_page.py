@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
 from dualform_studies.images.claims.crossing import crossing_table
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import PaperFigures, show_example
+from dualform_studies.images.recipe import named_recipe
 from dualform_studies.images.succession import Pair, moments
 from dualform_studies.pages.claims import Beside, Claim, claims_table
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import percent
 
 _TEXT = {
     "after_first": {"mnist": "97 %"},
@@ -25,34 +27,30 @@ _CODE = {"after_first": {"mnist": "96.4 %"}, "final": {"mnist": "47.8 %", "fashi
 Of the mask, the text says that it would reproduce what the first part gave."""
 
 
-def beside_paper(accuracy: Report, words: Mapping[str, str]) -> Iterator[Beside]:
-    """Accuracies beside the paper's; `words` says each moment."""
-    for moment, by_dataset in _TEXT.items():
+def beside_paper(report: Report, words: Mapping[str, str]) -> Iterator[Beside]:
+    """Accuracies beside the paper's, none of a variant; `words` says each moment."""
+    for moment, by_dataset in {} if report["variant"] else _TEXT.items():
         for dataset, text in by_dataset.items():
             what = f"{dataset}, {words[moment]}".replace("\n", " ")
             code = _CODE.get(moment, {}).get(dataset, "")
-            yield Beside(what, f"{100 * accuracy[dataset][moment]:.1f} %", text, code)
+            yield Beside(what, percent(report["accuracy"][dataset][moment]), text, code)
 
 
 def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, PaperFigures]) -> Page:
     page = Page(out, "Continual learning: MNIST, then Fashion-MNIST (section 5.4)")
     page.paragraph(
-        f"One network learns MNIST for {report['steps'] // 2:,} updates, then Fashion-MNIST for as many, with one "
-        f"optimizer whose momentum goes on. The recipe is that of the paper's code: {report['recipe']}. Of each "
-        f"dataset it is trained on {report['trained_on']}. In the record that the paper's code keeps, the first 256 "
-        "slots after the switch carry the wrong dataset's label, for it stamps the label on batches that were fetched "
-        "before; here the label comes with its batch, and is right."
+        f"One network learns MNIST for {report['steps']:,} updates, then Fashion-MNIST for as many, with one "
+        f"optimizer whose momentum goes on. It does so by {named_recipe(variant=report['variant'])}: "
+        f"{report['recipe']}. Of each dataset it is trained on {report['trained_on']}. In the record that the paper's "
+        "code keeps, the first 256 slots after the switch carry the wrong dataset's label, for it stamps the label on "
+        "batches that were fetched before; here the label comes with its batch, and is right."
     )
     page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset (no figure of the paper).")
     page.show(
-        _accuracy_table(report["accuracy"], moments(pair)),
+        _accuracy_table(report, moments(pair)),
         claims_table([Claim(**claim) for claim in report["claims"]]),
     )
-    page.paragraph(
-        "The second dataset spoils the first. Leaving its datapoints out of the sum at the end gives almost the "
-        "network that MNIST left: what remains between the two is the momentum that was still to come when MNIST ends. "
-        f"The same sum as of step {report['steps'] // 2:,} is that network to rounding."
-    )
+    page.paragraph(_forgetting(report, pair))
     page.heading("Interference")
     page.paragraph(_interference(report))
     page.show(crossing_table(report["crossing"]))
@@ -76,19 +74,36 @@ def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, P
     return page
 
 
-def _accuracy_table(accuracy: Mapping[str, Mapping[str, float]], words: Mapping[str, str]) -> Table:
+def _accuracy_table(report: Report, words: Mapping[str, str]) -> Table:
+    """With what the paper says beside each accuracy, but for a variant."""
+    accuracy = report["accuracy"]
+    paper = {} if report["variant"] else {"the paper's text": _TEXT, "the paper's code": _CODE}
     columns = ["network"]
     for dataset in accuracy:
-        columns += [dataset, f"{dataset}, the paper's text", f"{dataset}, the paper's code"]
+        columns += [dataset, *(f"{dataset}, {source}" for source in paper)]
     rows: list[list[Cell]] = []
     for moment, said in words.items():
         row: list[Cell] = [said.replace("\n", " ")]
         for dataset, by_moment in accuracy.items():
-            row.append(f"{100 * by_moment[moment]:.1f} %")
-            row += [source.get(moment, {}).get(dataset, "-") for source in (_TEXT, _CODE)]
+            row.append(percent(by_moment[moment]))
+            row += [said.get(moment, {}).get(dataset, "-") for said in paper.values()]
         rows.append(row)
-    caption = "Test accuracy, beside what section 5.4 of the paper says and what its code gave when it was run again."
-    return Table("accuracy", caption, columns, rows)
+    beside = ", beside what section 5.4 of the paper says and what its code gave when it was run again" if paper else ""
+    return Table("accuracy", f"Test accuracy{beside}.", columns, rows)
+
+
+def _forgetting(report: Report, pair: Pair) -> str:
+    """What the second dataset does to the first, and what leaving it out gives back."""
+    first, second = (dataset.name for dataset in pair)
+    told = {moment: percent(reached) for moment, reached in report["accuracy"][first].items()}
+    off = max(report["weights_as_of_first"].values())
+    return (
+        f"Of the test images of {first}, {told['after_first']} are recognised after {first}, {told['final']} at the "
+        f"end, and {told['masked']} once the datapoints of {second} are left out of the sum at the end. Between the "
+        f"network that {first} left and this sum lies the momentum that was still to come when {first} ended. The sum "
+        f"as of step {report['steps']:,} has none of it: its weights are those of the training within {off:.1g} of how "
+        f"far they had moved, and {told['as_of_first']} are recognised."
+    )
 
 
 def _interference(report: Report) -> str:
@@ -135,29 +150,37 @@ def _show_masks(page: Page, report: Report, pair: Pair) -> None:
 
 
 def _classes(rows: Sequence[Report], second: str) -> str:
-    """What masking one class does, in the figures of this training."""
-    of_class = [row for row in rows if row["label"] is not None]
-
-    def span(values: Iterable[float], form: str) -> str:
-        low, *_, high = sorted(values)
-        return f"{low:{form}} to {high:{form}}"
-
-    masked, retrained = (span((100 * row[kind][second] for row in of_class), ".0f") for kind in ("masked", "retrained"))
-    moved = span((max(row["moved"].values()) for row in of_class), ".1f")
-    return (
-        f"Trained again without one class of {second}, the network gets {retrained} % of {second} right, and can get "
-        f"at most nine tenths. With the class masked it gets {masked} % right. For the terms of one class push its "
-        "output up, those of the other nine push it down in answer, and training is the small difference. One class' "
-        f"terms hardly cancel each other: at the layer where it is most, they move the weights {moved} times as far as "
-        "all of training did, and without them the others' push stands alone. The second dataset as a whole holds both "
-        "sides, so it comes out of the sum cleanly, though its terms cancel far more."
+    """What masking one class does, in the figures of this training; `rows` as `sweep` gives them."""
+    whole, classes = rows[1], [row for row in rows if row["label"] is not None]
+    masked, retrained = ([100 * row[kind][second] for row in classes] for kind in ("masked", "retrained"))
+    moved, cancelled = ([_most(row[figure]) for row in classes] for figure in ("moved", "cancellation"))
+    said = (
+        f"Trained again without one class of {second}, the network gets {_span(retrained, '.0f')} % of {second} right, "
+        f"of whose test images the class is a tenth. With the class masked it gets {_span(masked, '.0f')} % right. At "
+        f"the layer where it is most, the terms of one class move the weights {_span(moved, '.1f')} times as far as "
+        f"all of training did, and those of all of {second} {_most(whole['moved']):.1f} times; the cancellation is "
+        f"{_span(cancelled, '.1f')} of one class, and {_most(whole['cancellation']):.1f} of all."
     )
+    if min(moved) <= _most(whole["moved"]) or any(one >= other for one, other in zip(masked, retrained, strict=True)):
+        return said
+    return (
+        f"{said} So the terms of each class go further than all of {second} together: those of the other classes push "
+        "against them, and training is the small difference. With one class masked, that push stands alone."
+    )
+
+
+def _most(by_layer: Mapping[str, float]) -> float:
+    return max(by_layer.values())
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    return f"{min(values):{form}} to {max(values):{form}}"
 
 
 def _mask_table(rows: Sequence[Report], pair: Pair) -> Table:
     kinds = ("masked", "retrained")
     columns = ["part left out", "mask", "datapoints", *(f"{one.name}, {kind}" for one in pair for kind in kinds)]
-    accuracies = [[f"{100 * row[kind][one.name]:.1f} %" for one in pair for kind in kinds] for row in rows]
+    accuracies = [[percent(row[kind][one.name]) for one in pair for kind in kinds] for row in rows]
     return Table(
         "masks",
         "Test accuracy of the network with a part of its memory masked, and of one retrained without that part.",
@@ -182,7 +205,7 @@ def _cancellation_table(rows: Sequence[Report]) -> Table:
 def _rebuilt_table(report: Report) -> Table:
     rows = [(layer, f"{error:.2g}") for layer, error in report["weights_as_of_first"].items()]
     caption = (
-        f"The weights as of step {report['steps'] // 2:,}, rebuilt at the end, against those that training had then: "
+        f"The weights as of step {report['steps']:,}, rebuilt at the end, against those that training had then: "
         "‖W - rebuilt‖ / ‖W - W₀‖."
     )
     return Table("as-of-first", caption, ("layer", "relative error"), rows)

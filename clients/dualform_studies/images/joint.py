@@ -57,12 +57,13 @@ def run_joint(assignment: Assignment, recipe: Recipe | None = None) -> Report:
         "seed": seed,
         "steps": recipe.steps,
         "recipe": recipe.in_words(),
+        "variant": recipe != JOINT_RECIPE,
         "training_images": sum(len(dataset.split.trained) for dataset in datasets),
         "trained_on": datasets[0].trained_in_words(),
         "variants": _variants(datasets, recipe, seed, assignment.progress),
         "disk_bytes": bytes_on_disk(out),
     }
-    report["beside_paper"] = [row.plain() for row in beside_paper(report["accuracy"])]
+    report["beside_paper"] = [row.plain() for row in beside_paper(report)]
     report["seconds"] = {"recorded_training": seconds, "all": perf_counter() - start}
     joint_page(out, report, BESIDE).write(report)
     return report

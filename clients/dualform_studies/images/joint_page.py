@@ -9,27 +9,31 @@ from dualform_studies.certificates import certificate_table
 from dualform_studies.images.claims.crossing import crossing_table
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import PaperFigures, show_example
+from dualform_studies.images.recipe import named_recipe
 from dualform_studies.images.tables import strongest_table
 from dualform_studies.pages.claims import Beside, Claim, claims_table
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import percent
 
 _TEXT = {"mnist": "97 %", "fashion-mnist": "87 %"}
 _CODE = {"mnist": "96.1 %", "fashion-mnist": "87.0 %"}
 """Accuracies: those that section 5.3 names, and those that its code gave when it was run again."""
 
 
-def beside_paper(accuracy: Mapping[str, float]) -> Iterator[Beside]:
-    for name, reached in accuracy.items():
-        yield Beside(f"accuracy on {name}", f"{100 * reached:.1f} %", _TEXT[name], _CODE[name])
+def beside_paper(report: Report) -> Iterator[Beside]:
+    """Accuracies beside the paper's; none of a variant."""
+    for name, reached in report["accuracy"].items():
+        if not report["variant"]:
+            yield Beside(f"accuracy on {name}", percent(reached), _TEXT[name], _CODE[name])
 
 
 def joint_page(out: Path, report: Report, beside: Mapping[str, PaperFigures]) -> Page:
     page = Page(out, "Joint training: MNIST and Fashion-MNIST mixed (section 5.3)")
     page.paragraph(
-        f"One network learns both datasets by the recipe of the paper's code: {report['steps']:,} updates of "
-        f"{report['recipe']}. Of each dataset it is trained on {report['trained_on']}. The images of both are put "
+        f"One network learns both datasets by {named_recipe(variant=report['variant'])}: {report['steps']:,} updates "
+        f"of {report['recipe']}. Of each dataset it is trained on {report['trained_on']}. The images of both are put "
         "together and gone through in a new order each epoch. A datapoint's dataset in the memory is that of its "
         "image."
     )
@@ -53,12 +57,14 @@ def joint_page(out: Path, report: Report, beside: Mapping[str, PaperFigures]) ->
 
 def _accuracy_table(report: Report) -> Table:
     names = list(report["accuracy"])
-    measured = {"the recipe": report["accuracy"]}
+    measured = {"this training": report["accuracy"]}
     measured |= {f"variant: {name}": found for name, found in report["variants"].items()}
-    rows = [(network, *(f"{100 * found[name]:.2f} %" for name in names)) for network, found in measured.items()]
-    rows += [
-        (network, *(said[name] for name in names))
-        for network, said in (("the paper's text", _TEXT), ("the paper's code, run again", _CODE))
-    ]
-    caption = "Test accuracy. Each variant is trained with the recipe's seed, changed in one thing, and not recorded."
+    rows = [(network, *(percent(found[name], ".2f") for name in names)) for network, found in measured.items()]
+    if not report["variant"]:
+        rows.append(("the paper's text", *(_TEXT[name] for name in names)))
+        rows.append(("the paper's code, run again", *(_CODE[name] for name in names)))
+    caption = (
+        "Test accuracy. Each variant is trained with the same seed, changed in one thing, and not recorded; where all "
+        "images are trained on, all of them give the mean and deviation that normalise them, too."
+    )
     return Table("accuracy", caption, ("network", *names), rows)

@@ -28,18 +28,18 @@ class Recipe:
     batch: int = 128
     """Images a step."""
     steps: int = 3000
-    """Updates on each dataset."""
+    """Updates: on each dataset where they are learned one after another, of both where they are mixed."""
 
     def widths(self, dataset: Dataset) -> tuple[int, ...]:
         """Width of the input, of each hidden layer and of the output."""
         return (dataset.train.pixels.shape[1], *self.hidden, len(dataset.label_names))
 
     def with_steps(self, steps: int | None) -> Recipe:
-        """The same recipe with so many updates on each dataset, unchanged for None; BadInput for fewer than 1."""
+        """The same recipe with so many updates, unchanged for None; BadInput for fewer than 1."""
         if steps is None:
             return self
         if steps < 1:
-            raise BadInput(f"steps is {steps}.", hint="Train for at least 1 step on each dataset.", field="steps")
+            raise BadInput(f"steps is {steps}.", hint="Train for at least 1 step.", field="steps")
         return replace(self, steps=steps)
 
     def in_words(self) -> str:
@@ -51,3 +51,8 @@ class Recipe:
 
     def optimizer(self, network: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum)
+
+
+def named_recipe(*, variant: bool) -> str:
+    """What a page calls a study's own recipe, or one that departs from it and has no figures of the paper beside it."""
+    return "a variant of the recipe of the paper's code" if variant else "the recipe of the paper's code"

@@ -43,6 +43,9 @@ class SingleRecipe:
         return (*earlier, Checkpoint(dataset, self.training.steps, last=True))
 
 
+SINGLE_RECIPE = SingleRecipe()
+
+
 def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Report:
     """Train `runs` networks with the seeds that follow `seed`; the first one's memory is `out` and stays.
 
@@ -51,7 +54,7 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
     """
     out, start = assignment.out, perf_counter()
     check_free(out)
-    recipe = (recipe or SingleRecipe()).with_steps(assignment.steps)
+    recipe = (recipe or SINGLE_RECIPE).with_steps(assignment.steps)
     runs = assignment.runs or recipe.runs
     dataset = load_dataset("mnist", assignment.data)
     layers, checkpoints = layer_names(recipe.training.widths(dataset)), recipe.checkpoints(dataset)
@@ -72,6 +75,7 @@ def run_single(assignment: Assignment, recipe: SingleRecipe | None = None) -> Re
         "runs": runs,
         "steps": recipe.training.steps,
         "recipe": recipe.training.in_words(),
+        "variant": recipe.training != SINGLE_RECIPE.training,
         "training_images": len(dataset.split.trained),
         "trained_on": dataset.trained_in_words(),
         "accuracy": {str(checkpoint.step): [run[at] for run in accuracy] for at, checkpoint in enumerate(checkpoints)},

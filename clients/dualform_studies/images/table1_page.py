@@ -15,10 +15,14 @@ HEADING = "Table 1"
 MET = f"within {DEVIATIONS} of the paper's deviations, or within {POINTS} point where its deviation is 0.0"
 
 
-def table_1(by_step: Report, steps: int, runs: int) -> Table:
-    """`by_step` holds what `over_runs` gives after each number of updates; `steps` is that of the recipe."""
+def table_1(by_step: Report, steps: int, runs: int, *, variant: bool = False) -> Table:
+    """`by_step` holds what `over_runs` gives after each number of updates; `steps` is that of the recipe.
+
+    `variant`: the recipe is not the study's own.
+    """
     variants = [int(step) for step in by_step if int(step) != steps]
-    columns = ["layer", "network right", "argmax beside", "paper", f"the recipe, {steps:,} updates"]
+    own = f"{'a variant' if variant else 'the recipe'}, {steps:,} updates"
+    columns = ["layer", "network right", "argmax beside", "paper", own]
     columns += ["points off", "deviations off", "met", "paper's code, two runs"]
     for step in variants:
         columns += [f"variant, {step:,} updates", "points off", "paper's code, two runs"]
@@ -37,9 +41,10 @@ def table_1(by_step: Report, steps: int, runs: int) -> Table:
     caption = (
         "Table 1 of the paper: how often, in per cent, the class that draws most attention is the true class, or the "
         f"one recognised; over the full test set, mean and standard deviation of {runs} run{'s' * (runs > 1)}. "
-        f"Differences are in points, and in units of the paper's own deviations; a cell is met {MET}. The variant is "
-        "the number of updates that the paper's text names."
+        f"Differences are in points, and in units of the paper's own deviations; a cell is met {MET}."
     )
+    if variants:
+        caption += " The last columns are of the number of updates that the paper's text names."
     return Table("table-1", caption, columns, rows)
 
 

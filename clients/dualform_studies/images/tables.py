@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from dualform_studies.images.claims.attention import TOP
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 
@@ -22,7 +23,7 @@ def example_tables(name: str, example: Report) -> Iterator[Table]:
     layers = example["layers"]
     yield Table(
         f"{name}-top-images",
-        f"{describe(example)}: the training images attended to most.",
+        f"{describe(example)}: the training images attended to most, each with its visit of greatest weight.",
         ("layer", "rank", "dataset", "label", "image", "step", "slot", "attention weight"),
         [
             (layer, rank, *(hit[key] for key in ("dataset", "label", "sample", "step", "slot")), f"{hit['score']:,.2f}")
@@ -48,12 +49,12 @@ def strongest_table(examples: Mapping[str, Report]) -> Table:
             sums = {(one["dataset"], one["label"]): one["sum"] for one in found["sums"]}
             own = sums[tuple(example["group"])]
             rank = 1 + sum(other > own for other in sums.values())
-            top = ", ".join(f"{hit['dataset']} {hit['label']}" for hit in found["top"][:3])
+            top = ", ".join(f"{hit['dataset']} {hit['label']}" for hit in found["top"][:TOP])
             strongest = f"{found['strongest']['dataset']} {found['strongest']['label']}"
             rows.append((example["label"], layer, top, strongest, f"{100 * own / sum(sums.values()):.1f}", rank))
     caption = (
-        "Of each query and layer: dataset and class of the three images attended to most, the class of greatest summed "
-        "attention, and share and rank, among all classes, of the query's own."
+        f"Of each query and layer: dataset and class of the {TOP} different images attended to most, the class of "
+        "greatest summed attention, and share and rank, among all classes, of the query's own."
     )
     columns = ("query", "layer", "images attended to most", "greatest sum", "own class (%)", "rank")
     return Table("strongest", caption, columns, rows)

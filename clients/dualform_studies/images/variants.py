@@ -17,7 +17,7 @@ from dualform_studies.images.download import load_dataset
 from dualform_studies.images.network import layer_names
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import record
-from dualform_studies.images.single import SingleRecipe
+from dualform_studies.images.single import SINGLE_RECIPE, SingleRecipe
 from dualform_studies.images.split import draw_split, every_row
 from dualform_studies.images.stream import batch_rows, batches, drawn_rows
 from dualform_studies.images.table1 import CELLS, PAPER, ask_checkpoints, cells_met, over_runs
@@ -74,7 +74,7 @@ def run_variants(assignment: Assignment, recipe: SingleRecipe | None = None) -> 
     out, start = assignment.out, perf_counter()
     check_free(out)
     out.mkdir(parents=True, exist_ok=True)
-    recipe = (recipe or SingleRecipe()).with_steps(assignment.steps)
+    recipe = (recipe or SINGLE_RECIPE).with_steps(assignment.steps)
     seeds = range(assignment.first_seed, assignment.first_seed + (assignment.runs or _RUNS))
     dataset, steps = load_dataset("mnist", assignment.data), recipe.training.steps
     *earlier, last = _fill(RECIPE, dataset, recipe, seeds, assignment)
@@ -123,7 +123,8 @@ def _page(out: Path, report: Report) -> Page:
     page.paragraph(
         f"The single-task study with one thing changed at a time, {_of_runs(report['runs'])} of each; no memory "
         f"is kept. The recipe: {report['steps']:,} updates of {report['recipe']}. Each network is trained on "
-        f"{report['trained_on']}. The runs of a variant have the recipe's seeds."
+        f"{report['trained_on']}. The runs of a variant have the recipe's seeds. A variant that draws other images "
+        "also has their mean and deviation."
     )
     page.show(_table(report))
     return page

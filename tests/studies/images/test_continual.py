@@ -12,8 +12,10 @@ import dualform
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
 from dualform_studies.images.continual import run_continual
+from dualform_studies.images.continual_page import _classes, beside_paper
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.recipe import Recipe
+from dualform_studies.pages.words import percent
 from dualform_studies.studies import run_study
 from tests.studies.images.at_hand import at_hand
 
@@ -75,13 +77,52 @@ def test_each_datapoint_is_of_the_dataset_of_its_part_and_of_the_images_trained_
         np.testing.assert_array_equal(slots["label"][own], dataset.train.labels[slots["sample"][own]])
 
 
-def test_accuracies_stand_beside_the_papers_text_and_code(miniature):
-    assert [(row["what"], row["text"], row["code"]) for row in miniature[1]["beside_paper"]] == [
+def test_accuracies_stand_beside_the_papers_text_and_code():
+    accuracy = {name: dict.fromkeys(MOMENTS, 0.5) for name in ("mnist", "fashion-mnist")}
+    words = {"after_first": "after mnist", "final": "at the end", "masked": "at the end,\nfashion-mnist masked"}
+    found = list(beside_paper({"accuracy": accuracy, "variant": False}, words))
+    assert [(row.what, row.text, row.code) for row in found] == [
         ("mnist, after mnist", "97 %", "96.4 %"),
         ("mnist, at the end", "45 %", "47.8 %"),
         ("fashion-mnist, at the end", "85 %", "87.6 %"),
         ("mnist, at the end, fashion-mnist masked", "as after MNIST", ""),
     ]
+
+
+def test_nothing_of_the_paper_stands_beside_a_variant_of_its_recipe(miniature):
+    out, report, _ = miniature
+    assert report["variant"]
+    assert report["beside_paper"] == []
+    (table,) = (table for table in report["tables"] if table["name"] == "accuracy")
+    assert table["columns"] == ["network", "mnist", "fashion-mnist"]
+    text = (out / "report" / "index.md").read_text()
+    assert "One network learns MNIST for 40 updates" in text
+    assert "It does so by a variant of the recipe of the paper's code: SGD" in text
+
+
+def test_the_page_says_in_figures_what_is_forgotten_and_what_comes_back(miniature):
+    out, report, _ = miniature
+    text = (out / "report" / "index.md").read_text()
+    told = {moment: percent(reached) for moment, reached in report["accuracy"]["mnist"].items()}
+    assert f"{told['after_first']} are recognised after mnist, {told['final']} at the end, and {told['masked']}" in text
+    assert "The sum as of step 40 has none of it" in text
+
+
+def of_part(label: int | None, masked: float, retrained: float, moved: float, cancellation: float) -> dict[str, Any]:
+    measures = {"moved": {"layer-0": moved, "layer-1": 0.1}, "cancellation": {"layer-0": 1.0, "layer-1": cancellation}}
+    return {"label": label, "masked": {"second": masked}, "retrained": {"second": retrained}} | measures
+
+
+@pytest.mark.parametrize(
+    ("moved", "masked", "told"), [(2.0, 0.1, True), (0.5, 0.1, False), (2.0, 0.8, False), (2.0, 0.9, False)]
+)
+def test_a_masked_class_is_explained_where_its_terms_go_further_than_all(moved: float, masked: float, told: bool):
+    nothing, whole = of_part(None, 0.9, 0.9, 0, 1), of_part(None, 0.1, 0.1, 0.7, 200)
+    text = _classes([nothing, whole, of_part(0, 0.15, 0.7, 3, 2), of_part(1, masked, 0.8, moved, 1.2)], "second")
+    assert "70 to 80 % of second right" in text
+    assert f"move the weights {moved:.1f} to 3.0 times as far" in text
+    assert "those of all of second 0.7 times; the cancellation is 1.2 to 2.0 of one class, and 200.0 of all" in text
+    assert ("So the terms of each class go further" in text) == told
 
 
 def test_miniature_draws_its_figures(miniature):

@@ -12,7 +12,8 @@ from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.data_folder import data_folder
 from dualform_studies.images.download import load_dataset
-from dualform_studies.images.joint import run_joint
+from dualform_studies.images.joint import BESIDE, run_joint
+from dualform_studies.images.joint_page import beside_paper, joint_page
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.studies import run_study
 from tests.studies.images.at_hand import at_hand
@@ -36,13 +37,28 @@ def test_miniature_says_what_the_full_study_says(miniature):
 
 
 def test_accuracies_stand_beside_the_papers_text_and_code(miniature):
-    rows = miniature[1]["beside_paper"]
-    assert [(row["text"], row["code"]) for row in rows] == [("97 %", "96.1 %"), ("87 %", "87.0 %")]
-    (table,) = (table for table in miniature[1]["tables"] if table["name"] == "accuracy")
-    assert [row[0] for row in table["rows"]] == [
-        "the recipe", "variant: no clipping", "variant: all 800 training images", "the paper's text",
+    out, report = miniature
+    report = report | {"variant": False}
+    rows = list(beside_paper(report))
+    assert [(row.text, row.code) for row in rows] == [("97 %", "96.1 %"), ("87 %", "87.0 %")]
+    page = joint_page(out, report, BESIDE)
+    assert "by the recipe of the paper's code: 60 updates" in page.items[0].text
+    (table,) = (table for table in page.tables() if table.name == "accuracy")
+    assert [row[0] for row in table.rows] == [
+        "this training", "variant: no clipping", "variant: all 800 training images", "the paper's text",
         "the paper's code, run again",
     ]  # fmt: skip
+
+
+def test_nothing_of_the_paper_stands_beside_a_variant_of_its_recipe(miniature):
+    out, report = miniature
+    assert report["variant"]
+    assert report["beside_paper"] == []
+    (table,) = (table for table in report["tables"] if table["name"] == "accuracy")
+    assert [row[0] for row in table["rows"]] == [
+        "this training", "variant: no clipping", "variant: all 800 training images"
+    ]  # fmt: skip
+    assert "by a variant of the recipe of the paper's code: 60 updates" in (out / "report" / "index.md").read_text()
 
 
 def test_each_slot_is_of_its_images_dataset(miniature, made_up_data: Path):

@@ -17,6 +17,7 @@ from dualform_studies.images.download import load_dataset
 from dualform_studies.images.error_norm import error_norm_sums
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.single import SingleRecipe, run_single
+from dualform_studies.images.single_page import beside_paper
 from dualform_studies.studies import run_study
 from tests.studies.images.at_hand import at_hand
 
@@ -118,11 +119,24 @@ def test_miniature_says_what_the_full_study_says(miniature):
     }  # fmt: skip
     page = (out / "report" / "index.md").read_text()
     assert all(f"## {heading}\n" in page for heading in headings)
-    assert [row["what"] for row in report["beside_paper"]][:2] == [
-        "accuracy after 60 updates",
-        "accuracy after 20 updates",
+    assert report["variant"]
+    assert report["beside_paper"] == []
+    assert "Each network learns by a variant of the recipe of the paper's code: 60 updates" in page
+    (table,) = (table for table in report["tables"] if table["name"] == "accuracy")
+    assert [row[-2:] for row in table["rows"]] == [["-", "-"], ["-", "-"]]
+    (table,) = (table for table in report["tables"] if table["name"] == "table-1")
+    assert "a variant, 60 updates" in table["columns"]
+
+
+def test_each_accuracy_stands_beside_those_of_as_many_updates(miniature):
+    by_step = dict(zip(("3000", "5000"), miniature[1]["table_1"].values(), strict=True))
+    report = {"accuracy": {"3000": [0.965], "5000": [0.972, 0.974]}, "table_1": by_step, "steps": 5000}
+    rows = list(beside_paper(report | {"variant": False}))
+    assert [(row.what, row.ours, row.text, row.code) for row in rows[:2]] == [
+        ("accuracy after 5,000 updates", "97.3 %", "", "97.2 %, 97.4 %"),
+        ("accuracy after 3,000 updates", "96.5 %", "97 %", ""),
     ]
-    assert len(report["beside_paper"]) == 2 + 9
+    assert len(rows) == 2 + 9
 
 
 def test_a_datapoints_sample_is_its_row_in_the_training_file(miniature, made_up_data: Path):
