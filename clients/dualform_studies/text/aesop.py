@@ -21,11 +21,11 @@ _STUDY = LanguageStudy(
     tables=AESOP,
     paper={
         "tokens of the training text": ("about 185,000 in the book", "119,933 (inferred)"),
-        "tokens that a pass reads": ("", "115,200"),
+        "tokens that a pass reads": ("", "115,200 (inferred)"),
         "different tokens": ("107", ""),
-        "units of the LSTM": ("1,024", "1,024"),
-        "streams of so many tokens a step": ("", "64 of 100"),
-        "updates": ("", "5,000"),
+        "units of the LSTM": ("1,024", "1,024 (by the code)"),
+        "streams of so many tokens a step": ("", "64 of 100 (by the code)"),
+        "updates": ("", "5,000 (by the code)"),
     },
 )
 

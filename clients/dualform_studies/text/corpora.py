@@ -107,8 +107,8 @@ def _aesop(folder: Path) -> Corpus:
 
 
 _ABSENT = (
-    "The train split of WikiText-2 is not at hand: the network is trained on the valid split (217,646 tokens where "
-    "the train split has 2,088,628), so it knows fewer words and far fewer pages than the paper's."
+    "The train split of WikiText-2, of 2,088,628 tokens, is not at hand: the network is trained on the valid split, so "
+    "it knows fewer words and far fewer pages than the paper's."
 )
 
 

@@ -24,12 +24,12 @@ _STUDY = LanguageStudy(
     },
     tables=WIKITEXT2,
     paper={
-        "tokens of the training text": ("about 2 M", "2,088,628"),
-        "tokens that a pass reads": ("", "2,086,400"),
-        "different tokens": ("33 K", "33,278"),
-        "units of the LSTM": ("200", "200"),
-        "streams of so many tokens a step": ("", "128 of 100"),
-        "updates": ("", "10,000"),
+        "tokens of the training text": ("about 2 M", "2,088,628 (inferred)"),
+        "tokens that a pass reads": ("", "2,086,400 (inferred)"),
+        "different tokens": ("33 K", "33,278 (inferred)"),
+        "units of the LSTM": ("200", "200 (by the code)"),
+        "streams of so many tokens a step": ("", "128 of 100 (by the code)"),
+        "updates": ("", "10,000 (by the code)"),
     },
 )
 
