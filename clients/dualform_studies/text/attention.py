@@ -11,7 +11,7 @@ which are what equation 13 adds up, are asked for beside them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -75,19 +75,21 @@ class Questions:
         count = len(self.tokens[prompt])
         return range(count - (self.rows[prompt].stop - self.rows[prompt].start), count)
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> dict[str, Question]:
+        """By the fields of `Attention` that their answers become, those as of a checkpoint by `as_of`."""
         last = Vectors(self.queries[self.last])
-        return [
-            TopK(LAYER, last, k=HITS, score="abs"),
-            GroupSum(LAYER, Vectors(self.queries), by=("position",), score="abs"),
-            GroupSum(LAYER, last, by=("position",)),
-            GroupSum(LAYER, last, by=("step",), score="abs"),
-            *(() if self.others is None else (GroupSum(LAYER, Vectors(self.others), by=("position",), score="abs"),)),
-            *(
-                GroupSum(LAYER, Vectors(one.queries), by=("position",), where=f"step < {one.updates}", score="abs")
-                for one in self.checkpoints
-            ),
-        ]
+        asked: dict[str, Question] = {
+            "hits": TopK(LAYER, last, k=HITS, score="abs"),
+            "by_position": GroupSum(LAYER, Vectors(self.queries), by=("position",), score="abs"),
+            "by_position_signed": GroupSum(LAYER, last, by=("position",)),
+            "by_step": GroupSum(LAYER, last, by=("step",), score="abs"),
+        }
+        if self.others is not None:
+            asked["of_others"] = GroupSum(LAYER, Vectors(self.others), by=("position",), score="abs")
+        for one in self.checkpoints:
+            seen = f"step < {one.updates}"
+            asked[as_of(one)] = GroupSum(LAYER, Vectors(one.queries), by=("position",), where=seen, score="abs")
+        return asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +102,14 @@ class Attention:
     by_step: GroupSums
     of_others: GroupSums | None = None
     at_checkpoints: Sequence[GroupSums] = ()
+    """Of each checkpoint before the end of the training."""
 
     @classmethod
-    def of(cls, asking: Questions, answers: Sequence[Any]) -> Attention:
-        hits, by_position, signed, by_step, *rest = answers
-        others = None if asking.others is None else rest.pop(0)
-        return cls(hits, by_position, signed, by_step, others, rest)
+    def of(cls, asking: Questions, answers: Mapping[str, Any]) -> Attention:
+        """`answers` by the names of the questions."""
+        of_checkpoints = [as_of(one) for one in asking.checkpoints]
+        fields = {name: answer for name, answer in answers.items() if name not in of_checkpoints}
+        return cls(**fields, at_checkpoints=[answers[name] for name in of_checkpoints])
 
     @property
     def positions(self) -> NDArray[np.int64]:
@@ -122,6 +126,11 @@ class Attention:
             name: hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in arrays)).hexdigest()
             for name, arrays in parts.items()
         }
+
+
+def as_of(checkpoint: Checkpoint) -> str:
+    """The name of the question as of a checkpoint."""
+    return f"as of {checkpoint.updates} updates"
 
 
 def positions_of(sums: GroupSums) -> NDArray[np.int64]:

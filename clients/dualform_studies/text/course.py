@@ -36,10 +36,12 @@ def course_of(
             else:
                 positions, sums = positions_of(answer), answer.sums[row]
             standard = standards[asking.prompts[number].name]
+            ranks = zip(standard.table.rows, standard.ranks(positions, sums), strict=True)
             tables.append(
                 {
                     "table": standard.table.number,
-                    "ranks": standard.ranks(positions, sums),
+                    "passages": [{"row": row.rank, "leads": row.leads, "rank": rank} for row, rank in ranks],
+                    "forms": [form.claim for form in standard.forms],
                     "of_ten": standard.of_the_best(positions, sums),
                 }
             )
@@ -55,7 +57,8 @@ def course_of(
 
 
 def middle_ranks(course: Sequence[Report], table: int) -> list[tuple[int, float]]:
-    """Updates, and the geometric mean of the ranks of a table's passages, of the checkpoints that have read them."""
+    """Updates, and the geometric mean of the ranks of the passages that lead in the paper's table, of the checkpoints
+    that have read them."""
     found = []
     for entry in course:
         ranks = _ranks(entry, table)
@@ -65,7 +68,8 @@ def middle_ranks(course: Sequence[Report], table: int) -> list[tuple[int, float]
 
 
 def _ranks(entry: Report, table: int) -> list[int]:
-    return [rank for told in entry["tables"] if told["table"] == table for rank in told["ranks"] if rank is not None]
+    passages = [passage for told in entry["tables"] if told["table"] == table for passage in told["passages"]]
+    return [passage["rank"] for passage in passages if passage["leads"] and passage["rank"] is not None]
 
 
 def tables_of(course: Sequence[Report]) -> list[int]:

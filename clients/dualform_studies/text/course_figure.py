@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from dualform_studies.pages.folder import Report
@@ -23,14 +24,14 @@ def draw_course(path: Path, course: Sequence[Report]) -> Path:
     with new_figure(path, 4.4 if tables else 2.2) as figure:
         rows = figure.subfigures(2 if tables else 1, 1, squeeze=False)[:, 0]
         if tables:
-            panels = rows[0].subplots(1, len(tables), sharey=True, squeeze=False)[0]
+            panels = rows[0].subplots(1, len(tables), sharex=True, sharey=True, squeeze=False)[0]
             panels[0].set_yscale("log")
             panels[0].set_ylim(2 * _last(course), 0.7)  # the first rank on top
-            for number, (panel, table) in enumerate(zip(panels, tables, strict=True)):
-                _draw_ranks(panel, course, updates, table)
-                if number == 0:
-                    panel.set_ylabel("rank among all positions")
-                    rows[0].legend(loc="outside upper center", ncols=4, handlelength=2.6)
+            panels[0].set_ylabel("rank among all positions")
+            lines: dict[str, Line2D] = {}
+            for panel, table in zip(panels, tables, strict=True):
+                lines |= _draw_ranks(panel, course, updates, table)
+            rows[0].legend(lines.values(), lines, loc="outside upper center", ncols=4, handlelength=2.6)
         below = rows[-1].subplots(1, 2 if tables else 1, squeeze=False)[0]
         if tables:
             _draw_forms(below[0], course, updates, tables)
@@ -44,25 +45,27 @@ def draw_course(path: Path, course: Sequence[Report]) -> Path:
 
 
 def _last(course: Sequence[Report]) -> int:
-    """The last rank of any passage, 10 where none was read."""
-    ranks = [rank for entry in course for told in entry["tables"] for rank in told["ranks"]]
-    return max((rank for rank in ranks if rank is not None), default=10)
+    """The last rank of any passage, BEST where none was read."""
+    passages = (passage for entry in course for told in entry["tables"] for passage in told["passages"])
+    return max((passage["rank"] for passage in passages if passage["rank"] is not None), default=BEST)
 
 
-def _draw_ranks(panel: Axes, course: Sequence[Report], updates: Sequence[int], table: int) -> None:
+def _draw_ranks(panel: Axes, course: Sequence[Report], updates: Sequence[int], table: int) -> dict[str, Line2D]:
+    """A line for each passage that was read; the lines by what the legend says of them."""
+    lines: dict[str, Line2D] = {}
     of_table = [next(told for told in entry["tables"] if told["table"] == table) for entry in course]
-    for row in range(len(of_table[-1]["ranks"])):
-        seen = [(at, told["ranks"][row]) for at, told in zip(updates, of_table, strict=True)]
+    for row, passage in enumerate(of_table[-1]["passages"]):
+        seen = [(at, told["passages"][row]["rank"]) for at, told in zip(updates, of_table, strict=True)]
         known = [(at, rank) for at, rank in seen if rank is not None]
         if known:
-            panel.plot(
+            label = f"{passage['row']} of the paper" if passage["leads"] else "not attended to in the paper"
+            [lines[label]] = panel.plot(
                 *zip(*known, strict=True),
                 color=INK[row],
                 linestyle=_LINES[row],
                 marker=MARKS[row],
                 markersize=4,
                 linewidth=1,
-                label=f"Top-{row + 1} of the paper" if row < 3 else "its negative example",
             )
     panel.yaxis.set_major_locator(LogLocator(10, numticks=9))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
@@ -70,6 +73,7 @@ def _draw_ranks(panel: Axes, course: Sequence[Report], updates: Sequence[int], t
     panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     panel.set_xlabel("updates")
     panel.set_title(f"Table {table}")
+    return lines
 
 
 def _draw_forms(panel: Axes, course: Sequence[Report], updates: Sequence[int], tables: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from dualform_studies.text.runs import Task
 
 def describe_corpus(task: Task) -> Report:
     steps, recipe = task.of_a_pass, task.recipe
+    lacking = float(task.vocabulary.lacks(task.test).mean())
     return {
         "name": task.corpus.name,
         "unit": task.corpus.unit,
@@ -21,7 +22,8 @@ def describe_corpus(task: Task) -> Report:
         "train_tokens": len(task.train),
         "test_tokens": len(task.test),
         "vocabulary": len(task.vocabulary),
-        "unknown": float((task.test.ids == task.vocabulary.unknown).mean()),
+        "unknown": float((task.test.ids == task.vocabulary.unknown).mean() - lacking),
+        "lacking": lacking,
         "chunks_of_a_pass": steps,
         "tokens_of_a_pass": steps * recipe.batch * recipe.unroll,
         "tokens_read": min(steps, recipe.steps) * recipe.batch * recipe.unroll,

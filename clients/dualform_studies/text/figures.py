@@ -71,11 +71,10 @@ def _draw_bands(panel: Axes, positions: NDArray[np.int64], sums: NDArray[np.floa
 
 
 def _draw_published(panel: Axes, positions: NDArray[np.int64], sums: NDArray[np.float64], standard: Standard) -> None:
-    """The paper's passages, where they were read: P1 is its first one, N one that it says is not attended to."""
-    names = [f"P{row.rank[-1]}" if row.rank.startswith("Top") else "N" for row in standard.table.rows]
+    """The paper's passages, where they were read, under their signs."""
     read = [
-        (int(np.searchsorted(positions, place)), name)
-        for place, name in zip(standard.places, names, strict=True)
+        (int(np.searchsorted(positions, place)), row.sign)
+        for place, row in zip(standard.places, standard.table.rows, strict=True)
         if place is not None and np.isin(place, positions)
     ]
     if not read:
@@ -85,7 +84,7 @@ def _draw_published(panel: Axes, positions: NDArray[np.int64], sums: NDArray[np.
         positions[at], sums[at], s=24, marker=MARKS[2], color=INK[2], edgecolor="black", linewidth=0.4, zorder=5,
         label=f"passages of the paper's Table {standard.table.number}",
     )  # fmt: skip
-    _label(panel, positions[at], sums[at], [name for _, name in read], "black", above=False)
+    _label(panel, positions[at], sums[at], [sign for _, sign in read], "black", above=False)
 
 
 def _label(

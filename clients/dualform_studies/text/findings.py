@@ -44,7 +44,7 @@ class _Teller:
         rows, asked = self._asking.rows[number], self._asking.asked(number)
         own = self._attention.by_position.sums[rows.stop - 1]
         signed = self._attention.by_position_signed.sums[number]
-        leading = set(best(own, PASSAGES).tolist())
+        leading, lacking = set(best(own, PASSAGES).tolist()), self._task.vocabulary.lacks(tokens)
         return {
             "name": prompt.name,
             "text": prompt.text,
@@ -61,7 +61,7 @@ class _Teller:
             "tokens": [
                 {
                     "of": tokens.word(at),
-                    "unknown": bool(tokens.ids[at] == self._task.vocabulary.unknown),
+                    "unknown": bool(lacking[at]),
                     **self._passage(row, int(best(self._attention.by_position.sums[row], 1)[0])),
                 }
                 for at, row in zip(asked, range(rows.start, rows.stop), strict=True)
@@ -103,7 +103,15 @@ class _Teller:
         signed = self._attention.by_position_signed.sums[number]
         ranks, ranks_signed = (standard.ranks(self._positions, sums) for sums in (own, signed))
         return [
-            {"rank": row.rank, "title": row.page, "passage": vars(row.passage), "rank_here": rank, "rank_signed": other}
+            {
+                "rank": row.rank,
+                "leads": row.leads,
+                "sign": row.sign,
+                "title": row.page,
+                "passage": vars(row.passage),
+                "rank_here": rank,
+                "rank_signed": other,
+            }
             for row, rank, other in zip(standard.table.rows, ranks, ranks_signed, strict=True)
         ]
 
@@ -114,13 +122,14 @@ class _Teller:
             return []
         own = self._attention.by_position.sums[self._asking.last[number]]
         of_ten, of_all = standard.of_the_best(self._positions, own), standard.of_all(self._positions)
-        told_apart = standard.told_apart(self._positions, own)
+        elsewhere, told_apart = standard.elsewhere(self._positions), standard.told_apart(self._positions, own)
         return [
             {
                 "claim": form.claim,
                 "rule": form.rule,
                 "of_ten": of_ten[at],
                 "of_all": of_all[at],
+                "elsewhere": elsewhere[at],
                 "told_apart": told_apart[at],
             }
             for at, form in enumerate(standard.forms)

@@ -17,7 +17,8 @@ class Form:
     table: int
     """Of the paper, that shows passages of this form."""
     claim: str
-    """What the paper sees in them."""
+    """What the rule finds, as the object of "the passages show …"; what the paper sees in them stands with its table.
+    """
     rule: str
     """When a token is a case of it, in words."""
     pattern: str
@@ -58,45 +59,52 @@ HER = r"(?<!\S)(?-i:Her) (?P<token>\S)"
 FORMS = (
     Form(
         3,
-        '"doing something fast"',
+        'the word "fast"',
         "the marked letter is the a of fast, faster or fastest",
         r"\bf(?P<token>a)st(?:er|est)?\b",
     ),
     Form(
+        3,
+        '"fast" in the sense of quickly',
+        "the marked letter is the a of fast after as, so, too, how or very, or of faster or fastest (being held or "
+        "stuck fast does not count)",
+        r"\b(?:(?P<degree>as|so|too|how|very)\s+)?\bf(?P<token>a)st(?(degree)(?:er|est)?|(?:er|est))\b",
+    ),
+    Form(
         4,
-        '"a + adjective/single + word starting with d"',
+        '"a", one more word, and a word that starts with d',
         "the marked letter is the d that begins the second word after a or an",
         r"\ban?\s+[\w\u2019'-]+\s+(?P<token>d)\w",
     ),
     Form(
         5,
-        '"at" before what follows',
+        'the word "at"',
         "the marked token is the space, or the line's end, after at",
         r"\bat(?P<token>\s)",
     ),
     Form(
         5,
-        '"at" plus some timing or counting related concept',
+        '"at" before a word of time or number',
         "the marked token is the space, or the line's end, after at, and a word of time or number follows (also after "
         "the, the same or this)",
         rf"\bat(?P<token>\s)(?:(?:the|this)\s+(?:same\s+)?)?(?:{_TIMES})\b",
     ),
     Form(
         2,
-        "passages about warships of a similar sentence structure",
+        'a word after "Her" on a page that names ships',
         "the marked word follows Her, on a page that names ships three times or more",
         HER,
         SHIPS,
     ),
     Form(
         6,
-        '"contributions of somebody on something"',
+        'the word "contribution"',
         "the marked word is contribution or contributions",
         r"(?<!\S)(?P<token>contributions?)(?!\S)",
     ),
     Form(
         7,
-        '"somebody rating (or commenting on) something"',
+        '"it" after a verb of saying or judging',
         "the marked word is it, after a verb of saying or judging (describing, calling, considering, rating, praising, "
         "naming, finding, comparing, or a form of these)",
         r"\b(?:(?:describ|call|consider|rat|prais|nam|compar|find)(?:ing|ed|es|e|s)?|found) (?P<token>it)(?!\S)",

@@ -2,54 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from math import inf
 
-from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict, verdict
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict, verdict, verdict_at_most
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.words import percent
 from dualform_studies.text.ranks import BEST
 
 LEADING = 100
-"""Positions among which the paper's passages are looked for."""
+"""Positions among which the paper's passages are looked for, where they are not among the best."""
+ENOUGH = 10
+"""Cases that a verdict needs: of a form in the training text, or queries of the test text."""
 _MOST, _SOME = 2 / 3, 1 / 3
 _APART, _SOMEWHAT_APART = 0.75, 0.6
-_MARGIN = 1e-9
-"""So that two of three are two thirds."""
 
 
 def claims_of(report: Report) -> list[Claim]:
-    """Of the tables whose queries were asked."""
+    """Of the tables whose queries were asked, where there are cases enough."""
     claims: list[Claim] = []
+    trained = _trained(report)
     for prompt in report["prompts"]:
         if prompt["table"] is not None:
-            claims += _of_table(prompt, report["corpus"])
-            claims += (_prevalent(told, heading_of(prompt)) for told in report["prevalence"] if _of(told, prompt))
+            claims += _of_table(prompt, report["corpus"], trained)
+            claims += (
+                _prevalent(told, heading_of(prompt), trained) for told in _others(prompt, report) if _enough(told)
+            )
     return claims
 
 
-def _of(told: Report, prompt: Report) -> bool:
-    return bool(told["table"] == prompt["table"])
+def without_verdict(prompt: Report, report: Report) -> Iterator[str]:
+    """A sentence for each observation of a prompt's table that has too few cases for a verdict."""
+    if prompt["table"] is not None and not any(row["rank_here"] for row in prompt["published"] if row["leads"]):
+        yield "What was read of the training text has none of the passages that the paper shows: they have no rank."
+    for form in prompt["forms"]:
+        if form["of_all"] < ENOUGH:
+            yield (
+                f"Of all positions of the training text {form['of_all']} show {form['claim']}, and a verdict needs "
+                f"{ENOUGH}."
+            )
+        elif form["told_apart"] is not None and form["elsewhere"] < ENOUGH:
+            yield (
+                f"On other pages there are {form['elsewhere']} positions of the same structure, and a verdict on "
+                f"topics needs {ENOUGH}."
+            )
+    for told in _others(prompt, report):
+        if len(told["of_ten"]) < ENOUGH:
+            yield (
+                f"The test text has {told['in_the_test_text'] or 'no'} other tokens that show {told['claim']}, and a "
+                f"verdict on other queries needs {ENOUGH}."
+            )
 
 
-def is_most(of_ten: int, of_all: int) -> bool:
-    """Whether two thirds of the best are of a form, or of all there are where these are fewer."""
-    return _share(of_ten, of_all) >= _MOST
+def _others(prompt: Report, report: Report) -> list[Report]:
+    """How other queries of the prompt's forms fare."""
+    return [told for told in report["prevalence"] if told["table"] == prompt["table"]]
 
 
-def _share(of_ten: int, of_all: int) -> float:
-    return of_ten / max(1, min(BEST, of_all)) + _MARGIN
+def _enough(told: Report) -> bool:
+    return len(told["of_ten"]) >= ENOUGH <= int(told["of_all"])
 
 
-def _prevalent(told: Report, heading: str) -> Claim:
+def is_most(of_ten: int) -> bool:
+    """Whether two thirds of the best are of a form."""
+    return of_ten / BEST >= _MOST
+
+
+def _trained(report: Report) -> str:
+    """What the figures are of: size, length and text of the training."""
+    recipe = report["recipe"]
+    return f"{recipe['hidden']:,} units, {recipe['steps']:,} updates, {report['corpus']['trained_on']}"
+
+
+def _prevalent(told: Report, heading: str, trained: str) -> Claim:
     queries = told["of_ten"]
-    most = sum(is_most(of_ten, told["of_all"]) for of_ten in queries)
+    most = sum(map(is_most, queries))
     return Claim(
         f"section 5.5, Table {told['table']}",
-        f"So do those attended to by other queries of the form, {told['claim']}.",
+        f"The passages attended to by other queries that show {told['claim']} show it, too.",
         "one query",
-        f"{most} of {len(queries)} queries of the test text ({told['in_the_test_text']} have the form); on average "
-        f"{sum(queries) / len(queries):.1f} of their {BEST} best",
-        verdict(most / len(queries) + _MARGIN, _MOST, _SOME),
+        f"{most} of {len(queries)} queries of the test text ({told['in_the_test_text']} others have the form); on "
+        f"average {sum(queries) / len(queries):.1f} of their {BEST} best positions ({trained})",
+        verdict(most / len(queries), _MOST, _SOME),
         f"Of two thirds of the queries (in part: one third), two thirds of the {BEST} best are of the form.",
         heading,
     )
@@ -61,66 +95,72 @@ def heading_of(prompt: Report) -> str:
     return f"Table {table} of the paper" if table else f"Prompt {prompt['name'].removeprefix('prompt-')}"
 
 
-def _of_table(prompt: Report, corpus: Report) -> Iterator[Claim]:
+def _of_table(prompt: Report, corpus: Report, trained: str) -> Iterator[Claim]:
     section, heading = f"section 5.5, Table {prompt['table']}", heading_of(prompt)
-    ranks = [row["rank_here"] for row in prompt["published"] if _leads(row) and row["rank_here"] is not None]
-    if ranks:
-        share = sum(rank <= LEADING for rank in ranks) / len(ranks)
+    shown = [row for row in prompt["published"] if row["leads"]]
+    if any(row["rank_here"] is not None for row in shown):
+        last = max(inf if row["rank_here"] is None else row["rank_here"] for row in shown)
         yield Claim(
             section,
             f"The passages that get most of the attention of “{_words(prompt)}” are the three shown.",
             "ranks 1, 2, 3",
-            f"ranks {', '.join(f'{rank:,}' for rank in ranks)} of {corpus['tokens_read']:,} positions",
-            verdict(share + _MARGIN, _MOST, _SOME),
-            f"Two thirds of them (in part: one third) are among the {LEADING} positions with the greatest sums.",
+            f"{_ranks(shown)} of {corpus['tokens_read']:,} positions ({trained})",
+            verdict_at_most(last, BEST, LEADING),
+            f"All are among the {BEST} positions with the greatest sums; in part: among {LEADING}. One that was not "
+            "read counts against it.",
             heading,
         )
     for form in prompt["forms"]:
+        if form["of_all"] < ENOUGH:
+            continue
         yield Claim(
             section,
             f"The passages attended to most show {form['claim']}.",
-            "3 of 3",
-            f"{form['of_ten']} of the {BEST} best; of all {corpus['tokens_read']:,} positions {form['of_all']} do",
-            verdict(_share(form["of_ten"], form["of_all"]), _MOST, _SOME),
-            f"Two thirds of the {BEST} best (in part: one third), or of all there are where these are fewer; counted "
-            f"where {form['rule']}.",
+            f"3 of 3: {prompt['remark']}",
+            f"{form['of_ten']} of the {BEST} best positions; of all {corpus['tokens_read']:,} positions "
+            f"{form['of_all']} do ({trained})",
+            verdict(form["of_ten"] / BEST, _MOST, _SOME),
+            f"Two thirds of the {BEST} best (in part: one third); counted where {form['rule']}.",
             heading,
         )
-        if form["told_apart"] is not None:
+        if form["told_apart"] is not None and form["elsewhere"] >= ENOUGH:
             yield Claim(
                 section,
                 "The attention is contextual: the same sentence structure on another topic gets less of it.",
                 "one example of another topic, not attended to",
-                f"a case of the form has the greater sum in {percent(form['told_apart'], '.3g')} of the pairs with one "
-                "that its page alone rules out",
+                f"a case of the form has the greater sum in {percent(form['told_apart'], '.3g')} of the pairs of "
+                f"{form['of_all']:,} cases with {form['elsewhere']:,} that their page alone rules out ({trained})",
                 verdict(form["told_apart"], _APART, _SOMEWHAT_APART),
                 f"In {percent(_APART, '.3g')} of all pairs (in part: {percent(_SOMEWHAT_APART, '.3g')}; chance: 50 %).",
                 heading,
             )
-    yield from _negative(prompt, ranks, section, heading)
+    yield from _negative(prompt, section, heading, trained)
 
 
-def _negative(prompt: Report, ranks: Sequence[int], section: str, heading: str) -> Iterator[Claim]:
-    """The example of the paper that is not attended to, where the training text has it."""
-    others = [row["rank_here"] for row in prompt["published"] if not _leads(row) and row["rank_here"] is not None]
+def _negative(prompt: Report, section: str, heading: str, trained: str) -> Iterator[Claim]:
+    """The example of the paper that is not attended to, where the training text has it and passages that are."""
+    read = [row for row in prompt["published"] if row["rank_here"] is not None]
+    ranks = [row["rank_here"] for row in read if row["leads"]]
     if not ranks:
         return
-    for negative in others:
+    for negative in (row["rank_here"] for row in read if not row["leads"]):
         behind = sum(negative > rank for rank in ranks)
         found: Verdict = FAILS if negative <= BEST else HOLDS if behind == len(ranks) else IN_PART
         yield Claim(
             section,
             "The passage on a singer, of a similar structure, is not attended to.",
             "not among the best",
-            f"rank {negative:,}, behind {behind} of the {len(ranks)} passages shown",
+            f"rank {negative:,}, behind {behind} of the {len(ranks)} passages shown that were read ({trained})",
             found,
             f"It is not among the {BEST} best, and behind all passages shown (in part: not among the {BEST} best).",
             heading,
         )
 
 
-def _leads(row: Report) -> bool:
-    return str(row["rank"]).startswith("Top")
+def _ranks(rows: list[Report]) -> str:
+    """Each passage of the paper with its rank."""
+    ranks = ((row["rank"], row["rank_here"]) for row in rows)
+    return ", ".join(f"{name}: {'not read' if rank is None else f'rank {rank:,}'}" for name, rank in ranks)
 
 
 def _words(prompt: Report) -> str:
@@ -147,8 +187,8 @@ def beside_paper(report: Report, paper: Mapping[str, tuple[str, str]]) -> list[R
     }
     rows = [Beside(what, value, *paper.get(what, ("", ""))).plain() for what, value in ours.items()]
     for prompt in report["prompts"]:
-        ranks = [row["rank_here"] for row in prompt["published"] if _leads(row) and row["rank_here"] is not None]
-        if ranks:
-            told = ", ".join(f"{rank:,}" for rank in ranks)
-            rows.append(Beside(f"ranks of the passages of Table {prompt['table']}", told, text="1, 2, 3").plain())
+        shown = [row for row in prompt["published"] if row["leads"]]
+        if any(row["rank_here"] is not None for row in shown):
+            what = f"ranks of the passages of Table {prompt['table']}"
+            rows.append(Beside(what, _ranks(shown), text="1, 2, 3").plain())
     return rows

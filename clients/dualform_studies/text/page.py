@@ -10,6 +10,7 @@ from dualform_studies.pages.folder import Report
 from dualform_studies.pages.page import Page
 from dualform_studies.text.course_page import show_course
 from dualform_studies.text.prompt_page import show_prompt
+from dualform_studies.text.streams import reads_evenly
 
 
 def language_page(run: Path, report: Report, claims: Sequence[Claim]) -> Page:
@@ -30,14 +31,20 @@ def language_page(run: Path, report: Report, claims: Sequence[Claim]) -> Page:
 def _describe(page: Page, report: Report) -> None:
     corpus, recipe = report["corpus"], report["recipe"]
     unit = corpus["unit"]
+    cut_short = (
+        ""
+        if reads_evenly(recipe["steps"], corpus["chunks_of_a_pass"])
+        else ", the last of them cut short: some tokens were read once more than others, and their sums are greater "
+        "for that alone"
+    )
     page.paragraph(
         f"A {unit}-level language model of one LSTM layer with {recipe['hidden']:,} units, trained on "
         f"{corpus['trained_on']} ({corpus['train_tokens']:,} {unit}s) for {recipe['steps']:,} updates. "
         f"{recipe['batch']} streams read the text side by side, each a run of {corpus['chunks_of_a_pass']:,} chunks of "
         f"{recipe['unroll']} {unit}s, which is {corpus['tokens_of_a_pass']:,} {unit}s a pass; the rest at the end of "
-        f"the text is not read. That makes {corpus['passes']:.1f} passes. The state is carried from chunk to chunk; it "
-        f"begins anew with each pass, and at any step with probability {recipe['reset']:g}. The vocabulary has "
-        f"{corpus['vocabulary']:,} {unit}s. Preset `{report['preset']}`, seed {report['seed']}."
+        f"the text is not read. That makes {corpus['passes']:.1f} passes{cut_short}. The state is carried from chunk "
+        f"to chunk; it begins anew with each pass, and at any step with probability {recipe['reset']:g}. The "
+        f"vocabulary has {corpus['vocabulary']:,} {unit}s. Preset `{report['preset']}`, seed {report['seed']}."
     )
     if corpus["note"]:
         page.paragraph(corpus["note"])
@@ -57,7 +64,12 @@ def _show_perplexity(page: Page, report: Report) -> None:
     rows = [["recorded", report["perplexity"]["recorded"], report["bits"]["recorded"], _sameness(report)]]
     if "plain" in report["perplexity"]:
         rows.append(["plain PyTorch", report["perplexity"]["plain"], report["bits"]["plain"], "-"])
-    unknown = f", {100 * corpus['unknown']:.2f} % of them unknown," if corpus["unit"] == "word" else ""
+    unknown = (
+        f"; {100 * corpus['unknown']:.2f} % of them are <unk> in the corpus itself, and "
+        f"{100 * corpus['lacking']:.2f} % are read as <unk>, as the training text does not have them"
+        if corpus["unit"] == "word"
+        else ""
+    )
     page.table(
         "perplexity",
         f"How well the test text ({corpus['test_tokens']:,} {corpus['unit']}s{unknown}) is foretold. It is read in "

@@ -1,17 +1,20 @@
-"""Whether what the paper sees in the passages of one query is so of other queries of the same form in the test text."""
+"""Whether what the paper sees in the passages of one query is so of other queries of the same form in the test text.
+
+The paper's own query is not among the others, where it was taken from the test text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dualform.answers import GroupSums
 from dualform_studies.pages.folder import Report
-from dualform_studies.text.attention import positions_of
+from dualform_studies.text.attention import Attention
 from dualform_studies.text.forms import Cases, Form
-from dualform_studies.text.prompts import CONTEXT
+from dualform_studies.text.prompts import CONTEXT, Prompt
 from dualform_studies.text.ranks import Standard, count_best
 from dualform_studies.text.runs import Task
 from dualform_studies.text.tokens import Tokens
@@ -28,27 +31,43 @@ class Sample:
     cases: Cases
     """Of the training text."""
     in_the_test_text: int
-    """How many tokens of the test text are of the form."""
+    """How many tokens of the test text are of the form, the paper's own query left out."""
     asked: Sequence[Tokens]
-    """What the network reads for each query, which is its last token: _MOST of them at most, evenly chosen."""
+    """What the network reads for each query, which is its last token: _MOST of them at most, evenly chosen, and none
+    where the test text has none."""
 
 
-def samples_of(standards: Iterable[Standard], task: Task) -> list[Sample]:
-    """One for each form that a token's own surroundings decide of; none for those that the test text does not have."""
+def samples_of(prompts: Iterable[Prompt], standards: Mapping[str, Standard], task: Task) -> list[Sample]:
+    """One for each form of a prompt that comes from the paper, where a token's own surroundings decide of the form."""
     found = []
-    for standard in standards:
+    for prompt in prompts:
+        if prompt.published is None:
+            continue
+        own = prompt.place if prompt.published.origin == "test" else None
+        standard = standards[prompt.name]
         for form, cases in zip(standard.forms, standard.cases, strict=True):
-            places = form.cases(task.test, task.corpus).places if not form.article else np.empty(0, dtype=np.int64)
-            chosen = np.unique(np.linspace(0, len(places) - 1, min(_MOST, len(places))).round().astype(np.int64))
-            asked = [task.test.ending(int(place), CONTEXT) for place in places[chosen]]
-            if asked:
+            if not form.article:
+                places = form.cases(task.test, task.corpus).places
+                places = places[places != own] if own is not None else places
+                asked = [task.test.ending(int(place), CONTEXT) for place in _evenly(places)]
                 found.append(Sample(form, cases, len(places), asked))
     return found
 
 
-def prevalence_of(samples: Sequence[Sample], sums: GroupSums) -> list[Report]:
-    """One entry for each sample; `sums` are those by position of all their queries, in order."""
-    positions, rows = positions_of(sums), iter(sums.sums)
+def _evenly(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[_MOST] or fewer of int64[n], from the first to the last."""
+    return places[np.unique(np.linspace(0, len(places) - 1, min(_MOST, len(places))).round().astype(np.int64))]
+
+
+def asked_of(samples: Iterable[Sample]) -> list[Tokens]:
+    """What the network reads for all of them, in order."""
+    return [tokens for sample in samples for tokens in sample.asked]
+
+
+def prevalence_of(samples: Sequence[Sample], attention: Attention) -> list[Report]:
+    """One entry for each sample; `attention` has the sums by position of all their queries, in order."""
+    positions = attention.positions
+    rows = iter(() if attention.of_others is None else attention.of_others.sums)
     told = []
     for sample in samples:
         of_ten = [count_best(positions, next(rows), sample.cases) for _ in sample.asked]

@@ -22,6 +22,16 @@ class Row:
     marked: bool = True
     """Whether the mark is the paper's."""
 
+    @property
+    def leads(self) -> bool:
+        """Whether the paper shows it as attended to most, and not as an example that is not attended to."""
+        return self.rank.startswith("Top")
+
+    @property
+    def sign(self) -> str:
+        """Its name in figures: P1 is Top-1, N the example that is not attended to."""
+        return f"P{self.rank[-1]}" if self.leads else self.rank[0]
+
 
 @dataclass(frozen=True)
 class PublishedTable:

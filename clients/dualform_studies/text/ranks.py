@@ -60,6 +60,10 @@ class Standard:
         """Of each form: how many of all positions are of it."""
         return [int(np.isin(positions, cases.places).sum()) for cases in self.cases]
 
+    def elsewhere(self, positions: NDArray[np.int64]) -> list[int]:
+        """Of each form: how many of all positions its article alone rules out."""
+        return [int(np.isin(positions, cases.elsewhere).sum()) for cases in self.cases]
+
     def told_apart(self, positions: NDArray[np.int64], sums: NDArray[np.float64]) -> list[float | None]:
         """Of each form: the chance that a case of it has a greater sum than one that its article alone rules out (0.5
         where the article makes no difference); None where there are not both.

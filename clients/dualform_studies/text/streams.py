@@ -45,6 +45,11 @@ def chunks_of_a_pass(length: int, recipe: Recipe) -> int:
     return count
 
 
+def reads_evenly(steps: int, of_a_pass: int) -> bool:
+    """Whether all tokens that so many steps read are read equally often, where a pass takes `of_a_pass` of them."""
+    return steps <= of_a_pass or steps % of_a_pass == 0
+
+
 def chunks(ids: NDArray[np.int64], recipe: Recipe) -> Iterator[Chunk]:
     """One chunk for each step, of tokens int64[n]. Raises BadInput where the text is too short."""
     count = chunks_of_a_pass(len(ids), recipe)

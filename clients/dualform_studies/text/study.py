@@ -36,7 +36,7 @@ from dualform_studies.text.network import LanguageModel
 from dualform_studies.text.observations import beside_paper, claims_of
 from dualform_studies.text.page import language_page
 from dualform_studies.text.perplexity import Surprise, foretell
-from dualform_studies.text.prevalence import prevalence_of, samples_of
+from dualform_studies.text.prevalence import Sample, asked_of, prevalence_of, samples_of
 from dualform_studies.text.prompts import Prompt, own_prompts, paper_prompts
 from dualform_studies.text.published import PublishedTable
 from dualform_studies.text.ranks import Standard
@@ -56,7 +56,8 @@ class LanguageStudy:
     """The first is what is run where none is named; "paper" has the paper's sizes."""
     tables: Sequence[PublishedTable]
     paper: Mapping[str, tuple[str, str]]
-    """Figures of the paper by their names in `beside_paper`: what its text says, and what its code has."""
+    """Figures of the paper by their names in `beside_paper`: what its text says, and what its code has. It was not run
+    again: figures stand there "(by the code)", or follow from them and from the texts, "(inferred)"."""
 
 
 def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Recipe | None = None) -> Report:
@@ -81,8 +82,7 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
     standards = standards_of(prompts, task)
     compared = [at for at, prompt in enumerate(prompts) if prompt.published and standards[prompt.name].comparable]
     if assignment.dry_run:
-        others = [tokens for sample in samples_of(standards.values(), task) for tokens in sample.asked]
-        return dry_run(study.name, task, prompts, compared, others)
+        return dry_run(study.name, task, prompts, compared, asked_of(samples_of(prompts, standards, task)))
     return _run(study, assignment, task, prompts, standards, compared)
 
 
@@ -161,15 +161,13 @@ def _run(
     }
     # From here on the memory can be asked: nothing that goes wrong with asking should cost the training.
     write_report(out, report)
-    samples = samples_of(standards.values(), task)
-    others = [tokens for sample in samples for tokens in sample.asked]
-    asking = prepare(network, task.vocabulary, prompts, compared, taker.taken[:-1] if compared else (), others)
+    samples = samples_of(prompts, standards, task)
+    before = taker.taken[:-1] if compared else ()
+    asking = prepare(network, task.vocabulary, prompts, compared, before, asked_of(samples))
     way = task.replay if assignment.replay else task.ask_stored
-    attention, took = _ask(out, report, task, asking, standards, lambda questions: way(out, questions))
+    attention, took = _ask(out, report, task, asking, standards, samples, way)
     seconds["training_again" if assignment.replay else "asking"] = took
     report["course"] = course_of(asking, attention, standards, taker.taken, of_a_pass)
-    if attention.of_others is not None:
-        report["prevalence"] = prevalence_of(samples, attention.of_others)
     seconds["all"] = perf_counter() - start
     return _write(study, out, report)
 
@@ -183,9 +181,10 @@ def _add_prompts(study: LanguageStudy, assignment: Assignment, task: Task) -> Re
     first = 1 + sum(name.startswith("prompt-") for name in there)
     prompts = [prompt for prompt in _paper_prompts(study, task) if prompt.name not in there]
     prompts += own_prompts(assignment.prompts, first)
-    asking = prepare(task.recorded_network(out), task.vocabulary, prompts)
     standards = standards_of(prompts, task)
-    _, seconds = _ask(out, report, task, asking, standards, lambda asked: task.ask_stored(out, asked))
+    samples = samples_of(prompts, standards, task)
+    asking = prepare(task.recorded_network(out), task.vocabulary, prompts, others=asked_of(samples))
+    _, seconds = _ask(out, report, task, asking, standards, samples, task.ask_stored)
     report["seconds"]["asking"] = seconds + report["seconds"].get("asking", 0.0)
     return _write(study, out, report)
 
@@ -196,16 +195,19 @@ def _ask(
     task: Task,
     asking: Questions,
     standards: Mapping[str, Standard],
-    answering: Callable[[Sequence[Question]], tuple[list[Any], float]],
+    samples: Sequence[Sample],
+    answering: Callable[[Path, Sequence[Question]], tuple[list[Any], float]],
 ) -> tuple[Attention, float]:
     """Ask about prompts, draw their figures and add what they led to; the seconds that answering took."""
-    answers, seconds = answering(asking.questions())
-    attention = Attention.of(asking, answers)
+    questions = asking.questions()
+    answers, seconds = answering(out, list(questions.values()))
+    attention = Attention.of(asking, dict(zip(questions, answers, strict=True)))
     folder = report_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "queries.npy", asking.queries)
     with open_recorded(out) as memory:
         report["prompts"] += findings(asking, attention, memory, task, standards)
+    report["prevalence"] += prevalence_of(samples, attention)
     for number, prompt in enumerate(asking.prompts):
         path = folder / f"{prompt.name}-attention.png"
         draw_attention(path, asking, attention, number, task.corpus.unit, standards.get(prompt.name))

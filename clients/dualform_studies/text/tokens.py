@@ -84,6 +84,12 @@ class Vocabulary:
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return Tokens(text, np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
 
+    def lacks(self, tokens: Tokens) -> NDArray[np.bool_]:
+        """bool[n]: which tokens are read as <unk>, but do not stand there as <unk> themselves."""
+        lacking: NDArray[np.bool_] = tokens.ids == self.unknown
+        lacking[lacking] = [tokens.word(at) != UNKNOWN for at in np.flatnonzero(lacking).tolist()]
+        return lacking
+
 
 def _splitter(unit: Unit) -> PreTokenizer:
     from tokenizers import Regex

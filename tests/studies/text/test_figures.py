@@ -79,7 +79,18 @@ def test_the_course_has_a_panel_for_each_table(tmp_path: Path, tables: list[int]
         {
             "updates": 10 * at,
             "perplexity": 30.0 / at,
-            "tables": [{"table": table, "ranks": [900 // at, None, at], "of_ten": [at, 2]} for table in tables],
+            "tables": [
+                {
+                    "table": table,
+                    "passages": [
+                        {"row": "Top-1", "leads": True, "rank": 900 // at if table == 3 else None},
+                        {"row": "Top-2", "leads": True, "rank": None},
+                        {"row": "Negative", "leads": False, "rank": at if table == 4 else None},
+                    ],
+                    "of_ten": [at, 2],
+                }
+                for table in tables
+            ],
         }
         for at in (1, 2, 3)
     ]
@@ -87,3 +98,7 @@ def test_the_course_has_a_panel_for_each_table(tmp_path: Path, tables: list[int]
     svg = (tmp_path / "course.svg").read_text()
     assert [f"<!-- Table {table} -->" in svg for table in (3, 4)] == [table in tables for table in (3, 4)]
     assert "<!-- perplexity -->" in svg
+    # The legend has every passage that some panel shows, and no other.
+    for words in ("Top-1 of the paper", "not attended to in the paper"):
+        assert (f"<!-- {words} -->" in svg) == bool(tables)
+    assert "<!-- Top-2 of the paper -->" not in svg

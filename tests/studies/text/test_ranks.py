@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from dualform_studies.text.checkpoints import updates_to_stop_at
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.course import extrapolations, middle_ranks
 from dualform_studies.text.forms import forms_of
-from dualform_studies.text.observations import claims_of
 from dualform_studies.text.passages import Passage
-from dualform_studies.text.published import AESOP, PublishedTable, Row
+from dualform_studies.text.published import AESOP, WIKITEXT2, PublishedTable, Row
 from dualform_studies.text.ranks import Standard, rank
 from dualform_studies.text.tokens import Vocabulary
 
@@ -30,6 +28,11 @@ def corpus(text: str, heading: str = "") -> Corpus:
     ("table", "number", "text"),
     [
         (3, 0, "ran as f|ast as f|aster, breakfast, fasten and the F|ASTEST"),
+        (
+            3,
+            1,
+            "as f|ast as, too\nf|ast, so f|aster, the F|ASTEST, held fast, stuck\nfast, fast till, as fasten, has fast",
+        ),
         (4, 0, "a little |distance, an old |dog, a d, a day, the single dog, a\nmost |delightful a great big deal"),
         (5, 0, "At| one, at|\nthe, hat one, at."),
         (5, 1, "At| one time, at the, at|\nlast, at a fire, at| the same moment, at| twice"),
@@ -83,6 +86,7 @@ def test_a_standard_counts_the_best_and_tells_topics_apart() -> None:
     assert standard.ranks(positions, sums) == [16, 15, None]
     assert standard.of_the_best(positions, sums) == [9]
     assert standard.of_all(positions) == [15]
+    assert standard.elsewhere(positions) == [15]
     pairs = [(a > b) + (a == b) / 2 for a in sums[places[1::2]] for b in sums[places[0::2]]]
     assert standard.told_apart(positions, sums) == [pytest.approx(np.mean(pairs))]
     assert Standard(table, [None], forms_of(2), standard.cases[:1]).told_apart(positions[:2], sums[:2]) == [None]
@@ -104,12 +108,23 @@ def test_checkpoints_end_whole_passes_and_the_training(steps: int, of_a_pass: in
 
 
 def course(ranks: list[list[int | None]], every: int = 100) -> list[Report]:
-    return [{"updates": every * at, "tables": [{"table": 3, "ranks": told}]} for at, told in enumerate(ranks, start=1)]
+    """Checkpoints with the ranks of a table's passages, of which the fourth is the one that is not attended to."""
+    return [
+        {
+            "updates": every * at,
+            "tables": [{"table": 3, "passages": [{"leads": n < 3, "rank": rank} for n, rank in enumerate(told)]}],
+        }
+        for at, told in enumerate(ranks, start=1)
+    ]
 
 
 def test_middle_ranks_are_geometric_means_of_what_was_read() -> None:
     told = course([[None, None], [10, None], [4, 25]])
     assert middle_ranks(told, 3) == [(200, pytest.approx(10)), (300, pytest.approx(10))]
+
+
+def test_the_example_that_is_not_attended_to_is_no_part_of_the_middle() -> None:
+    assert middle_ranks(course([[2, None, 8, 5000], [None, None, None, 7]]), 3) == [(100, pytest.approx(4))]
 
 
 def test_a_power_of_the_updates_is_drawn_on_exactly() -> None:
@@ -130,57 +145,6 @@ def test_ranks_that_do_not_fall_are_drawn_on_to_nothing() -> None:
     assert "too few checkpoints" in sentence
 
 
-def told(ranks: list[int | None], of_ten: int, of_all: int, apart: float | None = None) -> dict[str, Any]:
-    names = ["Top-1", "Top-2", "Top-3", "Negative"]
-    prompt = {
-        "name": "table-2",
-        "table": 2,
-        "query": {"before": "The Wolf stood ", "token": "d", "after": ""},
-        "published": [{"rank": name, "rank_here": rank} for name, rank in zip(names, ranks, strict=False)],
-        "forms": [{"claim": "x", "rule": "y", "of_ten": of_ten, "of_all": of_all, "told_apart": apart}],
-    }
-    prompts = [prompt, {"table": None, "name": "prompt-1"}]
-    return {"prompts": prompts, "corpus": {"tokens_read": 5000}, "prevalence": []}
-
-
-@pytest.mark.parametrize(
-    ("report", "verdicts"),
-    [
-        (told([1, 100, 101], 7, 50), ["holds", "holds"]),
-        (told([1, 101, None], 4, 50), ["holds in part", "holds in part"]),
-        (told([100, 101, 200], 3, 50), ["holds in part", "does not hold"]),
-        (told([None, None, None], 2, 3), ["holds"]),
-        (told([None, None, None], 0, 0, 0.75), ["does not hold", "holds"]),
-        (told([None, None, None], 0, 3, 0.6), ["does not hold", "holds in part"]),
-        (told([1, 2, 300, 301], 7, 50), ["holds", "holds", "holds"]),
-        (told([1, 2, 300, 40], 7, 50), ["holds", "holds", "holds in part"]),
-        (told([1, 2, 3, 10], 7, 50), ["holds", "holds", "does not hold"]),
-    ],
-)
-def test_verdicts_follow_from_the_criteria(report: Report, verdicts: list[str]) -> None:
-    assert [claim.verdict for claim in claims_of(report)] == verdicts
-
-
-@pytest.mark.parametrize(
-    ("of_ten", "of_all", "expected"),
-    [([7, 7, 0], 50, "holds"), ([7, 6, 0], 50, "holds in part"), ([6], 50, "does not hold"), ([2, 2], 3, "holds")],
-)
-def test_other_queries_count_by_two_thirds_of_the_best(of_ten: list[int], of_all: int, expected: str) -> None:
-    report = told([None, None, None], 0, 50)
-    entry = {"table": 2, "claim": "x", "in_the_test_text": 40, "of_ten": of_ten, "of_all": of_all}
-    report["prevalence"] = [entry, entry | {"table": 3}]
-    *_, claim = claims_of(report)
-    assert claim.verdict == expected
-    assert f"of {len(of_ten)} queries of the test text (40 have the form)" in claim.ours
-
-
-def test_a_claim_names_the_query_and_where_its_evidence_stands() -> None:
-    first, *_ = claims_of(told([1, 2, 3], 7, 50))
-    assert "“…The Wolf stood [d]”" in first.claim
-    assert first.heading == "Table 2 of the paper"
-    assert first.ours == "ranks 1, 2, 3 of 5,000 positions"
-
-
 def test_the_papers_own_passages_are_of_their_forms() -> None:
     for table in AESOP:
         for row in (table.query, *table.rows):
@@ -189,3 +153,8 @@ def test_the_papers_own_passages_are_of_their_forms() -> None:
             own = replace(corpus(whole), heading=r"^\0$")
             for form in forms_of(table.number):
                 assert len(row.passage.before) in form.cases(tokens, own).places, (table.number, row.rank, form.rule)
+
+
+def test_a_table_tells_the_passages_that_lead_from_the_one_that_does_not() -> None:
+    table = next(table for table in WIKITEXT2 if table.number == 2)
+    assert [(row.leads, row.sign) for row in table.rows] == [(True, "P1"), (True, "P2"), (True, "P3"), (False, "N")]

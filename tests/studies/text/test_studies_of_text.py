@@ -162,7 +162,7 @@ def test_a_checkpoint_is_the_training_that_ends_there(stored: Run, oracle: Any, 
     end = shorter["course"][-1]
     assert middle["tables"] == end["tables"]
     ranks = [[row["rank_here"] for row in prompt["published"]] for prompt in shorter["prompts"]]
-    assert [told["ranks"] for told in end["tables"]] == ranks
+    assert [[passage["rank"] for passage in told["passages"]] for told in end["tables"]] == ranks
     assert [told["of_ten"] for told in end["tables"]] == [
         [form["of_ten"] for form in prompt["forms"]] for prompt in shorter["prompts"]
     ]
@@ -282,7 +282,12 @@ def test_a_run_stopped_while_it_was_asked_can_be_asked_again(
     report = run_aesop(Assignment(out=out, data=texts, prompts=("The Hare",)))
     assert [prompt["name"] for prompt in report["prompts"]] == ["table-3", "table-4", "table-5", "prompt-1"]
     assert report["seed"] == 3
-    assert "what its checkpoints had taken is lost" in (report_folder(out) / "index.html").read_text()
+    page = (report_folder(out) / "index.html").read_text()
+    assert "what its checkpoints had taken is lost" in page
+    # Other queries of the papers' forms are asked with the paper's own.
+    assert [entry["table"] for entry in report["prevalence"]] == [3, 3, 4, 5, 5]
+    assert [len(entry["of_ten"]) for entry in report["prevalence"]] == [0, 0, 0, 12, 12]
+    assert "The test text has no other tokens that show the word" in page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -303,7 +308,10 @@ def test_wikitext2_trains_on_words_and_says_what_is_absent(texts: Path, tmp_path
     )
     assert report["unharmed"] is True
     assert report["corpus"]["trained_on"] == "the valid split"
-    assert "not at hand" in (report_folder(out) / "index.html").read_text()
+    page = (report_folder(out) / "index.html").read_text()
+    assert "not at hand" in page
+    assert "217,646" not in page  # the tokens of the real split, and no number of this one
+    assert report["corpus"]["unknown"] > report["corpus"]["lacking"] > 0
     assert [prompt["table"] for prompt in report["prompts"]] == [2, 6, 7, None]
     assert not any(prompt["in_the_text"] for prompt in report["prompts"][:3])
     assert "do not have this passage of the paper" in (report_folder(out) / "index.html").read_text()
@@ -322,8 +330,9 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(texts: Path, tmp_p
     assert not out.exists()
     assert (report["slots"], report["key_width"]) == (4 * 12 * 70, 15)
     # Of three prompts 24 tokens, and the best and two more sums of the last; nine checkpoints have seen half of it.
-    # Further queries of the test text: one of Table 3's form, one of Table 4's, twelve of either of Table 5's.
-    assert report["queries"] == pytest.approx(3 * (24 + 3) + 3 * 9 * 0.5 + 1 + 1 + 24, abs=0.6)
+    # Further queries of the test text: those of Tables 3 and 4 are the only ones of their forms, and of either form of
+    # Table 5, whose query is of the training text, there are twelve.
+    assert report["queries"] == pytest.approx(3 * (24 + 3) + 3 * 9 * 0.5 + 24, abs=0.6)
     assert report["stored"]["bytes"] > report["slots"] * 15 * 4 > report["replay"]["bytes"] / 3
     # Either way trains twice: plainly and recorded, or recorded and again.
     assert report["replay"]["seconds"] == pytest.approx(report["stored"]["seconds"])
