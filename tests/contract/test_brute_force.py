@@ -84,10 +84,10 @@ class Folder:
     def scores(self, layer: str, query: np.ndarray, sign: str) -> list[float]:
         keys, query = self.keys[layer].astype(np.float64), query.astype(np.float64)
         products = keys * query
-        if sign == "cosine":
-            lengths = np.sqrt(tree_sums(np.square(keys))) * np.sqrt(tree_sums(np.square(query)[None]))
-            return (tree_sums(products) / np.where(lengths == 0, 1.0, lengths)).tolist()
         found = [math.fsum(row) for row in products]
+        if sign == "cosine":
+            lengths = np.linalg.norm(keys, axis=1) * np.linalg.norm(query)
+            return (found / np.where(lengths == 0, 1.0, lengths)).tolist()
         return [abs(score) for score in found] if sign == "abs" else found
 
     def coefficients(self, layer: str, at_step: int) -> list[float]:
@@ -127,14 +127,6 @@ class Folder:
                 weight = weight - lr * buffer
             parts.append(weight)
         return np.concatenate(parts, axis=1)
-
-
-def tree_sums(terms: np.ndarray) -> np.ndarray:
-    """The sum of each row as cosines are defined, for equal ones tie: halves added up, padded to a power of two."""
-    padded = np.pad(terms, ((0, 0), (0, (1 << (terms.shape[1] - 1).bit_length()) - terms.shape[1])))
-    while padded.shape[1] > 1:
-        padded = padded[:, : padded.shape[1] // 2] + padded[:, padded.shape[1] // 2 :]
-    return padded[:, 0]
 
 
 def softmax(scores: list[float], temperature: float) -> list[float]:
@@ -192,6 +184,11 @@ def queried(folder: Folder, engine: dualform.Engine, layer: str, query: object) 
     return query, folder.keys[layer][query.slots[0]]
 
 
+def ranking(scores: list[float], sign: str) -> list[float]:
+    """What slots rank by: cosines by the float32 that is reported."""
+    return np.float32(scores).tolist() if sign == "cosine" else scores
+
+
 def best(slots: list[int], scores: list[float], k: int) -> list[int]:
     return sorted(slots, key=lambda slot: (-scores[slot], slot))[:k]
 
@@ -215,7 +212,7 @@ class TestAgainstBruteForce:
         ask = lambda: answerers[answerer].topk(layer, question, k=k, where=where, score=sign)  # noqa: E731
         if refuses_empty(ask, folder, where):
             return
-        scores = folder.scores(layer, vector, sign)
+        scores = ranking(folder.scores(layer, vector, sign), sign)
         expected = best(folder.slots(where or "true"), scores, k)
         hits = ask()
         assert hits.slots[0].tolist() == expected
@@ -229,7 +226,8 @@ class TestAgainstBruteForce:
         ask = lambda: answerers[answerer].topk(layer, question, k=k, where=where, by=by, score=sign)  # noqa: E731
         if refuses_empty(ask, folder, where):
             return
-        scores, groups = folder.scores(layer, vector, sign), folder.groups(where or "true", by)
+        scores = ranking(folder.scores(layer, vector, sign), sign)
+        groups = folder.groups(where or "true", by)
         hits = ask()
         assert hits.groups == tuple(groups)
         assert [found.tolist() for found in hits.slots[0]] == [best(g, scores, k) for g in groups.values()]

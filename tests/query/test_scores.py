@@ -9,7 +9,7 @@ import dualform
 from dualform.errors import BadInput
 from dualform.query.score import kinds
 from dualform.query.score.rescoring import score_rows
-from dualform.query.search.searchers import ScanSearcher
+from dualform.query.search.searchers import scan_of
 from dualform.query.sums.key_sums import BLOCK
 from tests.query import arrays, oracle
 from tests.replay.trained import Training
@@ -22,17 +22,16 @@ class Opposed:
 
     name = "opposed"
     linear = False
-    of_products = True
     screens_absolute = False
 
     def of(self, products):
         return np.negative(products, out=products)
 
     def searchers(self, backend):
-        return [ScanSearcher()]
+        return [scan_of(self)]
 
     def sums(self, grouping, queries):
-        return grouping.by_slot(queries, self) if grouping.many else -score_rows(grouping.key_sums().sums, queries)
+        return grouping.by_slot(queries, self.of) if grouping.many else -score_rows(grouping.key_sums().sums, queries)
 
     def additive(self, sums, queries):
         return np.ones((len(queries), len(sums.sums)), dtype=bool)
@@ -57,12 +56,6 @@ class Nearness:
     """The negated squared distance: a score that depends on more than the product."""
 
     name = "nearness"
-    linear = False
-    of_products = False
-    screens_absolute = False
-
-    def of(self, products):
-        raise AssertionError("a distance does not follow from an inner product")
 
     def searchers(self, backend):
         return [DistanceSearcher()]
@@ -71,9 +64,6 @@ class Nearness:
         rows, groups = grouping.rows(), grouping.groups
         scores = nearness(rows.keys.take(rows.rows_of(groups.entries)), queries)
         return np.stack([np.bincount(groups.numbers, own, minlength=len(groups.counts)) for own in scores])
-
-    def additive(self, sums, queries):
-        raise AssertionError("a sum of distances is no distance")
 
 
 def nearness(keys, queries):

@@ -59,7 +59,7 @@ class RunningBest:
             groups, numbers = window.groups(resolved.groups)
             counts = groups.counts
         rows = key_rows(window.view, layer, selection, never)
-        search = Search(window.view, layer, rows, groups, k, resolved.score, never)
+        search = Search(window.view, layer, rows, groups, k, never)
         ranked = best(search, resolved.score.searchers(window.view.backend), resolved.queries)
         of_hit = np.repeat(numbers, np.minimum(counts, k))
         for query, (entries, scores) in enumerate(ranked):

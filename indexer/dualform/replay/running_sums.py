@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Scan
 from dualform.query.resolved import Resolved
+from dualform.query.score.kinds import ProductKind
 from dualform.query.score.rescoring import score_every, score_rows
 from dualform.query.sums.grouping import Grouping, many
 from dualform.query.sums.key_sums import KeySummer
@@ -32,18 +33,21 @@ _BATCH = 16
 class RunningSums:
     def __init__(self, resolved: Resolved[GroupSum]) -> None:
         assert resolved.groups is not None
-        self.resolved, self._score, self._groups = resolved, resolved.score, resolved.groups
+        self.resolved, self._groups = resolved, resolved.groups
         count, width = len(resolved.groups.counts), resolved.layer.d_in
-        self._keys = KeySummer(count, width) if self._score.of_products and not many(width, count) else None
+        self._of_products = resolved.score if isinstance(resolved.score, ProductKind) else None
+        """The score, if it follows from the inner product alone."""
+        self._keys = None if self._of_products is None or many(width, count) else KeySummer(count, width)
         # Scores that are not linear may be needed one by one, and keys do not come twice.
-        self._sums = np.zeros((len(resolved.queries), count)) if self._keys is None or not self._score.linear else None
+        linear = self._of_products is not None and self._of_products.linear
+        self._sums = None if linear and self._keys is not None else np.zeros((len(resolved.queries), count))
         self.seconds = 0.0
 
     def add(self, window: Window) -> None:
         entries, numbers = window.members(self._groups)
         if not len(entries):
             return
-        if not self._score.of_products:
+        if self._of_products is None:
             self._add_own(window)
             return
         if self._keys is not None:
@@ -53,7 +57,7 @@ class RunningSums:
         for start in range(0, len(self._sums), _BATCH):
             batch = slice(start, start + _BATCH)
             products = score_every(window.keys, entries, self.resolved.queries[batch], never)
-            for own, scores in zip(self._sums[batch], self._score.of(products), strict=True):
+            for own, scores in zip(self._sums[batch], self._of_products.of(products), strict=True):
                 # One after the other, as a sum over all slots at once would add them.
                 np.add.at(own, numbers, scores)
 
@@ -62,7 +66,7 @@ class RunningSums:
         assert self._sums is not None
         groups, numbers = window.groups(self._groups)
         own = Grouping(window.view, window.layer, groups, window.selection(self.resolved.selection), never)
-        self._sums[:, numbers] += self._score.sums(own, self.resolved.queries)
+        self._sums[:, numbers] += self.resolved.score.sums(own, self.resolved.queries)
 
     def answer(self, scan: Scan) -> GroupSums:
         scan = replace(scan, slots_matching=self.resolved.selection.count, seconds=self.seconds)
@@ -71,11 +75,11 @@ class RunningSums:
         )
 
     def _added(self) -> NDArray[np.float64]:
-        if self._keys is None:
+        if self._keys is None or self._of_products is None:
             assert self._sums is not None
             return self._sums
         queries, known = self.resolved.queries, self._keys.sums()
         of_keys = score_rows(known.sums, queries)
         if self._sums is None:
             return of_keys
-        return np.where(self._score.additive(known, queries), self._score.of(of_keys), self._sums)
+        return np.where(self._of_products.additive(known, queries), self._of_products.of(of_keys), self._sums)

@@ -46,10 +46,21 @@ def canonical_scores(
 def divisors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     """What an inner product is divided by to take its key or query at length 1: 1.0 for a length of 0, where it is 0.
 
-    A cosine is the canonical score over divisors(|key|) * divisors(|query|), of canonical lengths: the roots of the
-    canonical scores of key and query with themselves, which no float32 makes overflow or underflow.
+    Lengths are canonical too: the roots of the canonical scores of a key or a query with itself, which no float32 makes
+    overflow or underflow.
     """
     return np.where(lengths == 0, 1.0, lengths)
+
+
+def cosines(
+    products: NDArray[np.float32] | NDArray[np.float64], keys: NDArray[np.float64], queries: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """x . q / (|x| |q|) in float64, 0.0 where either is of no length, for inner products of any shape.
+
+    `keys` and `queries` are the lengths, and broadcast to that shape.
+    """
+    lengths = divisors(queries) * divisors(keys)
+    return np.divide(products, lengths, out=lengths)
 
 
 def chunks(rows: int, width: int) -> Iterator[tuple[int, int]]:

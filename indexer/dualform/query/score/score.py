@@ -1,8 +1,8 @@
-"""A score as a function of the inner product of a key and a query. How each kind is searched and summed: kinds/."""
+"""What a score is. How each kind is searched and summed: kinds/."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from dualform.query.score.backends import Floats
 
@@ -10,16 +10,19 @@ F = TypeVar("F", bound=Floats)
 
 
 class Score(Protocol):
-    """One kind of score, made of the inner product of a key and a query."""
+    """One kind of score of a key and a query."""
 
     name: str
     """The name that questions give it."""
+
+
+@runtime_checkable
+class ProductScore(Score, Protocol):
+    """A score that follows from the inner product of a key and a query alone."""
+
     linear: bool
     """Whether the score is the inner product itself: the rows that a backend finds best are then the best ones, and
     sums of scores follow from sums of keys alone."""
-    of_products: bool
-    """Whether a score follows from its inner product alone, by `of`. Where it does not, the score brings searchers and
-    sums of its own, nobody but those calls `of`, and a replay adds up what they find in its windows."""
     screens_absolute: bool
     """What the compiled screen is told: whether rows rank by the absolute value of the inner product, or by the inner
     product itself. It knows no other score."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.score.backends import Floats, TopKBackend
-from dualform.query.search.scan import KeyBlock, Scorer, blocks
+from dualform.query.search.scan import KeyBlock, Scorer, ScorerOf, blocks
 from dualform.query.search.searcher import Ranked, Search
 
 BATCH = 128
@@ -61,12 +61,12 @@ class Best:
         return entries[order], scores[order]
 
 
-def best_entries(search: Search, queries: NDArray[np.float32], scorer: type[Scorer] = Scorer) -> list[Ranked]:
+def best_entries(search: Search, queries: NDArray[np.float32], scorer: ScorerOf) -> list[Ranked]:
     """The k best entries of each of float32[n, d], or all if the mask leaves fewer."""
     k, check = search.k, search.check
     found = []
     for start in range(0, len(queries), BATCH):
-        batch = scorer.of(search, queries[start : start + BATCH])
+        batch = scorer(search, queries[start : start + BATCH])
         best = [Best(batch, query, k) for query in range(len(batch.queries))]
         for block in blocks(search.rows):
             check()
@@ -80,7 +80,7 @@ def best_entries(search: Search, queries: NDArray[np.float32], scorer: type[Scor
 def _scan(batch: Scorer, block: KeyBlock, best: list[Best], k: int) -> None:
     errors = batch.errors(block)
     undecided = np.arange(len(best))
-    if isinstance(batch.backend, TopKBackend) and batch.score.linear and not batch.wide and block.stays is None:
+    if isinstance(batch.backend, TopKBackend) and batch.linear and not batch.wide and block.stays is None:
         undecided = _scan_top(batch.backend, batch, block, best, k, errors)
     if len(undecided):
         scores = batch.scores(block, undecided)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
-from dualform.query.search.scan import Scorer, blocks
+from dualform.query.search.scan import Scorer, ScorerOf, blocks
 from dualform.query.search.searcher import Ranked, Search
 from dualform.query.view import Check
 
@@ -36,7 +36,7 @@ class Members:
     """int64[m]: the stored row of each position's key."""
 
 
-def best_of_groups(search: Search, queries: NDArray[np.float32], scorer: type[Scorer] = Scorer) -> list[Ranked]:
+def best_of_groups(search: Search, queries: NDArray[np.float32], scorer: ScorerOf) -> list[Ranked]:
     """For each query, the k best slots of group 0, then of group 1, and so on; a smaller group gives all it has."""
     rows, groups, k, check = search.rows, search.groups, search.k, search.check
     assert groups is not None, "a search without groups is best_entries'"
@@ -48,7 +48,7 @@ def best_of_groups(search: Search, queries: NDArray[np.float32], scorer: type[Sc
     size = max(1, _MATRIX_BYTES // (8 * max(1, rows.keys.rows)))
     found = []
     for start in range(0, len(queries), size):
-        batch = scorer.of(search, queries[start : start + size])
+        batch = scorer(search, queries[start : start + size])
         scores = _all_scores(batch, rows, check)
         for i in range(len(batch.queries)):
             check()

@@ -5,10 +5,11 @@ Shapes: n queries, b rows of a block, R stored rows, c candidates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from dualform.query.score.backends import Backend, Floats, score_float64
 from dualform.query.score.bound import FLOAT32, FLOAT64, Bound, bound, norms, overflows
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.rescoring import score_pairs
-from dualform.query.score.score import Score
+from dualform.query.score.score import ProductScore
 from dualform.query.search.searcher import Search
 
 _BLOCK_BYTES = 128 << 20
@@ -41,8 +42,8 @@ class KeyBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class Scorer:
-    """Scores one batch of queries: in float32 by the backend, or in float64 where float32 could overflow."""
+class Scorer(ABC):
+    """Scores one batch of queries. Products are the backend's, in float32, or float64 where float32 could overflow."""
 
     rows: KeyRows
     queries: NDArray[np.float32]
@@ -53,15 +54,14 @@ class Scorer:
     """In float64."""
     bound: Bound
     """Of the products."""
-    score: Score
 
     @classmethod
-    def of(cls, search: Search, queries: NDArray[np.float32]) -> Self:
-        """The scorer of float32[n, d]."""
+    def of(cls, search: Search, queries: NDArray[np.float32], *own: Any) -> Self:
+        """The scorer of float32[n, d]; `own` are the fields that a kind of scorer adds."""
         lengths, backend = norms(queries), search.view.backend
         wide = overflows(search.rows.largest, float(lengths.max(initial=0.0)))
         unit, rounding = (FLOAT64, 0.0) if wide else (FLOAT32, backend.rounding)
-        return cls(search.rows, queries, lengths, backend, wide, bound(queries.shape[1], unit, rounding), search.score)
+        return cls(search.rows, queries, lengths, backend, wide, bound(queries.shape[1], unit, rounding), *own)
 
     def products(self, block: KeyBlock, only: NDArray[np.int64] | slice) -> Floats:
         """[n, b]: inner products of some queries."""
@@ -69,25 +69,57 @@ class Scorer:
         with np.errstate(all="ignore"):  # rows that the mask leaves out may hold anything
             return multiply(block.keys, self.queries[only])
 
-    def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
-        """[n, b] of all queries, or of some. They lie as close to the canonical scores as the products do."""
-        return self.score.of(self.products(block, only))
-
-    def errors(self, block: KeyBlock) -> NDArray[np.float64]:
-        """float64[n]: how far the scores of a block can lie from the canonical ones."""
-        return self.bound.slope * block.largest * self.norms + self.bound.flush * (block.largest + self.norms + 1.0)
-
-    def errors_of(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        """float64[c]: the same of some rows, each for itself, and one query."""
-        return self.bound.of(self.rows.norms[rows], float(self.norms[query]))
-
     def canonical_products(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
         """float64[c]: the canonical inner products of some rows and one query."""
         return score_pairs(self.rows.keys, rows, np.zeros(len(rows), dtype=np.int64), self.queries[query, None])
 
+    @property
+    def linear(self) -> bool:
+        """Whether a score is the inner product itself, so that a backend may say which rows are the best of a block."""
+        return False
+
+    @abstractmethod
+    def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
+        """[n, b] of all queries, or of some."""
+
+    @abstractmethod
+    def errors(self, block: KeyBlock) -> NDArray[np.float64]:
+        """float64[n]: how far the scores of a block can lie from the canonical ones."""
+
+    @abstractmethod
+    def errors_of(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
+        """float64[c]: the same of some rows, each for itself, and one query."""
+
+    @abstractmethod
     def canonical(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
-        """float64[c]: the canonical scores of some rows and one query."""
+        """float64[c]: the canonical scores of some rows and one query, by which they rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProductScorer(Scorer):
+    """Of a score that follows from the inner product: its scores lie as close to the canonical ones as products do."""
+
+    score: ProductScore
+
+    @property
+    def linear(self) -> bool:
+        return self.score.linear
+
+    def scores(self, block: KeyBlock, only: NDArray[np.int64] | slice = slice(None)) -> Floats:
+        return self.score.of(self.products(block, only))
+
+    def errors(self, block: KeyBlock) -> NDArray[np.float64]:
+        return self.bound.slope * block.largest * self.norms + self.bound.flush * (block.largest + self.norms + 1.0)
+
+    def errors_of(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
+        return self.bound.of(self.rows.norms[rows], float(self.norms[query]))
+
+    def canonical(self, rows: NDArray[np.int64], query: int) -> NDArray[np.float64]:
         return self.score.of(self.canonical_products(rows, query))
+
+
+ScorerOf: TypeAlias = Callable[[Search, NDArray[np.float32]], Scorer]
+"""Makes the scorer of float32[n, d]."""
 
 
 def block_rows(width: int) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.rescoring import score_pairs
+from dualform.query.score.score import ProductScore
 from dualform.query.search.cells import best_of_cells
 from dualform.query.search.codes import WIDEST, Codes, CodesCache, can_quantise
 from dualform.query.search.screen import Request, screen
@@ -30,10 +31,11 @@ _ONE_IN = 4
 @dataclass(frozen=True, eq=False)
 class ScreenSearcher:
     codes: CodesCache
+    score: ProductScore
 
     def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked | None]:
         found: list[Ranked | None] = [None] * len(queries)
-        request = _request(search, self.codes)
+        request = _request(search, self.codes, self.score)
         if request is None:
             return found
         able = np.flatnonzero(can_quantise(queries))
@@ -49,7 +51,7 @@ class ScreenSearcher:
         near = screen(rows.keys, self.codes, queries, request, search.check)
         search.check()
         began = time.perf_counter()
-        scores = search.score.of(score_pairs(rows.keys, near.rows, near.query, queries))
+        scores = self.score.of(score_pairs(rows.keys, near.rows, near.query, queries))
         took = time.perf_counter() - began
         search.view.tally.add(candidates=len(scores), rescoring_seconds=took)
         cells = near.query * request.groups + (0 if request.group is None else request.group[near.rows])
@@ -67,7 +69,7 @@ class ScreenSearcher:
         ]
 
 
-def _request(search: Search, codes: CodesCache) -> Request | None:
+def _request(search: Search, codes: CodesCache, score: ProductScore) -> Request | None:
     """What the screen should look for; None if it could not help."""
     rows, groups = search.rows, search.groups
     count = 1 if groups is None else len(groups.counts)
@@ -79,7 +81,7 @@ def _request(search: Search, codes: CodesCache) -> Request | None:
     coded = sum(Codes.bytes_of(source.rows, source.width) for source in made.sources if source.made)
     if not made.alone or coded > codes.most_bytes:
         return None
-    return Request(search.k, count, made.of_row, search.score.screens_absolute, made.sources)
+    return Request(search.k, count, made.of_row, score.screens_absolute, made.sources)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows
-from dualform.query.score.score import Score
 from dualform.query.view import Check, View
 
 Ranked: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -27,7 +26,6 @@ class Search:
     rows: KeyRows
     groups: Groups | None
     k: int
-    score: Score
     check: Check
 
 

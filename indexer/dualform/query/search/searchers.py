@@ -1,7 +1,7 @@
-"""The searchers for scores that follow from the inner product of a stored key and a query.
+"""The searchers of stored rows.
 
-The screen leaves out what k others beat by their codes alone; the scan goes over the float32 scores of every row. Both
-score what is left canonically, so their answers have the same bits.
+The screen, for scores that follow from the inner product, leaves out what k others beat by their codes alone; the scan
+goes over the float32 scores of every row. Both score what is left canonically, so their answers have the same bits.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.score.backends import Backend, CodesBackend
+from dualform.query.score.score import ProductScore
 from dualform.query.search.best_entries import best_entries
 from dualform.query.search.best_of_groups import best_of_groups
-from dualform.query.search.scan import Scorer
+from dualform.query.search.scan import ProductScorer, ScorerOf
 from dualform.query.search.screen_searcher import ScreenSearcher
 from dualform.query.search.searcher import Ranked, Search, Searcher
 
@@ -23,13 +24,17 @@ from dualform.query.search.searcher import Ranked, Search, Searcher
 class ScanSearcher:
     """Decides every query."""
 
-    scorer: type[Scorer] = Scorer
+    scorer: ScorerOf
 
     def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
         return (best_entries if search.groups is None else best_of_groups)(search, queries, self.scorer)
 
 
-def row_searchers(backend: Backend) -> list[Searcher]:
+def scan_of(score: ProductScore) -> ScanSearcher:
+    return ScanSearcher(lambda search, queries: ProductScorer.of(search, queries, score))
+
+
+def row_searchers(backend: Backend, score: ProductScore) -> list[Searcher]:
     """The screen where the backend has codes, then the scan, which decides whatever the screen leaves."""
-    scan: Searcher = ScanSearcher()
-    return [ScreenSearcher(backend.codes), scan] if isinstance(backend, CodesBackend) else [scan]
+    scan: Searcher = scan_of(score)
+    return [ScreenSearcher(backend.codes, score), scan] if isinstance(backend, CodesBackend) else [scan]

@@ -12,7 +12,7 @@ class Tally:
         self.queries = 0
         """Queries whose best slots were asked for."""
         self.fallbacks = 0
-        """Those that the screen could not decide, answered from float32 scores of every row."""
+        """Those that the screen was asked about and could not decide, answered from float32 scores of every row."""
         self.candidates = 0
         """Rows that the screen left for canonical scoring."""
         self.rescoring_seconds = 0.0

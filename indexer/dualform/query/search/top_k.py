@@ -20,7 +20,7 @@ def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     """Raises BadInput where the score is unknown, Inexact where a key is not finite."""
     view, layer, k, groups, score = resolved.view, resolved.layer, resolved.question.k, resolved.groups, resolved.score
     rows = key_rows(view, layer.name, resolved.selection, check)
-    search = Search(view, layer.name, rows, groups, k, score, check)
+    search = Search(view, layer.name, rows, groups, k, check)
     found = best(search, score.searchers(view.backend), resolved.queries)
     there = np.array([resolved.selection.count]) if groups is None else groups.counts
     counts = np.tile(np.minimum(there, k), (len(found), 1))
@@ -37,11 +37,11 @@ def best(search: Search, searchers: Sequence[Searcher], queries: NDArray[np.floa
     A searcher is asked with the queries that those before it could not decide; the last one decides every query.
     """
     found: dict[int, Ranked] = {}
-    left = list(range(len(queries)))
-    fallbacks = 0
-    for searcher in searchers:
+    left, fallbacks = list(range(len(queries))), 0
+    for number, searcher in enumerate(searchers):
         ranked = searcher.find(search, queries[left]) if left else []
+        fallbacks = len(left) if number else 0
         found.update({i: one for i, one in zip(left, ranked, strict=True) if one is not None})
-        fallbacks, left = len(left), [i for i in left if i not in found]
+        left = [i for i in left if i not in found]
     search.view.tally.add(queries=len(queries), fallbacks=fallbacks)
     return [found[i] for i in range(len(queries))]

@@ -1,27 +1,26 @@
 """The entries of a layer by group, and the two ways in which their scores are added up.
 
-Shapes: n queries, G groups, d dimensions.
+Shapes: n queries, G groups, d dimensions, R stored rows.
 
 A sum of inner products is one inner product with the group's sum of keys, sum_t x_t . q = (sum_t x_t) . q, and the
 sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product is that
 of canonical.py. Where there are so many groups that their sums would be about as large as the keys, as token positions
 may be, the scores of their slots are added instead, in slot order. Each score chooses between the two, or brings a
-third (query/score/kinds/). Either way also takes keys at length 1.
+third (query/score/kinds/). Either way also divides each key by a number of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
-from dualform.query.score.bound import norms
-from dualform.query.score.canonical import divisors
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every
-from dualform.query.score.score import Score
 from dualform.query.sums.key_sums import KeySums, key_sums
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
@@ -31,6 +30,15 @@ BUDGET = 256 << 20
 """Bytes of key sums that are worth keeping."""
 _BATCH = 16
 """Queries whose scores of every slot are held at once."""
+
+
+class RowDivisors(NamedTuple):
+    """What the key of each stored row is divided by before it is added up."""
+
+    name: str
+    """Tells these numbers from others of the same layer."""
+    numbers: NDArray[np.float64]
+    """float64[R]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,24 +60,25 @@ class Grouping:
         """Raises Inexact where a key is not finite."""
         return key_rows(self.view, self.layer.name, self.selection, self.check)
 
-    def key_sums(self, *, at_length_one: bool = False) -> KeySums:
-        """`at_length_one`: of keys divided by their lengths, but for keys of zeros. Raises Inexact where a key is not
-        finite.
-        """
-        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, at_length_one)
+    def key_sums(self, divisors: RowDivisors | None = None) -> KeySums:
+        """Raises Inexact where a key is not finite."""
+        name, numbers = divisors or ("", None)
+        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, name)
         keys = self.view.snapshot.keys(self.layer.name)
-        lengths = divisors(self.rows().norms) if at_length_one else None
-        sums = self.view.cache.get(key, lambda: key_sums(keys, self.groups, self.check, lengths))
+        sums = self.view.cache.get(key, lambda: key_sums(keys, self.groups, self.check, numbers))
         if not sums.finite:
             self.rows()  # refuses, and names the slot
         return sums
 
     def by_slot(
-        self, queries: NDArray[np.float32], score: Score, *, at_length_one: bool = False
+        self,
+        queries: NDArray[np.float32],
+        of: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
+        divisors: RowDivisors | None = None,
     ) -> NDArray[np.float64]:
-        """float64[n, G]: the scores of all slots, added in slot order. Raises Inexact where a key is not finite.
+        """float64[n, G]: the inner products of all slots, or what `of` makes of them, added in slot order.
 
-        `at_length_one`: the inner products that `score` is made of are divided by the lengths of key and query.
+        `of` may write over them. Raises Inexact where a key is not finite.
         """
         rows, groups = self.rows(), self.groups
         own, index = rows.rows_of(groups.entries), None
@@ -79,9 +88,9 @@ class Grouping:
         for start in range(0, len(queries), _BATCH):
             batch = queries[start : start + _BATCH]
             products = score_every(rows.keys, own, batch, self.check)
-            if at_length_one:
-                products /= np.multiply.outer(divisors(norms(batch)), divisors(rows.norms[own]))
-            for i, scores in enumerate(score.of(products), start):
+            if divisors is not None:
+                products /= divisors.numbers[own]
+            for i, scores in enumerate(products if of is None else of(products), start):
                 self.check()
                 terms = scores if index is None else scores[index]
                 sums[i] = np.bincount(groups.numbers, terms, minlength=len(groups.counts))

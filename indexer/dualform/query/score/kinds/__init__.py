@@ -4,13 +4,16 @@ Questions, the wire and the command line carry a score by its name and know noth
 what `Kind` below and query/score/score.py list:
 
 - a name;
-- how an inner product becomes a score (`of`). If it depends on nothing else, rounds nothing, and moves no two inner
-  products further apart, the searchers of rows rank by it as they stand. A score that depends on more, as a cosine,
-  says so (`of_products = False`);
-- which searchers find its best slots (`searchers`). A score that the compiled screen does not know leaves the screen
-  out; one that is no such function of the inner product brings a searcher of its own, or a scorer that says how far
-  its scores lie from the canonical ones (query/search/scan.py) to the searcher that scans;
-- how sums are made (`sums`), and when they follow from sums of keys (`additive`, which replay asks as well).
+- which searchers find its best slots (`searchers`), and how sums are made (`sums`).
+
+A score that follows from the inner product alone is a `ProductKind` and provides, besides:
+
+- how an inner product becomes a score (`of`). If that rounds nothing, and moves no two inner products further apart,
+  the searchers of rows rank by it as they stand. A score that the compiled screen does not know leaves the screen out;
+- when its sums follow from sums of keys (`additive`, which replay asks as well).
+
+A score that depends on more, as a cosine, brings a searcher of its own, or a scorer that says how far its scores lie
+from the canonical ones (query/search/scan.py) to the searcher that scans.
 
 A replay asks the same of windows of keys, which are memories of their own without values: the best of all windows are
 among the best of each, and sums add up.
@@ -24,7 +27,7 @@ wire), because a name cannot carry it. Replay keeps no values and would have to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +37,7 @@ from dualform.query.score.backends import Backend
 from dualform.query.score.kinds.absolute import Absolute
 from dualform.query.score.kinds.cosine import Cosine
 from dualform.query.score.kinds.signed import Signed
-from dualform.query.score.score import Score
+from dualform.query.score.score import ProductScore, Score
 from dualform.query.search.searcher import Searcher
 from dualform.query.sums.grouping import Grouping
 from dualform.query.sums.key_sums import KeySums
@@ -51,8 +54,13 @@ class Kind(Score, Protocol):
         """float64[n, G]: the sum of each group's scores. Raises Inexact where a key is not finite."""
         ...
 
+
+@runtime_checkable
+class ProductKind(Kind, ProductScore, Protocol):
+    """One that follows from the inner product alone. Of others a replay adds up what `sums` makes of its windows."""
+
     def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """bool[n, G]: where a group's sum of scores is the score of its sum of keys. Asked with `of_products` alone."""
+        """bool[n, G]: where a group's sum of scores is the score of its sum of keys."""
         ...
 
 

@@ -24,7 +24,6 @@ from dualform.query.sums.key_sums import KeySums
 class Absolute:
     name = "abs"
     linear = False
-    of_products = True
     screens_absolute = True
 
     def of(self, products: F) -> F:
@@ -32,12 +31,12 @@ class Absolute:
         return products
 
     def searchers(self, backend: Backend) -> Sequence[Searcher]:
-        return row_searchers(backend)
+        return row_searchers(backend, self)
 
     def sums(self, grouping: Grouping, queries: NDArray[np.float32]) -> NDArray[np.float64]:
         """To 1e-6 relative."""
         if grouping.many:
-            return grouping.by_slot(queries, self)
+            return grouping.by_slot(queries, self.of)
         known = grouping.key_sums()
         sums, additive = score_rows(known.sums, queries), self.additive(known, queries)
         if not additive.all():

@@ -4,7 +4,8 @@
 
 All of it in float64, the lengths canonical like the products (canonical.py): a key or a query that is taken 2^n times
 as long gives the same bits. Where the inner product of the paper's equation 13 also says how long a key is, a cosine
-says its direction alone.
+says its direction alone. Keys of one direction have one cosine, of which float64 may round the last bits apart; so
+cosines rank by the float32 that is reported, and then by slot.
 """
 
 from __future__ import annotations
@@ -18,39 +19,28 @@ from dualform.query.score.backends import Backend
 from dualform.query.score.bound import norms
 from dualform.query.score.canonical import divisors
 from dualform.query.score.rescoring import score_rows
-from dualform.query.score.score import F
 from dualform.query.search.cosine_scorer import CosineScorer
 from dualform.query.search.searcher import Searcher
 from dualform.query.search.searchers import ScanSearcher
-from dualform.query.sums.grouping import Grouping
-from dualform.query.sums.key_sums import KeySums
+from dualform.query.sums.grouping import Grouping, RowDivisors
 
 
 class Cosine:
     name = "cosine"
-    linear = False
-    of_products = False
-    screens_absolute = False
-
-    def of(self, products: F) -> F:
-        """Of inner products that the lengths have divided already."""
-        return products
 
     def searchers(self, backend: Backend) -> Sequence[Searcher]:
-        return [ScanSearcher(CosineScorer)]
+        return [ScanSearcher(CosineScorer.of)]
 
     def sums(self, grouping: Grouping, queries: NDArray[np.float32]) -> NDArray[np.float64]:
         """sum_t x_t . q / (|x_t| |q|) = (sum_t x_t / |x_t|) . q / |q|: of each group the sum of its keys at length 1.
 
-        With so many groups that their key sums are not kept, the cosines themselves are added in slot order. Either way
-        has the same bits however it is asked for. The two, and what a replay adds up window by window, lie within
+        With so many groups that their key sums are not kept, x_t . q / |x_t| is added in slot order. Either way has the
+        same bits however it is asked for. The two, and what a replay adds up window by window, lie within
         (T + 32) 2^-53 for each of a group's T slots of one another.
         """
+        lengths = RowDivisors("lengths", divisors(grouping.rows().norms))
         if grouping.many:
-            return grouping.by_slot(queries, self, at_length_one=True)
-        sums = score_rows(grouping.key_sums(at_length_one=True).sums, queries)
+            sums = grouping.by_slot(queries, divisors=lengths)
+        else:
+            sums = score_rows(grouping.key_sums(lengths).sums, queries)
         return sums / divisors(norms(queries))[:, None]
-
-    def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Nowhere: a sum of cosines is no cosine."""
-        return np.zeros((len(queries), len(sums.sums)), dtype=np.bool_)

@@ -19,19 +19,18 @@ from dualform.query.sums.key_sums import KeySums
 class Signed:
     name = "signed"
     linear = True
-    of_products = True
     screens_absolute = False
 
     def of(self, products: F) -> F:
         return products
 
     def searchers(self, backend: Backend) -> Sequence[Searcher]:
-        return row_searchers(backend)
+        return row_searchers(backend, self)
 
     def sums(self, grouping: Grouping, queries: NDArray[np.float32]) -> NDArray[np.float64]:
         """One inner product with each group's sum of keys: sum_t x_t . q = (sum_t x_t) . q."""
         if grouping.many:
-            return grouping.by_slot(queries, self)
+            return grouping.by_slot(queries)
         return score_rows(grouping.key_sums().sums, queries)
 
     def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
