@@ -40,9 +40,9 @@ def joint_page(out: Path, report: Report, beside: Mapping[str, PaperFigures]) ->
     page.show(_accuracy_table(report), claims_table([Claim(**claim) for claim in report["claims"]]))
     page.heading("Attention across datasets")
     page.paragraph(
-        "The paper sees attention from Fashion-MNIST to MNIST grow towards the late layers: at layer-0 the best "
-        "datapoints are mostly the query's own, at layer-2 some are of the other dataset, and the sum of the right "
-        "class gains."
+        "The paper sees attention from Fashion-MNIST to MNIST grow towards the late layers: at layer-0 the best images "
+        "are mostly of the query's own class, at layer-2 some of the three best are of the other dataset, and the sum "
+        "of the right class gains."
     )
     page.show(crossing_table(report["crossing"]), strongest_table(report["examples"]))
     show_prevalence(page, report["prevalence"])

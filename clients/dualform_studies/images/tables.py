@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from dualform_studies.images.claims.attention import TOP
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
+from dualform_studies.pages.words import percent
 
 
 def accuracy_table(accuracy: Mapping[str, Mapping[str, float]], moments: Mapping[str, str]) -> Table:
     """`accuracy` by dataset and moment; `moments` says each in words."""
     rows = [
-        (words.replace("\n", " "), *(f"{100 * by_moment[moment]:.1f} %" for by_moment in accuracy.values()))
+        (words.replace("\n", " "), *(percent(by_moment[moment]) for by_moment in accuracy.values()))
         for moment, words in moments.items()
     ]
     return Table("accuracy", "Test accuracy.", ("network", *accuracy), rows)
