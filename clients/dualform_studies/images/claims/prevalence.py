@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce
 
 import numpy as np
@@ -19,7 +20,8 @@ HEADING = "How often the observations hold"
 EVERY, SOME = "every layer", "some layer"
 MOST, MANY = 2 / 3, 1 / 3
 """An observation of single images holds if it does of two thirds of those concerned, in part if of one third."""
-CRITERION = "holds of at least 2/3 of these test images; in part, of at least 1/3"
+OFTEN = 1 / 20
+"""What is said to happen, and not to be the rule, happens of this share of the test images at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +72,27 @@ def over_layers(
     return found
 
 
-def prevalence_claim(section: str, claim: str, paper: str, measured: Prevalence) -> list[Claim]:
-    """The claim that an observation of single images is a common one, or none where no test image is concerned."""
+def prevalence_claim(
+    section: str, claim: str, paper: str, measured: Prevalence, holds: float = MOST, in_part: float = MANY
+) -> list[Claim]:
+    """The claim that an observation of single images is a common one, or none where no test image is concerned.
+
+    `holds` and `in_part` are the least shares of the images concerned, by which it does.
+    """
     if not measured.total:
         return []
     where = measured.layer if measured.layer in (EVERY, SOME) else f"at {measured.layer}"
-    criterion = f"{measured.observation} ({where}): {CRITERION}"
-    judged = verdict(measured.share, MOST, MANY)
+    criterion = (
+        f"{measured.observation} ({where}): holds of at least {in_fraction(holds)} of these test images; in part, of "
+        f"at least {in_fraction(in_part)}"
+    )
+    judged = verdict(measured.share, holds, in_part)
     return [Claim(section, claim, paper, str(measured), judged, criterion, HEADING)]
+
+
+def in_fraction(share: float) -> str:
+    """A share as a fraction of small numbers, as "2/3"."""
+    return str(Fraction(share).limit_denominator(100))
 
 
 @dataclass(frozen=True)
@@ -98,26 +113,28 @@ def choose_showing(dataset: Dataset, given: NDArray[np.int64], wanted: Sequence[
     concerned, among = wanted[0].concerned, wanted[0].among
     if not concerned.any():
         return None
-    most, rows = next(
-        (count, rows)
+    rows = next(
+        rows
         for count in range(len(wanted), -1, -1)
         if len(rows := np.flatnonzero(reduce(np.logical_and, [one.seen for one in wanted[:count]], concerned)))
     )
     row = int(rows[0])
-    return Choice(Query(dataset, row, int(given[row])), _how(wanted, most, len(rows), int(concerned.sum()), among))
+    held, missed = ([one for one in wanted if one.seen[row] == shown] for shown in (True, False))
+    count = int(reduce(np.logical_and, [one.seen for one in held], concerned).sum())
+    return Choice(Query(dataset, row, int(given[row])), _how(held, missed, count, int(concerned.sum()), among))
 
 
-def _how(wanted: Sequence[Prevalence], most: int, count: int, total: int, among: str) -> str:
-    held = _listed(wanted[:most])
-    said = f"Shown is the first of {total:,} {among}"
+def _how(held: Sequence[Prevalence], missed: Sequence[Prevalence], count: int, total: int, among: str) -> str:
+    said = f"Shown is the first of {total:,} {among}."
     if held:
-        said = f"Shown is the first of {count:,}, among {total:,} {among}, of which this holds: {held}"
-    missed = _listed(wanted[most:])
-    return f"{said}. {f'None shows this as well: {missed}.' if missed else ''}".strip()
+        said = f"Shown is the first of {count:,}, among {total:,} {among}, of which this holds: {_listed(held)}."
+    if missed:
+        said += f" No such image shows all that is looked for; this one lacks: {_listed(missed)}."
+    return said
 
 
-def _listed(wanted: Sequence[Prevalence]) -> str:
-    return "; ".join(f"{one.observation} ({one.layer})" for one in wanted)
+def _listed(observed: Sequence[Prevalence]) -> str:
+    return "; ".join(f"{one.observation} ({one.layer})" for one in observed)
 
 
 def prevalence_table(rows: Sequence[Report]) -> Table:

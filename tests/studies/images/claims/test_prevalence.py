@@ -5,6 +5,8 @@ import pytest
 
 from dualform_studies.images.claims.prevalence import (
     EVERY,
+    MANY,
+    OFTEN,
     SOME,
     Prevalence,
     choose_showing,
@@ -82,9 +84,35 @@ def test_where_nothing_shows_everything_the_query_shows_what_there_is(dataset: D
     choice = choose_showing(dataset, given, [leads, never])
     assert choice is not None
     assert choice.query.row == 1
-    assert choice.how.endswith("it leads (layer-1). None shows this as well: none does (layer-1).")
+    assert choice.how.endswith(
+        "it leads (layer-1). No such image shows all that is looked for; this one lacks: none does (layer-1)."
+    )
     neither = choose_showing(dataset, given, [never])
     assert neither is not None
     assert neither.query.row == 0
-    assert neither.how == "Shown is the first of 3 sixes. None shows this as well: none does (layer-1)."
+    assert neither.how == (
+        "Shown is the first of 3 sixes. No such image shows all that is looked for; this one lacks: none does "
+        "(layer-1)."
+    )
     assert choose_showing(dataset, given, [prevalence(np.zeros(4, dtype=bool), sixes)]) is None
+
+
+def test_what_the_query_lacks_is_what_is_not_seen_of_it(dataset: Dataset):
+    sixes, given = flags(YES, YES, YES, NO), np.array([6, 6, 6, 1])
+    leads = prevalence(sixes, flags(NO, YES, YES, NO))
+    never = prevalence(sixes, np.zeros(4, dtype=bool), "none does")
+    near = prevalence(sixes, flags(NO, YES, NO, YES), "zeros are near")
+    choice = choose_showing(dataset, given, [leads, never, near])
+    assert choice is not None
+    assert choice.query.row == 1
+    assert choice.how == (
+        "Shown is the first of 1, among 3 sixes, of which this holds: it leads (layer-1); zeros are near (layer-1). No "
+        "such image shows all that is looked for; this one lacks: none does (layer-1)."
+    )
+
+
+def test_a_criterion_names_its_own_bounds():
+    seen = prevalence(np.ones(20, dtype=bool), np.arange(20) < 1)
+    (claim,) = prevalence_claim("section 1", "It leads.", "many", seen, MANY, OFTEN)
+    assert claim.verdict == IN_PART
+    assert claim.criterion.endswith("holds of at least 1/3 of these test images; in part, of at least 1/20")
