@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dualform.methods import Answers
 from dualform_studies.images.claims.attention import best_slots, sampled_rows
 from dualform_studies.images.claims.datapoints import Datapoints
+from dualform_studies.images.claims.prevalence import in_fraction
 from dualform_studies.images.recorded import Checkpoint
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report
@@ -24,11 +25,12 @@ BEST = 500
 """Datapoints of each query, as in the paper."""
 SAMPLED = 200
 """Test images over which a mean is taken."""
-_EVEN = 1 / 3
-_LATE = 0.38
-"""Recent datapoints are not preferred as long as the last third of the training has no greater share."""
-_SPREAD = (0.25, 0.42)
-"""Datapoints are spread out while the first third of the training has a share in between."""
+EVEN = 1 / 3
+"""The share of a third of the training whose datapoints are as likely among the best as all others."""
+_PREFERRED = 0.38
+"""A third of the training is preferred where more of the best datapoints than this come from it."""
+_LEAST, _GREATEST = EVEN / 2, 2 / 3
+"""Datapoints are spread out while each third has at least half of its even share, in part while none has most."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,17 @@ class Dates:
 
     def excess(self) -> float:
         """How much more than a third of the best datapoints is early, a mean over the queries."""
-        return float(self.third(0).mean()) - _EVEN
+        return float(self.third(0).mean()) - EVEN
+
+    def distance(self) -> NDArray[np.float64]:
+        """float64[n]: Kolmogorov's, of each query's dates from an even spread over the updates, from 0 to 1."""
+        queries, best = self.steps.shape
+        updates = self.period.stop - self.period.first
+        cells = (self.steps - self.period.first) + updates * np.arange(queries)[:, None]
+        by_update = np.bincount(cells.ravel(), minlength=queries * updates).reshape(queries, updates)
+        even = np.arange(1, updates + 1) / updates
+        distance: NDArray[np.float64] = np.abs(by_update.cumsum(axis=1) / best - even).max(axis=1)
+        return distance
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +95,20 @@ class LayerDates:
 
     @property
     def cause(self) -> str:
-        """What makes the best datapoints early: "length" of early keys, or "other"; "none" where they are not."""
-        excess = self.product.excess()
-        if excess <= _SPREAD[1] - _EVEN:
+        """What makes the best datapoints early; "none" where they are not.
+
+        "length" where the keys of the first third are longer than those of the last, and cosine removes at least half
+        of the excess over an even third; "part" where it removes as much of keys that are no longer, or less of longer
+        ones; else "other".
+        """
+        if self.product.third(0).mean() <= _PREFERRED:
             return "none"
-        return "length" if self.cosine.excess() <= excess / 2 else "other"
+        removed = 1 - self.cosine.excess() / self.product.excess()
+        first, _, last = in_thirds(self.norms, self.product.period)
+        longer = first is not None and last is not None and first > last
+        if longer and removed >= 1 / 2:
+            return "length"
+        return "part" if removed >= 1 / 2 or (longer and removed > 0) else "other"
 
 
 def ask_dates(
@@ -132,38 +153,53 @@ def by_step(
         return np.bincount(begun, values, count) / known, greatest
 
 
+def in_thirds(lengths: NDArray[np.float64], period: Period) -> list[float | None]:
+    """The mean over the steps of each third of the period; None without any."""
+    thirds = period.thirds(np.arange(period.first, period.stop))
+    parts = [lengths[(thirds == number) & ~np.isnan(lengths)] for number in range(3)]
+    return [float(part.mean()) if len(part) else None for part in parts]
+
+
 def date_claims(layers: Sequence[LayerDates]) -> list[Claim]:
     """That recent datapoints are not preferred, and that datapoints are spread out, behind the first layer."""
     behind = layers[1:]
-    late = {one.layer: float(one.product.third(2).mean()) for one in behind}
-    early = {one.layer: float(one.product.third(0).mean()) for one in behind}
-    low, high = _SPREAD
+    thirds = {one.layer: [float(one.product.third(number).mean()) for number in range(3)] for one in behind}
+    distances = {one.layer: f"{one.product.distance().mean():.3f}" for one in behind}
     of = f"of the {BEST} best of {len(behind[0].product.steps)} test images"
-    names = " and ".join(late)
+    names = " and ".join(thirds)
+    spread = [2 if min(shares) >= _LEAST else int(max(shares) <= _GREATEST) for shares in thirds.values()]
     return [
         Claim(
             "section 5.2",
             f"The most recent datapoints are not more important at {names}.",
             "no figure",
-            f"{_listed(late)} {of} come from the last third of the updates",
-            verdict(sum(share <= _LATE for share in late.values()), len(behind), 1),
-            f"at most {100 * _LATE:.0f} % from the last third (even: 33.3 %) at {names}; in part, at one of them",
+            f"{_listed({layer: _percent([shares[2]]) for layer, shares in thirds.items()})} {of} come from the last "
+            "third of the updates",
+            verdict(sum(shares[2] <= _PREFERRED for shares in thirds.values()), len(behind), 1),
+            f"at most {_percent([_PREFERRED])} from the last third (even: {_percent([EVEN])}) at {names}; in part, at "
+            "one of them",
             HEADING,
         ),
         Claim(
             "section 5.2",
             f"The {BEST} best datapoints are rather spread out over time at {names}.",
             "no figure",
-            f"{_listed(early)} {of} come from the first third of the updates",
-            verdict(sum(low <= share <= high for share in early.values()), len(behind), 1),
-            f"between {100 * low:.0f} and {100 * high:.0f} % from the first third at {names}; in part, at one of them",
+            f"{_listed({layer: _percent(shares) for layer, shares in thirds.items()})} {of} come from the first, "
+            f"middle and last third of the updates; Kolmogorov distance to an even spread {_listed(distances)}",
+            verdict(min(spread), 2, 1),
+            f"each third has at least {in_fraction(_LEAST)} of them, half of an even share, at {names}; in part, none "
+            f"has more than {in_fraction(_GREATEST)}",
             HEADING,
         ),
     ]
 
 
-def _listed(shares: dict[str, float]) -> str:
-    return ", ".join(f"{100 * share:.1f} % at {layer}" for layer, share in shares.items())
+def _percent(shares: Sequence[float]) -> str:
+    return " / ".join(f"{100 * share:.1f}" for share in shares) + " %"
+
+
+def _listed(said: Mapping[str, str]) -> str:
+    return ", ".join(f"{words} at {layer}" for layer, words in said.items())
 
 
 def dates_report(layers: Sequence[LayerDates]) -> Report:
@@ -176,21 +212,18 @@ def dates_report(layers: Sequence[LayerDates]) -> Report:
             "shown": [float(one.shown.third(number).mean()) for number in range(3)],
             "product": _thirds(one.product),
             "cosine": _thirds(one.cosine),
-            "norms": _in_thirds(one.norms, one.product.period),
-            "longest": _in_thirds(one.longest, one.product.period),
+            "norms": in_thirds(one.norms, one.product.period),
+            "longest": in_thirds(one.longest, one.product.period),
             "cause": one.cause,
         }
         for one in layers
     }
 
 
-def _in_thirds(lengths: NDArray[np.float64], period: Period) -> list[float | None]:
-    """The mean over the steps of each third of the period; None without any."""
-    thirds = period.thirds(np.arange(period.first, period.stop))
-    parts = [lengths[(thirds == number) & ~np.isnan(lengths)] for number in range(3)]
-    return [float(part.mean()) if len(part) else None for part in parts]
-
-
 def _thirds(dates: Dates) -> Report:
     shares = [dates.third(number) for number in range(3)]
-    return {"mean": [float(share.mean()) for share in shares], "deviation": [float(share.std()) for share in shares]}
+    return {
+        "mean": [float(share.mean()) for share in shares],
+        "deviation": [float(share.std()) for share in shares],
+        "distance": float(dates.distance().mean()),
+    }

@@ -15,6 +15,11 @@ _CAUSES = {
     "direction": "it is the direction of their keys that makes them hubs",
     "both": "both length and direction make them hubs",
 }
+_WHY_EARLY = {
+    "length": "long early keys are the cause",
+    "part": "the length of keys is part of the cause",
+    "other": "the length of keys is not the cause",
+}
 
 
 def show_prevalence(page: Page, rows: Sequence[Report]) -> None:
@@ -149,11 +154,10 @@ def _cause(dataset: str, layer: str, one: Report) -> str:
     said = f"At {layer}, of test images of {dataset}, {early:.1f} % come from the first third of {one['period']}"
     if one["cause"] == "none":
         return f"{said}."
-    why = "long early keys are the cause" if one["cause"] == "length" else "length is not the cause"
     means, greatest = (f"{_figure(lengths[0])} and {_figure(lengths[2])}" for lengths in (one["norms"], one["longest"]))
     return (
-        f"{said}, and {cosine:.1f} % by cosine: {why}. In the first and the last third a key is {means} long in the "
-        f"mean, the longest of a batch {greatest}."
+        f"{said}, and {cosine:.1f} % by cosine: {_WHY_EARLY[one['cause']]}. In the first and the last third a key is "
+        f"{means} long in the mean, the longest of a batch {greatest}."
     )
 
 
@@ -167,9 +171,11 @@ def _dates_table(found: Mapping[str, Report]) -> Table:
                 rows.append(
                     [
                         dataset,
+                        one["period"],
                         layer,
                         words,
                         *(f"{100 * mean:.1f} ± {100 * deviation:.1f}" for mean, deviation in shares),
+                        f"{one[ranking]['distance']:.3f}",
                         ", ".join("-" if share is None else f"{100 * share:.1f}" for share in own),
                         ", ".join(map(_figure, one["norms"])),
                         ", ".join(map(_figure, one["longest"])),
@@ -178,16 +184,20 @@ def _dates_table(found: Mapping[str, Report]) -> Table:
     first = next(iter(next(iter(found.values())).values()))
     caption = (
         f"The thirds of the training that the {first['datapoints']} best datapoints come from, in per cent (even: "
-        f"33.3): mean and deviation over {first['queries']} test images drawn by chance, and of the one that is drawn; "
-        "and in each third the mean length of keys, and that of the longest of a batch. Both rankings are signed."
+        f"{100 * dates.EVEN:.1f}); where datapoints of a part of the training are ranked, and all others masked, the "
+        f"thirds of that part. Mean and deviation over {first['queries']} test images drawn by chance, and of the one "
+        "that is drawn; the mean Kolmogorov distance to an even spread, from 0 to 1; and in each third the mean length "
+        "of keys, and that of the longest of a batch. Both rankings are signed."
     )
     columns = [
         "test images of",
+        "datapoints of",
         "layer",
         "ranked by",
         "first",
         "middle",
         "last",
+        "distance to even",
         "the one drawn",
         "length of keys",
         "longest of a batch",

@@ -15,9 +15,12 @@ from dualform_studies.images.claims.dates import (
     date_claims,
     dates_report,
 )
+from dualform_studies.images.claims.page import show_dates
 from dualform_studies.images.datasets import digits
 from dualform_studies.images.query_figure import Query
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
+from dualform_studies.pages.items import Table
+from dualform_studies.pages.page import Page
 
 PERIOD = Period(30, 60, "step >= 30")
 
@@ -28,8 +31,12 @@ def dates(early: int, late: int, count: int = 100, queries: int = 3) -> Dates:
     return Dates(np.tile(np.array(steps), (queries, 1)), PERIOD)
 
 
-def layer(product: Dates, cosine: Dates | None = None, name: str = "layer-1") -> LayerDates:
-    return LayerDates(name, product, product, cosine or product, np.ones(30), np.ones(30))
+def layer(
+    product: Dates, cosine: Dates | None = None, name: str = "layer-1", lengths: tuple[float, ...] = (1, 1, 1)
+) -> LayerDates:
+    """`lengths` are those of the keys of each third."""
+    norms = np.repeat(np.array(lengths, dtype=np.float64), 10)
+    return LayerDates(name, product, product, cosine or product, norms, norms)
 
 
 def test_thirds_of_a_period():
@@ -45,18 +52,61 @@ def test_recent_datapoints_are_preferred_from_a_share_on(late: tuple[int, int], 
 
 
 @pytest.mark.parametrize(
-    ("early", "verdicts"), [((25, 42), HOLDS), ((24, 42), IN_PART), ((25, 43), IN_PART), ((24, 43), FAILS)]
+    ("thirds", "verdicts"),
+    [
+        (((66, 17), (17, 66)), HOLDS),
+        (((66, 17), (66, 16)), IN_PART),
+        (((34, 0), (66, 16)), IN_PART),
+        (((67, 16), (33, 33)), FAILS),
+        (((33, 67), (33, 33)), FAILS),
+        (((16, 16), (33, 33)), FAILS),
+    ],
 )
-def test_datapoints_are_spread_out_within_bounds(early: tuple[int, int], verdicts: str):
-    behind = [layer(dates(share, 30), name=f"layer-{at}") for at, share in enumerate(early, start=1)]
-    assert date_claims([layer(dates(0, 100), name="layer-0"), *behind])[1].verdict == verdicts
+def test_datapoints_are_spread_out_if_no_third_goes_without(thirds: tuple[tuple[int, int], ...], verdicts: str):
+    behind = [layer(dates(*own), name=f"layer-{at}") for at, own in enumerate(thirds, start=1)]
+    claim = date_claims([layer(dates(0, 100), name="layer-0"), *behind])[1]
+    assert claim.verdict == verdicts
+    first, last = thirds[0]
+    assert f"{first}.0 / {100 - first - last}.0 / {last}.0 % at layer-1" in claim.ours
 
 
 @pytest.mark.parametrize(
-    ("early", "cosine", "cause"), [(42, 90, "none"), (60, 46, "length"), (60, 50, "other"), (60, 20, "length")]
+    ("early", "cosine", "lengths", "cause"),
+    [
+        (37, 90, (2, 1, 1), "none"),
+        (60, 46, (2, 1, 1), "length"),
+        (60, 20, (2, 1, 1), "length"),
+        (60, 46, (1, 1, 1), "part"),
+        (60, 50, (2, 1, 1), "part"),
+        (60, 50, (1, 2, 2), "other"),
+        (60, 70, (2, 1, 1), "other"),
+    ],
 )
-def test_length_is_the_cause_if_the_excess_halves_without_it(early: int, cosine: int, cause: str):
-    assert layer(dates(early, 10), dates(cosine, 10)).cause == cause
+def test_length_is_the_cause_if_early_keys_are_long_and_the_excess_halves_without_it(
+    early: int, cosine: int, lengths: tuple[float, ...], cause: str
+):
+    assert layer(dates(early, 10), dates(cosine, 10), lengths=lengths).cause == cause
+
+
+def test_the_distance_to_an_even_spread_is_kolmogorovs():
+    steps = np.random.default_rng(2).integers(30, 60, (4, 25))
+    expected = [max(abs(np.mean(row <= step) - (step - 29) / 30) for step in range(30, 60)) for row in steps]
+    np.testing.assert_allclose(Dates(steps, PERIOD).distance(), expected)
+    assert Dates(np.tile(np.arange(30, 60), (2, 1)), PERIOD).distance() == pytest.approx([0, 0])
+
+
+def test_the_table_names_the_part_of_the_training_that_is_dated(tmp_path: Path):
+    own = Period(30, 60, "step >= 30", "the training on mnist")
+    one = LayerDates("layer-1", *[Dates(dates(20, 20).steps, own)] * 3, np.ones(30), np.ones(30))
+    page = Page(tmp_path, "Dates")
+    (tmp_path / "report").mkdir()
+    for kind in ("png", "svg"):
+        (tmp_path / "report" / f"dates-mnist.{kind}").touch()
+    show_dates(page, {"mnist": dates_report([one])})
+    (table,) = (item for item in page.items if isinstance(item, Table))
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["datapoints of"] == "the training on mnist"
+    assert row["distance to even"] == f"{one.product.distance()[0]:.3f}"
 
 
 def test_means_by_step():
