@@ -15,6 +15,7 @@ import click
 
 from dualform.errors import DualformError, NotFound
 from dualform_studies.dual_form_figures import CAPTIONS, draw_dual_form
+from dualform_studies.images.claims.hub_claims import hub_claims
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Claim, Verdict, beside_table
 from dualform_studies.pages.folder import report_folder
 from dualform_studies.pages.gathered import GatheredFigures
@@ -82,6 +83,8 @@ def _dual_form(figures: GatheredFigures, scratch: Path) -> str:
 def _claims(reports: Mapping[str, StudyReport]) -> str:
     """Every claim of the paper that a study tests, with its verdict and a link to what was measured."""
     claims = [(name, claim) for name, report in reports.items() for claim in report.claims]
+    settings = {name: report.often_found for name, report in reports.items() if report.often_found is not None}
+    claims += [(next(iter(settings)), claim) for claim in hub_claims(settings)]
     if not claims:
         return ""
     rows = [

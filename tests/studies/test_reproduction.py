@@ -153,6 +153,10 @@ def test_a_claim_that_several_studies_test_counts_once_by_its_least_verdict(tmp_
             "'maybe' is no verdict",
         ),
         (lambda report: json.dumps(report | {"beside_paper": [{"what": "accuracy"}]}), "missing"),
+        (
+            lambda report: json.dumps(report | {"hubs": {"layer-0": {"often": [{"dataset": "mnist"}]}}}),
+            "it has no 'sample'",
+        ),
         (lambda report: json.dumps(report | {"prompts": [{"name": "table-3"}]}), "it has no 'digests'"),
     ],
 )
@@ -187,6 +191,20 @@ def assert_refused(folder: Path, *words: str) -> None:
     assert all(word in told.output for word in words), told.output
     assert [path.name for path in (folder / "docs").iterdir()] == ["reproduction.md"]
     assert (folder / "docs" / "reproduction.md").read_text() == "of an earlier day"
+
+
+def test_a_hub_in_different_settings_is_judged_once_over_the_studies(tmp_path: Path):
+    image = {"dataset": "mnist", "sample": 4, "label": 0, "weight": 0.06}
+    for name in ("single", "joint", "compact"):
+        page = Page(tmp_path / "runs" / name, name)
+        page.heading("Hubs")
+        hubs = {} if name == "compact" else {"hubs": {"layer-0": {"often": [image]}}}
+        page.write({"command": f"dualform study {name}", **hubs})
+    text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
+    said = "mnist image 4, class 0: 6.0 % in single (layer-0), 6.0 % in joint (layer-0)"
+    (row,) = (line for line in text.splitlines() if "different settings" in line)
+    assert f"{said}; studies: single, joint | holds | [single](#single-hubs) |" in row
+    assert "2 hold, 0 hold in part" in text
 
 
 def test_a_replay_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 from dualform.errors import Damaged
 from dualform_studies.pages.claims import VERDICTS, Beside, Claim
 from dualform_studies.pages.folder import Report, report_folder
+
+
+class OftenFound(NamedTuple):
+    """A training image that is among the best of many test images."""
+
+    dataset: str
+    sample: int
+    """Its row in the file of its dataset."""
+    label: int
+    share: float
+    """Of the test images, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,8 @@ class StudyReport:
     """How many torch computed on."""
     minutes: int | None
     """How long the study took, rounded up; None where it does not say."""
+    often_found: Mapping[str, Sequence[OftenFound]] | None
+    """By layer, of a study that looks for hubs; None of others."""
     digests: Mapping[str, tuple[str, str]]
     """By prompt, of a study of text: those of its best datapoints and of its sums."""
     disk_bytes: int | None
@@ -62,7 +76,15 @@ def _read(report: Report, page: str) -> StudyReport:
         beside_paper=tuple(Beside(**row) for row in report.get("beside_paper", ())),
         threads=report["machine"]["threads"],
         minutes=None if seconds is None else ceil(seconds / 60),
+        often_found=_often_found(report["hubs"]) if "hubs" in report else None,
         digests={one["name"]: (one["digests"]["top_k"], one["digests"]["sums"]) for one in prompts},
         disk_bytes=report.get("disk_bytes"),
         page=page,
     )
+
+
+def _often_found(hubs: Report) -> dict[str, list[OftenFound]]:
+    return {
+        layer: [OftenFound(one["dataset"], one["sample"], one["label"], one["weight"]) for one in found["often"]]
+        for layer, found in hubs.items()
+    }

@@ -1,6 +1,8 @@
-"""What every test image attends to. Shapes: n test images, G groups, k best slots of each.
+"""What every test image attends to. Shapes: n test images, G groups, I training images, k best slots of each.
 
 Weights are absolute, as in the paper: inputs of the first layer may be negative, and after relu nothing changes.
+The best are images, as in the paper's figures: a slot is one visit of an image, and visits of one have the same key at
+the first layer and like keys behind it.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from numpy.typing import NDArray
 from dualform.answers import GroupKey
 from dualform.methods import Answers
 from dualform.questions import ProbeRows
+from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.recorded import Checkpoint
 
 TOP = 3
-"""The paper shows the three datapoints of greatest weight."""
+"""The paper shows the three training images of greatest weight."""
 _BY = ("dataset", "label")
 _AT_ONCE = 1024
 """Queries of one question: their scores take memory together."""
@@ -33,8 +36,8 @@ class LayerAttention:
     """(dataset, label) of each group: the classes of the datasets that were trained on, in the order of training."""
     sums: NDArray[np.float64]
     """float64[n, G]: the absolute attention weights of each group summed; 0 of a class without datapoints."""
-    top: NDArray[np.int64]
-    """int64[n, k]: the slots of greatest absolute weight, best first."""
+    best: NDArray[np.int64]
+    """int64[n, TOP]: the images of greatest absolute weight, as `best_images` numbers them."""
 
     def columns(self, dataset: str, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[n]: the groups of labels of one dataset."""
@@ -46,6 +49,13 @@ class LayerAttention:
         leading: NDArray[np.int64] = self.sums.argmax(axis=1)
         return leading
 
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """float64[n, G]: of all attention of each image, from 0 to 1; 0 of an image that attends to nothing."""
+        total = self.sums.sum(axis=1, keepdims=True)
+        shares: NDArray[np.float64] = np.divide(self.sums, total, out=np.zeros_like(self.sums), where=total > 0)
+        return shares
+
     def ranks(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[n]: the rank of one group of each image among all sums, 1 for the greatest."""
         own = self.sums[np.arange(len(self.sums)), columns]
@@ -53,17 +63,51 @@ class LayerAttention:
 
 
 def ask_attention(
-    memory: Answers, layers: Sequence[str], checkpoint: Checkpoint, datasets: Sequence[Dataset], k: int = TOP
+    memory: Answers,
+    layers: Sequence[str],
+    checkpoint: Checkpoint,
+    datasets: Sequence[Dataset],
+    datapoints: Datapoints,
 ) -> list[LayerAttention]:
-    """Sums over classes and the k best slots of every test image of a checkpoint, layer by layer."""
+    """Sums over classes and the best images of every test image of a checkpoint, layer by layer."""
     found = []
     rows = np.arange(len(checkpoint.dataset.test))
     for layer in layers:
         probe, where = ProbeRows(checkpoint.probe), checkpoint.where
         answer = memory.group_sum(layer, probe, by=_BY, where=where, score="abs")
-        top = best_slots(memory, layer, checkpoint.probe, rows, k, where, "abs")
-        found.append(LayerAttention(layer, classes_of(datasets), _spread(answer.sums, answer.groups, datasets), top))
+        best = best_images(memory, layer, checkpoint.probe, rows, datapoints, where, "abs")
+        found.append(LayerAttention(layer, classes_of(datasets), _spread(answer.sums, answer.groups, datasets), best))
     return found
+
+
+def best_images(
+    memory: Answers,
+    layer: str,
+    probe: str,
+    rows: NDArray[np.int64],
+    datapoints: Datapoints,
+    where: str | None,
+    score: str,
+) -> NDArray[np.int64]:
+    """int64[n, TOP]: the images of greatest score of each row of a probe, best first, numbered as `Datapoints.images`.
+
+    An image's score is that of its best visit. Visits are those of the mask `where`; the best image stands again where
+    there are fewer than TOP.
+    """
+    slots = best_slots(memory, layer, probe, rows, enough_for_distinct(datapoints), where, score)
+    return distinct(datapoints.images[slots])
+
+
+def enough_for_distinct(datapoints: Datapoints) -> int:
+    """How many best slots surely hold TOP images, where there are as many."""
+    slots = (TOP - 1) * int(datapoints.visits.max()) + 1
+    return min(slots, len(datapoints.images))
+
+
+def distinct(best: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n, TOP]: the first images of each row that differ, in their order; the first again if there are fewer."""
+    rows = [list(dict.fromkeys(row))[:TOP] for row in best.tolist()]
+    return np.array([row + row[:1] * (TOP - len(row)) for row in rows], dtype=np.int64)
 
 
 def best_slots(

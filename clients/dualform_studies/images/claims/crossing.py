@@ -16,28 +16,28 @@ from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 
 _EXAMPLES = {"section 5.3": "one example (Figures 6 and 11)", "section 5.4": "one example (Figures 23 to 25)"}
-_NEAR = f"a datapoint of the other dataset is among the {TOP} best"
+_NEAR = f"an image of the other dataset is among the {TOP} best images"
 
 
 def near_others(
     attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str
 ) -> dict[str, NDArray[np.bool_]]:
-    """By layer, bool[n]: whether a datapoint of another dataset than `dataset` is among the three best."""
-    foreign = datapoints.datasets != dataset
-    return {one.layer: foreign[one.top[:, :TOP]].any(axis=1) for one in attention}
+    """By layer, bool[n]: whether an image of another dataset than `dataset` is among the three best."""
+    foreign = datapoints.image_datasets != dataset
+    return {one.layer: foreign[one.best].any(axis=1) for one in attention}
 
 
 def crossing(attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str) -> Report:
     """By layer, of all test images of a dataset: how many attend across, and the share of attention that crosses.
 
-    `near` is the share of test images with a datapoint of another dataset among their three best, `sums` the share of
+    `near` is the share of test images with an image of another dataset among their three best, `sums` the share of
     all absolute attention weights that goes to other datasets, a mean over the test images.
     """
     near = near_others(attention, datapoints, dataset)
     report: Report = {}
     for one in attention:
         others = [at for at, (name, _) in enumerate(one.groups) if name != dataset]
-        share = one.sums[:, others].sum(axis=1) / one.sums.sum(axis=1)
+        share = one.shares[:, others].sum(axis=1)
         report[one.layer] = {
             "queries": len(one.sums),
             "near": float(near[one.layer].mean()),
@@ -47,7 +47,7 @@ def crossing(attention: Sequence[LayerAttention], datapoints: Datapoints, datase
 
 
 def crossing_prevalence(attention: Sequence[LayerAttention], datapoints: Datapoints, dataset: str) -> list[Prevalence]:
-    """How many of all test images of a dataset have the other's datapoints among their best, layer by layer."""
+    """How many of all test images of a dataset have images of the other among their best, layer by layer."""
     seen = near_others(attention, datapoints, dataset)
     everything = np.ones(len(attention[0].sums), dtype=np.bool_)
     return over_layers(_NEAR, f"test images of {dataset}", everything, seen)
@@ -64,7 +64,7 @@ def crossing_claim(section: str, near: Sequence[Prevalence]) -> Claim:
         _EXAMPLES[section],
         ", ".join(f"{100 * one.share:.1f} % at {one.layer}" for one in near) + f" of {near[0].total:,} {near[0].among}",
         verdict(measure, 2, 1),
-        f"the share of Fashion-MNIST test images with MNIST among the {TOP} best datapoints: rises from each layer to "
+        f"the share of Fashion-MNIST test images with MNIST among the {TOP} best images: rises from each layer to "
         "the next; in part, is greater at the last layer than at the first",
         HEADING,
     )
@@ -79,8 +79,8 @@ def crossing_table(crossings: Mapping[str, Report]) -> Table:
         for layer, found in layers.items()
     ]
     caption = (
-        f"Attention across datasets, over all {first['queries']:,} test images of each: how many have the other "
-        f"dataset's datapoints among their {TOP} best, and the mean share of all attention weights that goes there."
+        f"Attention across datasets, over all {first['queries']:,} test images of each: how many have training images "
+        f"of the other dataset among their {TOP} best, and the mean share of all attention weights that goes there."
     )
-    columns = ("queries of", "layer", f"images with one among the {TOP} best (%)", "of all weights (%)")
+    columns = ("queries of", "layer", f"with one among the {TOP} best images (%)", "of all weights (%)")
     return Table("crossing", caption, columns, rows)

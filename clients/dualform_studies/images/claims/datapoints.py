@@ -46,6 +46,16 @@ class Datapoints:
         slots: NDArray[np.int64] = np.unique(self.images, return_index=True)[1]
         return slots
 
+    @cached_property
+    def image_datasets(self) -> NDArray[np.object_]:
+        """object[I]: names of datasets."""
+        return self.datasets[self.first_slots]
+
+    @cached_property
+    def image_labels(self) -> NDArray[np.int64]:
+        """int64[I]."""
+        return self.labels[self.first_slots]
+
     def mean_by_image(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """float64[I]: the mean over each image's slots of float64[T]."""
         means: NDArray[np.float64] = np.bincount(self.images, values) / self.visits

@@ -12,7 +12,7 @@ from dualform_studies.images.claims.datapoints import Datapoints, ask_datapoints
 from dualform_studies.images.claims.date_figure import draw_dates
 from dualform_studies.images.claims.dates import Period, ask_dates, date_claims, dates_report
 from dualform_studies.images.claims.hub_figures import draw_hub_distribution, draw_hubs
-from dualform_studies.images.claims.hubs import ask_hubs, enough_for_distinct, hub_claims, hubs_report
+from dualform_studies.images.claims.hubs import ask_hubs, hubs_report
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.query_figure import Query
 from dualform_studies.images.recorded import Checkpoint
@@ -38,9 +38,8 @@ def ask_all_attention(
 ) -> Attention:
     """What the test images of each checkpoint attend to; of each dataset there may be one checkpoint."""
     datapoints = ask_datapoints(memory)
-    enough = enough_for_distinct(datapoints)
     found = {
-        checkpoint.dataset.name: ask_attention(memory, layers, checkpoint, datasets, enough)
+        checkpoint.dataset.name: ask_attention(memory, layers, checkpoint, datasets, datapoints)
         for checkpoint in checkpoints
     }
     by_name = {checkpoint.dataset.name: checkpoint for checkpoint in checkpoints}
@@ -50,7 +49,7 @@ def ask_all_attention(
 def ask_hubs_and_dates(
     memory: Engine, attention: Attention, queries: Sequence[Query], periods: Mapping[str, Period], folder: Path
 ) -> tuple[Report, list[Claim]]:
-    """Both measures by layer, their figures in `folder`, and what the paper claims of hubs.
+    """Both measures by layer, their figures in `folder`, and what the paper claims of dates.
 
     The dates of the first of `queries` of each dataset are drawn beside those of others, of the first test image where
     there is none. `periods` is, by dataset, the part of the training that dates are of.
@@ -63,7 +62,7 @@ def ask_hubs_and_dates(
     report: Report = {"hubs": hubs_report(hubs, points), "dates": {}}
     draw_hub_distribution(folder / "hub-distribution.png", hubs)
     draw_hubs(folder / "hubs.png", report["hubs"], attention.datasets)
-    claims = hub_claims(hubs, points, attention.datasets[0].name)
+    claims: list[Claim] = []
     for name, checkpoint in attention.checkpoints.items():
         shown = next((query for query in queries if query.dataset.name == name), None) or _first(memory, checkpoint)
         dates = ask_dates(memory, layers, checkpoint, shown.row, periods[name], points, norms)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
+from dualform_studies.images.claims.attention import TOP
 from dualform_studies.images.claims.hubs import GREATEST, LayerHubs
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.query_figure import show_picture
@@ -18,22 +19,18 @@ from dualform_studies.pages.frame import INK, MARKS, new_figure
 
 
 def draw_hub_distribution(path: Path, layers: Sequence[LayerHubs]) -> Path:
-    """Of each training image the share of test images that have it among their best, in descending order."""
+    """Of each training image the share of the test images compared that have it among their best, descending."""
     with new_figure(path, 3.2, "How many test images attend most to the same training image") as figure:
         panels = figure.subplots(1, len(layers), sharex=True, sharey=True, squeeze=False)[0]
         for panel, one in zip(panels, layers, strict=True):
-            rankings = {
-                "three best slots": one.slots.shares,
-                "three best images": one.images.shares,
-                "three best slots by cosine": one.cosine.shares,
-            }
+            rankings = {"by weight": one.signed.shares, "by cosine": one.cosine.shares}
             for at, (words, shares) in enumerate(rankings.items()):
                 _draw_ranks(panel, shares, at, words)
             panel.set_title(one.layer, loc="left", pad=3)
             panel.set_xlabel("rank of the training image")
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        panels[0].set_ylabel("test images that have it\namong their best (%)")
+        panels[0].set_ylabel(f"test images that have it\namong their {TOP} best (%)")
         handles, words = panels[0].get_legend_handles_labels()
         figure.legend(handles, words, loc="outside upper center", ncols=len(handles))
     return path
@@ -46,7 +43,7 @@ def _draw_ranks(panel: Axes, shares: NDArray[np.float64], at: int, words: str) -
     panel.loglog(
         ranks,
         100 * ordered,
-        ("-", "--", ":")[at],
+        ("-", "--")[at],
         color=INK[at],
         marker=MARKS[at],
         markersize=4,
@@ -57,14 +54,18 @@ def _draw_ranks(panel: Axes, shares: NDArray[np.float64], at: int, words: str) -
 
 
 def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset]) -> Path:
-    """The ten greatest hubs of each layer, by weight and by cosine; `hubs` as `hubs_report` gives it."""
+    """The ten greatest hubs of each layer, of the test images compared; `hubs` as `hubs_report` gives it."""
     sources = {dataset.name: dataset for dataset in datasets}
     rows = [
         (f"{layer}\n{words}", found[ranking], share)
         for layer, found in hubs.items()
-        for ranking, words, share in (("greatest", "by weight", "slots"), ("greatest_by_cosine", "by cosine", "cosine"))
+        for ranking, words, share in (
+            ("greatest_signed", "by weight", "signed"),
+            ("greatest_by_cosine", "by cosine", "cosine"),
+        )
     ]
-    title = "The greatest hubs: class, share of the test images, length of the key"
+    compared = next(iter(hubs.values()))["compared"]
+    title = f"The greatest hubs: class, share of {compared:,} test images, length of the key"
     with new_figure(path, 0.3 + 1.12 * len(rows), title) as figure:
         grid = figure.subplots(len(rows), GREATEST, squeeze=False)
         for panels, (words, images, share) in zip(grid, rows, strict=True):

@@ -1,8 +1,8 @@
-"""Training images that many test images attend to (the paper's appendix A). Shapes: n queries, I images, k best slots.
+"""Training images that many test images attend to (the paper's appendix A). Shapes: n queries, I images, k best.
 
-A slot is one visit of an image, and the three best may all be visits of the same one: an image counts once a query.
 Whether hubs are such by their keys' length or by their direction is told by ranking with the cosine instead: there
-length has no say. At the first layer, where inputs may be negative, both rankings of that comparison are signed.
+length has no say. The cosine is signed, and so is the weight that it is compared with, for the same test images; behind
+the first layer, where no input is negative, that is the paper's absolute weight.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform_studies.images.claims.attention import TOP, LayerAttention, best_slots, sampled_rows
+from dualform_studies.images.claims.attention import LayerAttention, best_images, sampled_rows
 from dualform_studies.images.claims.datapoints import Datapoints
+from dualform_studies.images.claims.prevalence import OFTEN
 from dualform_studies.images.recorded import Checkpoint
-from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report
 
 HEADING = "Hubs"
@@ -25,8 +25,6 @@ GREATEST = 10
 """Hubs that are shown."""
 COMPARED = 1000
 """Test images that are ranked by cosine: a look at every key for each, where the weight's codes leave most out."""
-_OFTEN = 0.05
-"""An image is "often found in the top-3 matches" from this share of the test images on."""
 _NORM, _DIRECTION = 2, 8
 """Of the ten greatest hubs, those that stay when length has no say: as few make it length, as many direction."""
 
@@ -52,23 +50,11 @@ class Hubs:
 
 
 def hubs_of(best: NDArray[np.int64], images: int) -> Hubs:
-    """Of int64[n, k], the images of each query's best slots; `images` is I."""
+    """Of int64[n, k], the best images of each query; `images` is I."""
     ordered = np.sort(best, axis=1)
     first = np.ones(ordered.shape, dtype=np.bool_)
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return Hubs(np.bincount(ordered[first], minlength=images).astype(np.int64), len(best))
-
-
-def distinct(best: NDArray[np.int64], count: int = TOP) -> NDArray[np.int64]:
-    """int64[n, count]: the first images of each row that differ, in their order; the first again if there are fewer."""
-    rows = [list(dict.fromkeys(row))[:count] for row in best.tolist()]
-    return np.array([row + row[:1] * (count - len(row)) for row in rows], dtype=np.int64)
-
-
-def enough_for_distinct(datapoints: Datapoints, count: int = TOP) -> int:
-    """How many best slots surely hold `count` images, where there are as many."""
-    slots = (count - 1) * int(datapoints.visits.max()) + 1
-    return min(slots, len(datapoints.images))
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
@@ -91,12 +77,10 @@ class LayerHubs:
     """The hubs of one layer, by several rankings."""
 
     layer: str
-    slots: Hubs
-    """Of all test images, by absolute weight, as in the paper: images among the three best slots."""
-    images: Hubs
-    """The same, of the three best images."""
+    weight: Hubs
+    """Of all test images, by absolute weight, as in the paper."""
     signed: Hubs
-    """Of some test images, by signed weight, images among the three best slots."""
+    """Of some test images, by signed weight."""
     cosine: Hubs
     """Of the same test images, by cosine."""
     norms: NDArray[np.float64]
@@ -104,7 +88,7 @@ class LayerHubs:
 
     @property
     def surviving(self) -> int:
-        """Of the ten greatest hubs by weight, how many are among the ten greatest by cosine."""
+        """Of the ten greatest hubs by signed weight, how many are among the ten greatest by cosine."""
         return len(np.intersect1d(self.signed.greatest(), self.cosine.greatest()))
 
     @property
@@ -124,10 +108,10 @@ def ask_hubs(
 ) -> list[LayerHubs]:
     """The hubs of each layer over the test images of all checkpoints.
 
-    `attention` has so many best slots of each test image as `enough_for_distinct` says; `norms` is float64[T] by layer,
-    the length of each slot's key. COMPARED test images, drawn by chance, are ranked by signed weight and by cosine.
+    `norms` is float64[T] by layer, the length of each slot's key. COMPARED test images, drawn by chance, are ranked by
+    signed weight and by cosine.
     """
-    images, total = datapoints.images, len(datapoints.visits)
+    total = len(datapoints.visits)
     drawn = [
         (checkpoint, sampled_rows(len(checkpoint.dataset.test), COMPARED // len(attention), seed))
         for checkpoint, _ in attention
@@ -135,64 +119,21 @@ def ask_hubs(
 
     def compared(layer: str, score: str) -> Hubs:
         best = [
-            best_slots(memory, layer, checkpoint.probe, rows, TOP, checkpoint.where, score)
+            best_images(memory, layer, checkpoint.probe, rows, datapoints, checkpoint.where, score)
             for checkpoint, rows in drawn
         ]
-        return hubs_of(images[np.concatenate(best)], total)
+        return hubs_of(np.concatenate(best), total)
 
-    found = []
-    for at, one in enumerate(attention[0][1]):
-        best = images[np.concatenate([layers[at].top for _, layers in attention])]
-        found.append(
-            LayerHubs(
-                one.layer,
-                hubs_of(best[:, :TOP], total),
-                hubs_of(distinct(best), total),
-                compared(one.layer, "signed"),
-                compared(one.layer, "cosine"),
-                datapoints.mean_by_image(norms[one.layer]),
-            )
-        )
-    return found
-
-
-def hub_claims(layers: Sequence[LayerHubs], datapoints: Datapoints, digits: str) -> list[Claim]:
-    """That one image is a hub at several layers, and that it is a "0" of the dataset `digits`."""
-    often = sum((one.slots.shares >= _OFTEN).astype(np.int64) for one in layers)
-    total = sum(one.slots.shares for one in layers)
-    hub = int(np.lexsort((-np.asarray(total), -np.asarray(often)))[0])
-    shares = ", ".join(f"{100 * one.slots.shares[hub]:.1f} % at {one.layer}" for one in layers)
-    where = f"of the three best slots of {layers[0].slots.queries:,} test images"
-    zeros = (datapoints.datasets == digits) & (datapoints.labels == 0)
-    is_zero = zeros[datapoints.first_slots]
-    leaders = [one.layer for one in layers if is_zero[one.slots.greatest(1)].any()]
     return [
-        Claim(
-            "appendix A",
-            "One training image is often found among the top-3 matches in different settings.",
-            'a "0" (Figure 10a)',
-            f"{name_image(datapoints, hub)}: {shares} {where}",
-            verdict(int(np.asarray(often)[hub]), 2, 1),
-            "the same image is among the three best slots of at least 5 % of the test images at two layers; in part, "
-            "at one",
-            HEADING,
-        ),
-        Claim(
-            "appendix A",
-            'The training image that is often found is a "0".',
-            'a "0" (Figure 10a)',
-            f"{name_image(datapoints, hub)}; the greatest hub is a 0 at {', '.join(leaders) or 'no layer'}",
-            verdict(2 if is_zero[hub] else int(bool(leaders)), 2, 1),
-            "the image of the claim above is of class 0; in part, the image found most often at some layer is",
-            HEADING,
-        ),
+        LayerHubs(
+            one.layer,
+            hubs_of(np.concatenate([layers[at].best for _, layers in attention]), total),
+            compared(one.layer, "signed"),
+            compared(one.layer, "cosine"),
+            datapoints.mean_by_image(norms[one.layer]),
+        )
+        for at, one in enumerate(attention[0][1])
     ]
-
-
-def name_image(datapoints: Datapoints, image: int) -> str:
-    """Its dataset, row and class."""
-    slot = datapoints.first_slots[image]
-    return f"{datapoints.datasets[slot]} image {datapoints.samples[slot]:,}, class {datapoints.labels[slot]}"
 
 
 def hubs_report(layers: Sequence[LayerHubs], datapoints: Datapoints) -> Report:
@@ -201,32 +142,36 @@ def hubs_report(layers: Sequence[LayerHubs], datapoints: Datapoints) -> Report:
 
 
 def _of_layer(hubs: LayerHubs, datapoints: Datapoints) -> Report:
-    ordered = np.sort(hubs.slots.counts)[::-1]
+    ordered = np.sort(hubs.weight.counts)[::-1]
     half = int(np.searchsorted(np.cumsum(ordered), ordered.sum() / 2)) + 1
+
+    def told(images: NDArray[np.int64]) -> list[Report]:
+        return [_of_image(hubs, datapoints, image) for image in images.tolist()]
+
     return {
-        "queries": hubs.slots.queries,
+        "queries": hubs.weight.queries,
         "compared": hubs.signed.queries,
         "images": len(hubs.norms),
-        "ever": int((hubs.slots.counts > 0).sum()),
+        "ever": int((hubs.weight.counts > 0).sum()),
         "half": half,
-        "norm_correlation": rank_correlation(hubs.slots.counts.astype(np.float64), hubs.norms),
+        "norm_correlation": rank_correlation(hubs.signed.counts.astype(np.float64), hubs.norms),
         "cosine_norm_correlation": rank_correlation(hubs.cosine.counts.astype(np.float64), hubs.norms),
         "surviving": hubs.surviving,
         "cause": hubs.cause,
-        "greatest": [_of_image(hubs, datapoints, int(image)) for image in hubs.slots.greatest()],
-        "greatest_by_cosine": [_of_image(hubs, datapoints, int(image)) for image in hubs.cosine.greatest()],
+        "often": told(np.flatnonzero(hubs.weight.shares >= OFTEN)),
+        "greatest": told(hubs.weight.greatest()),
+        "greatest_signed": told(hubs.signed.greatest()),
+        "greatest_by_cosine": told(hubs.cosine.greatest()),
     }
 
 
 def _of_image(hubs: LayerHubs, datapoints: Datapoints, image: int) -> Report:
-    slot = datapoints.first_slots[image]
     norm = float(hubs.norms[image])
     return {
-        "dataset": str(datapoints.datasets[slot]),
-        "sample": int(datapoints.samples[slot]),
-        "label": int(datapoints.labels[slot]),
-        "slots": float(hubs.slots.shares[image]),
-        "images": float(hubs.images.shares[image]),
+        "dataset": str(datapoints.image_datasets[image]),
+        "sample": int(datapoints.samples[datapoints.first_slots[image]]),
+        "label": int(datapoints.image_labels[image]),
+        "weight": float(hubs.weight.shares[image]),
         "signed": float(hubs.signed.shares[image]),
         "cosine": float(hubs.cosine.shares[image]),
         "norm": norm,

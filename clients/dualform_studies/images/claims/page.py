@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dualform_studies.images.claims import dates, hubs, prevalence
+from dualform_studies.images.claims import dates, hub_claims, hubs, prevalence
 from dualform_studies.images.claims.attention import TOP
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
@@ -37,45 +37,51 @@ def show_hubs(page: Page, found: Mapping[str, Report]) -> None:
     first = next(iter(found.values()))
     page.heading(hubs.HEADING)
     page.paragraph(
-        f"How often each of the {first['images']:,} training images is among the best {TOP} of the "
-        f"{first['queries']:,} test images. A datapoint is one visit of an image: where keys repeat or nearly do, all "
-        f"{TOP} best may be visits of one image, which then counts once. Beside it, the same for the {TOP} best images."
+        f"How often each of the {first['images']:,} training images is among the {TOP} best of the "
+        f"{first['queries']:,} test images, by absolute weight. A datapoint is one visit of an image; an image stands "
+        "where the best of its visits does, and counts once."
     )
     page.paragraph(
-        f"Of {first['compared']:,} test images, drawn by chance, the {TOP} best are also taken by cosine, in which the "
-        "length of keys has no say; this and what it is compared with are signed. "
+        f"Of {first['compared']:,} of these test images, drawn by chance, the {TOP} best images are also taken by "
+        "cosine, in which the length of keys has no say. The cosine is signed, and so is the weight that it is "
+        "compared with; behind the first layer no weight is negative. "
         + " ".join(f"{sentence}." for sentence in _causes(found))
     )
+    compared = f"of {first['compared']:,} test images, by signed weight and by cosine"
     page.figure(
         report_folder(page.run) / "hub-distribution.png",
-        "How unevenly attention falls on the training images (no figure of the paper; its appendix A).",
+        f"How unevenly the attention {compared} falls on the training images (no figure of the paper; its appendix A).",
     )
     page.figure(
         report_folder(page.run) / "hubs.png",
-        f"The {hubs.GREATEST} greatest hubs of each layer, with their class and how many test images have them among "
-        f"their {TOP} best (Figure 10a of the paper shows one).",
+        f"The {hubs.GREATEST} greatest hubs {compared}, with their class and how many of these test images have them "
+        f"among their {TOP} best (Figure 10a of the paper shows one).",
     )
     page.show(_summary_table(found), _hubs_table(found))
+    page.paragraph(
+        'The paper finds one training image, a "0", often in different settings. Its settings are the studies, so that '
+        f'is judged over their reports together. Such a hub: {hub_claims.SAME}. It is a "0": {hub_claims.ZERO}.'
+    )
 
 
 def _causes(found: Mapping[str, Report]) -> Iterator[str]:
     for layer, one in found.items():
         yield (
-            f"At {layer} {one['surviving']} of the {hubs.GREATEST} greatest hubs stay among the {hubs.GREATEST} "
-            f"greatest: {_CAUSES[one['cause']]}"
+            f"At {layer} {one['surviving']} of the {hubs.GREATEST} greatest hubs by signed weight are among the "
+            f"{hubs.GREATEST} greatest by cosine: {_CAUSES[one['cause']]}"
         )
 
 
 def _summary_table(found: Mapping[str, Report]) -> Table:
     rows: list[list[Cell]] = []
     for layer, one in found.items():
-        greatest = one["greatest"][0]
         rows.append(
             [
                 layer,
                 one["ever"],
                 one["half"],
-                f"{100 * greatest['slots']:.1f}",
+                f"{100 * one['greatest'][0]['weight']:.1f}",
+                f"{100 * one['greatest_signed'][0]['signed']:.1f}",
                 f"{100 * one['greatest_by_cosine'][0]['cosine']:.1f}",
                 _figure(one["norm_correlation"]),
                 _figure(one["cosine_norm_correlation"]),
@@ -87,14 +93,17 @@ def _summary_table(found: Mapping[str, Report]) -> Table:
         "images ever among them",
         "images that take half of all places",
         "test images of the greatest hub (%)",
-        "of the greatest by cosine (%)",
-        "correlation of count and length",
+        "of those compared, by signed weight (%)",
+        "of those compared, by cosine (%)",
+        "correlation of count and length, by signed weight",
         "the same by cosine",
-        f"of the {hubs.GREATEST} greatest, also by cosine",
+        f"of the {hubs.GREATEST} greatest by signed weight, also by cosine",
     ]
+    first = next(iter(found.values()))
     caption = (
-        "Hubs by layer. The correlation is Spearman's, over all training images; the length of an image's key is the "
-        "mean over its visits."
+        f"Hubs by layer: by absolute weight of all {first['queries']:,} test images, and of the {first['compared']:,} "
+        "that signed weight and cosine are compared on. The correlation is Spearman's, over all training images, of "
+        "the count over those compared; the length of an image's key is the mean over its visits."
     )
     return Table("hubs", caption, columns, rows)
 
@@ -107,7 +116,7 @@ def _hubs_table(found: Mapping[str, Report]) -> Table:
             image["dataset"],
             image["sample"],
             image["label"],
-            *(f"{100 * image[share]:.1f}" for share in ("slots", "images", "signed", "cosine")),
+            *(f"{100 * image[share]:.1f}" for share in ("weight", "signed", "cosine")),
             f"{image['norm']:.2f}",
             f"{100 * image['longer_than']:.1f}",
         ]
@@ -120,14 +129,14 @@ def _hubs_table(found: Mapping[str, Report]) -> Table:
         "dataset",
         "image",
         "class",
-        f"among the {TOP} best slots (%)",
-        f"among the {TOP} best images (%)",
-        "signed, of those compared (%)",
+        f"among the {TOP} best (%)",
+        "by signed weight, of those compared (%)",
         "by cosine, of those compared (%)",
         "length of its key",
         "longer than of the images (%)",
     ]
-    return Table("greatest-hubs", "The greatest hubs of each layer.", columns, rows)
+    caption = "The greatest hubs of each layer, by absolute weight of all test images."
+    return Table("greatest-hubs", caption, columns, rows)
 
 
 def show_dates(page: Page, found: Mapping[str, Report]) -> None:

@@ -9,7 +9,7 @@ from dualform_studies.images.claims import attention as attention_module
 from dualform_studies.images.claims.attention import ask_attention, ask_greatest, best_slots, sampled_rows
 from dualform_studies.images.claims.datapoints import ask_datapoints, ask_key_norms
 from dualform_studies.images.claims.dates import SAMPLED, Period, ask_dates
-from dualform_studies.images.claims.hubs import COMPARED, ask_hubs, distinct, enough_for_distinct
+from dualform_studies.images.claims.hubs import COMPARED, ask_hubs
 from dualform_studies.images.recorded import Checkpoint
 from tests.studies.images.claims.conftest import BATCH, LAYERS, STEPS, Recorded
 
@@ -17,6 +17,11 @@ from tests.studies.images.claims.conftest import BATCH, LAYERS, STEPS, Recorded
 def ranked(scores: np.ndarray) -> np.ndarray:
     """Slots by score descending, then number."""
     return np.argsort(-scores, axis=1, kind="stable")
+
+
+def best_images(scores: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """The images of the best slots, each once, three of each query."""
+    return np.array([list(dict.fromkeys(row.tolist()))[:3] for row in images[ranked(scores)]])
 
 
 def cosines(products: np.ndarray, keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -45,7 +50,8 @@ def test_lengths_of_keys(recorded: Recorded, layer: str):
 @pytest.mark.parametrize("number", [0, 1])
 def test_attention_is_that_of_float64(recorded: Recorded, number: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention_module, "_AT_ONCE", 17)
-    found = ask_attention(recorded.memory, LAYERS, recorded.checkpoint(number), recorded.datasets, k=5)
+    points = ask_datapoints(recorded.memory)
+    found = ask_attention(recorded.memory, LAYERS, recorded.checkpoint(number), recorded.datasets, points)
     groups = [(name, label) for name in ("mnist", "fashion-mnist") for label in range(10)]
     slots = np.array(groups, dtype=object)
     own = list(zip(recorded.names, recorded.labels, strict=True))
@@ -54,12 +60,14 @@ def test_attention_is_that_of_float64(recorded: Recorded, number: int, monkeypat
         scores = np.abs(recorded.products(layer, number))
         assert (one.layer, list(one.groups)) == (layer, groups)
         np.testing.assert_allclose(one.sums, scores @ member, rtol=1e-6)
-        np.testing.assert_array_equal(one.top, ranked(scores)[:, :5])
+        np.testing.assert_array_equal(one.best, best_images(scores, points.images))
+        assert all(len(set(row)) == 3 for row in one.best.tolist()), "three images, not three visits"
 
 
 def test_classes_without_datapoints_have_no_attention(recorded: Recorded):
     begun = Checkpoint(recorded.datasets[0], 1, last=True)
-    (found,) = ask_attention(recorded.memory, ["layer-1"], begun, recorded.datasets)
+    points = ask_datapoints(recorded.memory)
+    (found,) = ask_attention(recorded.memory, ["layer-1"], begun, recorded.datasets, points)
     trained = set(zip(recorded.names[:BATCH], recorded.labels[:BATCH], strict=True))
     assert len(trained) < len(found.groups) == 20
     for column, group in enumerate(found.groups):
@@ -89,9 +97,8 @@ def test_rows_are_drawn_once_each():
 def test_hubs_are_those_of_float64(recorded: Recorded):
     points = ask_datapoints(recorded.memory)
     norms = {layer: ask_key_norms(recorded.memory, layer) for layer in LAYERS}
-    enough = enough_for_distinct(points)
     seen = [
-        (checkpoint, ask_attention(recorded.memory, LAYERS, checkpoint, recorded.datasets, enough))
+        (checkpoint, ask_attention(recorded.memory, LAYERS, checkpoint, recorded.datasets, points))
         for checkpoint in (recorded.checkpoint(0), recorded.checkpoint(1))
     ]
     assert COMPARED >= 120, "all test images are compared"
@@ -104,17 +111,10 @@ def test_hubs_are_those_of_float64(recorded: Recorded):
         ]
         signed = np.concatenate(products)
         cosine = np.concatenate([cosines(own, keys, asked) for own, asked in zip(products, queries, strict=True)])
-        best = {"slots": np.abs(signed), "signed": signed, "cosine": cosine}
-        for ranking, scores in best.items():
-            expected = np.zeros(len(points.visits), dtype=np.int64)
-            for row in points.images[ranked(scores)[:, :3]]:
-                expected[list(set(row.tolist()))] += 1
+        for ranking, scores in {"weight": np.abs(signed), "signed": signed, "cosine": cosine}.items():
+            expected = np.bincount(best_images(scores, points.images).ravel(), minlength=len(points.visits))
             assert getattr(hubs, ranking).counts.tolist() == expected.tolist()
             assert getattr(hubs, ranking).queries == 120
-        expected = np.zeros(len(points.visits), dtype=np.int64)
-        for row in points.images[ranked(np.abs(signed))]:
-            expected[list(dict.fromkeys(row.tolist()))[:3]] += 1
-        assert hubs.images.counts.tolist() == expected.tolist()
         means = [norms[hubs.layer][points.images == image].mean() for image in range(len(points.visits))]
         np.testing.assert_allclose(hubs.norms, means, rtol=1e-12)
 
@@ -141,4 +141,4 @@ def test_dates_are_those_of_float64(recorded: Recorded):
 def test_best_slots_are_those_of_the_mask(recorded: Recorded):
     found = best_slots(recorded.memory, "layer-1", "test-mnist", np.array([3, 5]), 4, "step < 10", "signed")
     assert (found < 10 * BATCH).all()
-    assert distinct(found).shape == (2, 3)
+    assert found.shape == (2, 4)

@@ -8,20 +8,13 @@ from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from dualform_studies.images.claims.attention import distinct, enough_for_distinct
 from dualform_studies.images.claims.datapoints import Datapoints
+from dualform_studies.images.claims.hub_claims import hub_claims
 from dualform_studies.images.claims.hub_figures import draw_hub_distribution
-from dualform_studies.images.claims.hubs import (
-    Hubs,
-    LayerHubs,
-    distinct,
-    enough_for_distinct,
-    hub_claims,
-    hubs_of,
-    hubs_report,
-    name_image,
-    rank_correlation,
-)
+from dualform_studies.images.claims.hubs import Hubs, LayerHubs, hubs_of, hubs_report, rank_correlation
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
+from dualform_studies.pages.study_report import OftenFound
 
 SIX_IMAGES = Datapoints(
     np.array(["fashion-mnist", "mnist", "mnist", "mnist", "fashion-mnist", "mnist"], dtype=object),
@@ -36,9 +29,10 @@ def hubs(counts: list[int], queries: int = 100) -> Hubs:
     return Hubs(np.array(counts), queries)
 
 
-def layer(counts: list[int], name: str = "layer-0", cosine: list[int] | None = None) -> LayerHubs:
-    found = hubs(counts)
-    return LayerHubs(name, found, found, found, hubs(cosine or counts), np.arange(1.0, 7.0))
+def layer(
+    counts: list[int], name: str = "layer-0", signed: list[int] | None = None, cosine: list[int] | None = None
+) -> LayerHubs:
+    return LayerHubs(name, hubs(counts), hubs(signed or counts, 50), hubs(cosine or counts, 50), np.arange(1.0, 7.0))
 
 
 def test_images_are_numbered_by_dataset_and_row():
@@ -52,7 +46,8 @@ def test_images_are_numbered_by_dataset_and_row():
     assert visited.visits.tolist() == [1, 1, 2]
     assert visited.first_slots.tolist() == [2, 1, 0]
     assert visited.mean_by_image(np.array([1.0, 2.0, 3.0, 5.0])).tolist() == [3.0, 2.0, 3.0]
-    assert name_image(visited, 2) == "mnist image 7, class 3"
+    assert visited.image_datasets.tolist() == ["fashion-mnist", "mnist", "mnist"]
+    assert visited.image_labels.tolist() == [0, 1, 3]
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=20))
@@ -103,39 +98,63 @@ def test_what_makes_hubs_is_what_stays_without_length(surviving: int, cause: str
     by_cosine = np.zeros(30, dtype=np.int64)
     by_cosine[10 - surviving : 20 - surviving] = 5
     found = Hubs(by_weight, 10)
-    one = LayerHubs("layer-0", found, found, found, Hubs(by_cosine, 10), np.ones(30))
+    one = LayerHubs("layer-0", found, found, Hubs(by_cosine, 10), np.ones(30))
     assert (one.surviving, one.cause) == (surviving, cause)
 
 
+ZERO, SEVEN, SHIRT = ("mnist", 4, 0), ("mnist", 8, 7), ("fashion-mnist", 4, 0)
+
+
+def setting(**layers: dict[tuple[str, int, int], float]) -> dict[str, list[OftenFound]]:
+    """By layer, the images that are often found and their shares."""
+    return {
+        name.replace("_", "-"): [OftenFound(*image, share) for image, share in own.items()]
+        for name, own in layers.items()
+    }
+
+
 @pytest.mark.parametrize(
-    ("counts", "often", "zero"),
+    ("settings", "often", "zero"),
     [
-        ([[0, 0, 5, 1, 0, 0], [0, 0, 6, 9, 0, 0]], HOLDS, HOLDS),
-        ([[0, 0, 4, 5, 0, 0], [0, 0, 4, 9, 0, 0]], HOLDS, FAILS),
-        ([[0, 0, 4, 3, 0, 0], [0, 0, 4, 6, 0, 0]], IN_PART, IN_PART),
-        ([[4, 0, 1, 3, 0, 0], [4, 0, 1, 3, 0, 0]], FAILS, FAILS),
+        ([setting(layer_0={ZERO: 0.06}), setting(layer_1={ZERO: 0.05, SEVEN: 0.9})], HOLDS, HOLDS),
+        ([setting(layer_0={ZERO: 0.2, SEVEN: 0.1}), setting(layer_0={SEVEN: 0.05})], HOLDS, IN_PART),
+        ([setting(layer_0={SHIRT: 0.2}, layer_1={SHIRT: 0.2}), setting(layer_0={})], IN_PART, FAILS),
+        ([setting(layer_0={}), setting(layer_0={})], FAILS, FAILS),
     ],
 )
-def test_one_image_is_a_hub_at_two_layers(counts: list[list[int]], often: str, zero: str):
-    layers = [layer(own, f"layer-{at}") for at, own in enumerate(counts)]
-    first, second = hub_claims(layers, SIX_IMAGES, "mnist")
+def test_one_image_is_a_hub_in_two_studies(settings: list[dict[str, list[OftenFound]]], often: str, zero: str):
+    first, second = hub_claims(dict(zip(("single", "joint"), settings, strict=True)))
     assert (first.verdict, second.verdict) == (often, zero)
 
 
-def test_the_report_tells_of_the_greatest():
-    one = hubs_report([layer([0, 0, 30, 10, 20, 0], cosine=[0, 0, 0, 10, 0, 0])], SIX_IMAGES)["layer-0"]
-    assert [image["sample"] for image in one["greatest"]] == [4, 9, 8]
+def test_the_claim_names_each_setting_and_its_layer():
+    settings = {"single": setting(layer_0={ZERO: 0.06}, layer_1={ZERO: 0.08}), "joint": setting(layer_2={ZERO: 0.051})}
+    first, _ = hub_claims(settings)
+    assert "mnist image 4, class 0: 8.0 % in single (layer-1), 5.1 % in joint (layer-2)" in first.ours
+    assert hub_claims({"single": settings["single"]}) == [], "layers of one study are no different settings"
+
+
+def test_the_report_tells_of_the_greatest_and_of_those_often_found():
+    own = layer([0, 4, 30, 10, 20, 5], signed=[0, 9, 0, 0, 0, 8], cosine=[0, 0, 0, 10, 0, 0])
+    one = hubs_report([own], SIX_IMAGES)["layer-0"]
+    assert [image["sample"] for image in one["greatest"]] == [4, 9, 8, 12, 11]
+    assert [image["sample"] for image in one["greatest_signed"]] == [11, 12]
+    assert [image["weight"] for image in one["often"]] == [0.3, 0.1, 0.2, 0.05], "from 1/20 on"
     greatest = one["greatest"][0]
     assert (greatest["dataset"], greatest["sample"], greatest["label"]) == ("mnist", 4, 0)
-    assert (greatest["slots"], greatest["cosine"], greatest["norm"]) == (0.3, 0.0, 3.0)
+    assert (greatest["weight"], greatest["cosine"], greatest["norm"]) == (0.3, 0.0, 3.0)
     assert greatest["longer_than"] == pytest.approx(2 / 6)
-    assert (one["ever"], one["half"], one["surviving"]) == (3, 1, 1)
+    assert (one["ever"], one["half"], one["surviving"]) == (5, 2, 0)
+    assert (one["queries"], one["compared"]) == (100, 50)
+    assert one["norm_correlation"] == pytest.approx(spearmanr([0, 9, 0, 0, 0, 8], np.arange(6)).statistic)
 
 
-def test_the_distribution_is_drawn_in_descending_order(tmp_path: Path, drawn: list[Figure]):
-    path = draw_hub_distribution(tmp_path / "hub-distribution.png", [layer([0, 0, 30, 10, 20, 0])])
+def test_all_rankings_on_one_axis_are_of_the_same_queries(tmp_path: Path, drawn: list[Figure]):
+    own = layer([99, 99, 99, 99, 99, 99], signed=[0, 0, 15, 5, 10, 0], cosine=[0, 0, 0, 10, 0, 0])
+    path = draw_hub_distribution(tmp_path / "hub-distribution.png", [own])
     assert path.read_bytes().startswith(b"\x89PNG")
     (panel,) = drawn[0].get_axes()
-    x, y = panel.lines[0].get_data()
-    assert list(x) == [1, 2, 3]
-    np.testing.assert_allclose(y, [30, 20, 10])
+    weight, cosine = (line.get_data() for line in panel.lines)
+    assert list(weight[0]) == [1, 2, 3]
+    np.testing.assert_allclose(weight[1], [30, 20, 10])
+    np.testing.assert_allclose(cosine[1], [20])
