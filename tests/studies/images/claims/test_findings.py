@@ -211,13 +211,38 @@ def test_crossing_is_counted_image_by_image(pair, points: Datapoints, draw: Draw
     assert len(crossing_table({"mnist": found}).rows) == 3
 
 
-@pytest.mark.parametrize(
-    ("counts", "verdict"), [((1, 2, 3), HOLDS), ((1, 5, 3), IN_PART), ((3, 2, 3), FAILS), ((4, 2, 3), FAILS)]
-)
-def test_attention_across_grows_from_layer_to_layer(counts: tuple[int, ...], verdict: str):
-    everything = np.ones(10, dtype=bool)
-    near = [
-        Prevalence("MNIST is near", layer, "images", everything, np.arange(10) < seen)
+def seen_by(counts: tuple[int, ...]) -> list[Prevalence]:
+    """By layer, an observation of the first so many of 1,000 images."""
+    everything = np.ones(1000, dtype=bool)
+    return [
+        Prevalence("MNIST is near", layer, "images", everything, np.arange(1000) < seen)
         for layer, seen in zip(LAYERS, counts, strict=True)
     ]
-    assert crossing_claim("section 5.3", near).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        ((10, 30, 50), HOLDS),
+        ((10, 30, 49), FAILS),
+        ((0, 0, 0), FAILS),
+        ((10, 60, 50), IN_PART),
+        ((92, 92, 100), IN_PART),
+        ((93, 94, 100), FAILS),
+        ((92, 100, 108), HOLDS),
+        ((100, 50, 100), FAILS),
+        ((400, 200, 300), FAILS),
+    ],
+)
+def test_attention_across_grows_from_layer_to_layer_beyond_chance(counts: tuple[int, ...], verdict: str):
+    claim = crossing_claim("section 5.3", seen_by(counts))
+    assert claim.verdict == verdict
+    assert "at least 1/20 at the last layer" in claim.criterion
+
+
+def test_a_rise_is_that_of_the_same_images():
+    """110 images rise to 120: of 110 images all new, 10 more are no rise beyond chance."""
+    everything = np.ones(1000, dtype=bool)
+    rows = [np.arange(1000) < 110, (np.arange(1000) >= 110) & (np.arange(1000) < 230), np.arange(1000) < 240]
+    near = [Prevalence("near", name, "images", everything, seen) for name, seen in zip(LAYERS, rows, strict=True)]
+    assert crossing_claim("section 5.3", near).verdict == IN_PART
