@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
-from dualform_studies.images.compact.claims import ORDER, RANKS, SPAN, remarks
+from dualform_studies.images.compact.claims import ORDER, RANKS, SAME_ANSWER, SPAN, remarks
 from dualform_studies.images.compact.figure import draw_ranks
 from dualform_studies.images.compact.order import BEST
 from dualform_studies.images.compact.ranks import ALL_LAYERS, SHARES
@@ -58,12 +58,13 @@ def compact_page(out: Path, report: Report) -> Page:
 def _order(report: Report) -> str:
     order = report["order"]
     apart = max(max(layer["outputs"], layer["sums"]) for layer in order["layers"].values())
+    rounding = "no more than" if apart <= SAME_ANSWER else "more than"
     return (
         f"{order['pairs']:,} keys and values, drawn from the whole training, were recorded again, once in the order of "
         f"the training and once shuffled, and {order['queries']:,} test images asked of both. Outputs and sums differ "
-        f"by {apart:.1e} of their length at most. That is float32's rounding, of the outputs and of the gradient "
-        "factor that the recorder measures of each step. The paper's remark is that time shows only in keys and "
-        "values, not in where they stand."
+        f"by {apart:.1e} of their length at most: {rounding} float32's rounding brings, of the outputs and of the "
+        "gradient factor that the recorder measures of each step. The paper's remark is that time shows only in keys "
+        "and values, not in where they stand."
     )
 
 
@@ -101,7 +102,7 @@ def _span_table(report: Report) -> Table:
         query = layer.get("query", {})
         row: list[Cell] = [name, layer["width"], layer["rank"]]
         row += [percent(layer["outside_mean"], ".2g"), percent(layer["outside_most"], ".2g")]
-        for key in ("added", "added_test_query"):
+        for key in ("added", "added_test_query", "bias_moved"):
             row.append(f"{query[key]:.1e}" if query else None)
         for key in ("greatest_weight", "greatest_weight_test_query"):
             row.append(f"{query[key]:.2g}" if query else None)
@@ -114,13 +115,14 @@ def _span_table(report: Report) -> Table:
         "outside: most",
         "added, query outside",
         "added, test image",
+        "moved, the bias",
         "greatest weight, query outside",
         "greatest weight, test image",
     ]
     caption = (
         "The span of each layer's keys, to float32's precision; the share of the test inputs' squared length outside "
         "of it; and for the query outside and its test image, the length of what training adds beside the bias, over "
-        "the length of W₀x, and the greatest absolute attention weight over all slots."
+        "that of W₀x, how far the bias moved, over the same, and the greatest absolute attention weight over all slots."
     )
     return Table("span", caption, columns, rows)
 
@@ -173,8 +175,10 @@ def _compact(report: Report) -> str:
     return (
         f"With the directions that hold 99.9 % of each layer's update, {percent(compact['accuracy'], '.2f')} of the "
         f"test images are recognised, with all of them {percent(compact['accuracy_all'], '.2f')}. They are "
-        f"{compact['numbers']:,} numbers, where the slots are {compact['slots_numbers']:,} and the weights themselves "
-        f"{compact['weights_numbers']:,}: {beside} than the layers need without any memory."
+        f"{compact['numbers']:,} numbers, where the slots are {compact['slots_numbers']:,}: that these are more "
+        "follows from the shapes, as a layer has no more directions than its narrower side has numbers. The weights "
+        f"themselves are {compact['weights_numbers']:,}: the directions are {beside} than the layers need "
+        "without any memory."
     )
 
 

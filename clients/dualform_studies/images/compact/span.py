@@ -47,8 +47,8 @@ def key_blocks(memory: Engine, layer: str) -> Iterator[NDArray[np.float32]]:
 def ask_span(memory: Engine, layer: str, probe: str, initial: NDArray[np.float64]) -> Report:
     """How much of the test queries lies outside the keys' span, and what a query wholly outside is answered.
 
-    `initial` is the layer's weight before training, float64[d_out, d_in]. The query is the outside part of the test
-    query that has most of it, made as long as that test query is.
+    `initial` is the layer's weight before training with its bias as the last column, float64[d_out, d_in + 1]. The
+    query is the outside part of the test query that has most of it, made as long as that test query is.
     """
     queries = memory.probe(probe, layer).queries
     assert queries is not None, "the layer was named"
@@ -79,15 +79,19 @@ def _ask_outside(
     inside: NDArray[np.float32],
     initial: NDArray[np.float64],
 ) -> Report:
-    """The answer to a query outside the span beside W_0 q and the bias, and the same for the test query itself."""
+    """The answer to a query outside the span beside W_0 q and the bias, and the same for the test query itself; and how
+    far the bias moved. All are lengths relative to that of W_0 q.
+    """
     both = np.stack([outside, inside])
     answers = np.asarray(memory.output(layer, both), dtype=np.float64)
     bias = np.asarray(memory.weights()[f"{layer}.bias"], dtype=np.float64)
-    untrained = both.astype(np.float64) @ initial.T
-    added = np.linalg.norm(answers - bias - untrained, axis=1) / np.linalg.norm(untrained, axis=1)
+    untrained = both.astype(np.float64) @ initial[:, :-1].T
+    lengths = np.linalg.norm(untrained, axis=1)
+    added = np.linalg.norm(answers - bias - untrained, axis=1) / lengths
     best = memory.topk(layer, both, k=1, score="abs")
     return {
         "added": float(added[0]),
+        "bias_moved": float(np.linalg.norm(bias - initial[:, -1]) / lengths[0]),
         "added_test_query": float(added[1]),
         "greatest_weight": float(best.scores[0][0]),
         "greatest_weight_test_query": float(best.scores[1][0]),

@@ -82,7 +82,7 @@ def _examine(out: Path, dataset: Dataset, recipe: Recipe, seed: int, progress: P
         report: Report = {
             "slots": slots,
             "verify": {name: certificate_report(certificate) for name, certificate in memory.verify().items()},
-            "span": {layer: ask_span(memory, layer, probe, with_bias(layer, initial)[:, :-1]) for layer in layers},
+            "span": {layer: ask_span(memory, layer, probe, with_bias(layer, initial)) for layer in layers},
         }
         say("asking the memory", 1, 3)
         report["mixture"] = {layer: mixture(memory, update, _MIXED) for layer, update in updates.items()}

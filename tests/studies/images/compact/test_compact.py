@@ -46,7 +46,7 @@ def test_it_says_what_it_wrote(miniature):
     for claim in report["claims"]:
         assert f"## {claim['heading']}" in page
     assert [claim["section"] for claim in report["claims"]] == [
-        "remark 3.1", "remark 3.1", "remark 3.3", "remark 3.4", "remark 3.4"
+        "remark 3.1", "remark 3.1", "remark 3.3", "remark 3.4"
     ]  # fmt: skip
     assert all(layer["exact"] for layer in report["verify"].values())
 
@@ -114,6 +114,8 @@ def test_a_query_outside_the_span_is_answered_by_what_training_began_with(miniat
         untrained = before[f"{layer}.weight"].double().numpy() @ outside
         assert np.linalg.norm(answer - untrained) < 1e-5 * np.linalg.norm(untrained)
         assert found["query"]["added"] < 1e-5 < found["query"]["added_test_query"]
+        moved = np.linalg.norm((after[f"{layer}.bias"] - before[f"{layer}.bias"]).double())
+        assert found["query"]["bias_moved"] == pytest.approx(moved / np.linalg.norm(untrained), rel=1e-4)
         assert found["query"]["greatest_weight"] < 1e-4 * found["query"]["greatest_weight_test_query"]
 
 
