@@ -124,6 +124,18 @@ def test_a_slot_attends_as_often_as_it_was_recorded():
     assert one.effective_slots.tobytes() == other.effective_slots.tobytes()
 
 
+def test_a_key_that_slots_share_is_scored_once_a_batch(monkeypatch):
+    case, scored = Case(3, repeats=True), []
+    score = softmax.score_every
+    monkeypatch.setattr(softmax, "score_every", lambda *of: scored.append(len(of[1])) or score(*of))
+    monkeypatch.setattr(softmax, "block_size", lambda width: 16)
+    whole = case.engine.output("fc", case.queries, kernel="softmax")
+    assert sum(scored) == len(set(case.memory.keys("fc").row_of_entry.tolist()))
+    monkeypatch.setattr(softmax, "_HELD_BYTES", 1)
+    one_by_one = case.engine.output("fc", case.queries, kernel="softmax")
+    assert one_by_one.values.tobytes() == whole.values.tobytes()
+
+
 def test_the_linear_sum_alone_is_the_output_less_the_initial_weights_and_the_bias():
     case = Case()
     stays, queries = case.labels != 2, case.queries.astype(float)
@@ -182,6 +194,70 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs, st
     return dualform.open(path)
 
 
+LSTM = ("0.weight_hh_l0", "0.weight_ih_l0")
+
+
+def lstm_memory(path, *, length=4, steps=3, halved=LSTM, rates=None, autocast=False):
+    """A tiny LSTM; the gradients of the `halved` parts count half. `rates`: of each step, for weights of the state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LSTM(3, 2, batch_first=True))
+    named = dict(model.named_parameters())
+    state = [{"params": [p]} for name, p in named.items() if "weight_hh" in name]
+    other = [{"params": [p for name, p in named.items() if "weight_hh" not in name]}]
+    optimizer = torch.optim.SGD(state + other, lr=0.1)
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = rates[step] if rates else 0.1
+            with recorder.step():
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    found = model(torch.randn(5, length, 3))[0]
+                found.float().square().sum().backward()
+                for name in halved:
+                    named[name].grad.mul_(0.5)
+                optimizer.step()
+    return dualform.open(path)
+
+
+def assert_mean_of_values(memory, coefficient, where=None, rtol=1e-4):
+    """A query of zeros weighs all slots alike."""
+    slots = memory.sql(f"SELECT slot FROM slots WHERE {where or 'true'} ORDER BY slot")["slot"]
+    wanted = coefficient * memory.values("0", slots).mean(axis=0)
+    found = memory.output("0", np.zeros(5, np.float32), where, kernel="softmax", initial=False)
+    np.testing.assert_allclose(found[0], wanted, rtol=rtol, atol=1e-8)
+    assert found.effective_slots[0] == pytest.approx(len(slots))
+
+
+def test_parts_whose_factors_bfloat16_rounds_have_one_value(tmp_path):
+    with lstm_memory(tmp_path / "run", autocast=True) as memory:
+        assert str(memory.info().layers[0].grade) == "exact to bfloat16"
+        assert_mean_of_values(memory, -0.05, rtol=2.0**-7)
+
+
+def test_a_part_without_a_gradient_says_nothing_of_the_value(tmp_path):
+    """Of sequences of length 1 the state is zero, and so is the gradient of its weight: no factor shows in it."""
+    with lstm_memory(tmp_path / "run", length=1) as memory:
+        assert_mean_of_values(memory, -0.05)
+
+
+def test_only_steps_whose_slots_attend_are_compared(tmp_path):
+    with lstm_memory(tmp_path / "run", rates=(0.1, 0.1, 0.2)) as memory:
+        assert_mean_of_values(memory, -0.05, where="step < 2")
+        with pytest.raises(Inexact, match=r"moved differently"):
+            memory.output("0", np.zeros(5), kernel="softmax")
+
+
+@pytest.mark.parametrize(
+    "apart", [{"rates": (0.1, 0.1 * (1 + 1e-7), 0.1)}, {"halved": LSTM[:1]}], ids=["a learning rate", "a factor"]
+)
+def test_settings_are_compared_exactly_and_factors_as_the_grade_allows(tmp_path, apart):
+    with (
+        lstm_memory(tmp_path / "run", **apart) as memory,
+        pytest.raises(Inexact, match=r"^the parts of the weight of layer '0', 0\.weight_hh_l0, 0\.weight_ih_l0, moved"),
+    ):
+        memory.output("0", np.zeros(5), kernel="softmax")
+
+
 def test_adam_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2))
@@ -196,10 +272,10 @@ def test_adam_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
 
 
 class Tied(nn.Module):
-    def __init__(self):
+    def __init__(self, kind="weight"):
         super().__init__()
         self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.other.weight = self.one.weight
+        setattr(self.other, kind, getattr(self.one, kind))
 
     def forward(self, inputs):
         return self.other(self.one(inputs))
@@ -215,6 +291,17 @@ def test_a_shared_weight_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
             memory.output("one", np.ones(3), kernel="softmax")
         moved = model.one.weight.detach().numpy().astype(float) - start
         np.testing.assert_allclose(memory.output("one", np.ones(3), initial=False)[0], moved.sum(axis=1), rtol=1e-4)
+
+
+def test_a_shared_bias_is_the_sum_over_the_slots_of_both(tmp_path):
+    torch.manual_seed(0)
+    model = Tied("bias")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with trained(model, optimizer, tmp_path / "run", lambda: torch.randn(5, 3)) as memory:
+        ask = lambda where, **of: memory.output("one", np.ones(3), where, **of).values  # noqa: E731
+        for where in (None, "step <> 1"):
+            beside = ask(where, kernel="softmax") - ask(where, kernel="softmax", initial=False)
+            np.testing.assert_allclose(beside, ask(where) - ask(where, initial=False), rtol=1e-5, atol=1e-6)
 
 
 def test_layers_without_values_are_refused_as_before():

@@ -41,9 +41,9 @@ class View:
         """As Snapshot.datasets."""
         return self.cache.get("datasets", self.snapshot.datasets)
 
-    def coefficients(self, layer: Layer, parameter: str, at_step: int | None) -> Coefficients:
+    def coefficients(self, layer: Layer, parameter: str, at_step: int | None, *, factors: bool = True) -> Coefficients:
         """As dualform.query.weights.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
-        found = coefficients(self.snapshot, parameter, at_step)
+        found = coefficients(self.snapshot, parameter, at_step, factors=factors)
         later = self.snapshot.steps - len(found.per_step)
         return replace(found, per_step=np.pad(found.per_step, (0, later)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,9 +18,10 @@ from dualform.store.snapshot import Snapshot
 __all__ = ["Coefficients", "coefficients", "rule_of", "updates"]
 
 
-def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -> Coefficients:
+def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *, factors: bool = True) -> Coefficients:
     """Coefficients of a recorded block, by its name, once `at_step` recorded steps were taken; None for all.
 
+    Without `factors` they are what the optimizer's settings alone make: every gradient factor is taken for 1.
     Raises NotFound for a block that is not recorded, BadInput for a step that was not reached, Inexact where the
     optimizer has no update rule, or one that gives no slot a coefficient. Whether the layer is exact is for the caller
     to ask.
@@ -34,7 +36,10 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None) -
             hint="Ask for outputs or weights under a mask: they take each slot's share through the same scales.",
             field="layer",
         )
-    return rule.coefficients(updates(memory, parameter, stop), stop, block.name in memory.buffers())
+    made = updates(memory, parameter, stop)
+    if not factors:
+        made = [replace(update, factor=1.0) for update in made]
+    return rule.coefficients(made, stop, block.name in memory.buffers())
 
 
 def rule_of(memory: Snapshot) -> UpdateRule:

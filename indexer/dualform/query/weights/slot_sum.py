@@ -70,19 +70,26 @@ def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None
     return view.cache.get(key, lambda: _summed(view, layer, slot_coefficients(view, layer, selection, at_step), check))
 
 
-def bias_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> NDArray[np.float64]:
-    """float64[d_out]: the selected slots' own part of the layer's biases, added up; kept in the cache by mask."""
+def bias_sum(
+    view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check, shared_with: Layer | None = None
+) -> NDArray[np.float64]:
+    """float64[d_out]: the selected slots' own part of the layer's biases, added up; kept in the cache by mask.
+
+    `shared_with`: only of the biases that this layer holds as well.
+    """
+    names = {bias.block_name for bias in (shared_with or layer).biases}
+    own = [number for number, bias in enumerate(layer.biases) if bias.block_name in names]
 
     def summed() -> NDArray[np.float64]:
         values, slots = view.snapshot.values(layer.name), slot_coefficients(view, layer, selection, at_step)
-        found, coefficients = np.zeros(layer.d_out), slots.biases.sum(axis=0)
+        found, coefficients = np.zeros(layer.d_out), slots.biases[own].sum(axis=0)
         for start, stop, part in blocks(slots.slots, values.rows, block_size(values.width)):
             check()
-            own = values.block(start, stop)[places(slots.slots[part], start, stop)]
-            found += coefficients[part] @ own.astype(np.float64)
+            chosen = values.block(start, stop)[places(slots.slots[part], start, stop)]
+            found += coefficients[part] @ chosen.astype(np.float64)
         return found
 
-    return view.cache.get(("bias sum", layer.name, selection.identity, at_step), summed)
+    return view.cache.get(("bias sum", layer.name, selection.identity, at_step, tuple(own)), summed)
 
 
 def _summed(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:

@@ -2,7 +2,7 @@
 
     a_0 W_0 q  +  b  +  sum_t p_t e_t        p_t  =  exp(x_t . q / temperature)  /  sum_s exp(x_s . q / temperature)
 
-Shapes: n queries, m slots that attend, c of a block, d_in, d_out.
+Shapes: n queries, m slots that attend, c of a block, r stored rows, d_in, d_out.
 
 Only the sum of equation 13 changes. Its values e_t are those of the linear kernel, and so is what stands beside it: W_0
 and the optimizer's first buffers, what moved outside the record, and the bias b that the same mask leaves, whose key is
@@ -12,38 +12,38 @@ With none left they are 0.
 
 Scores are canonical. Slots come in blocks of a fixed size, in slot order, and the sums of a query are kept relative to
 its greatest score so far; no operation on one query has a shape that depends on the others, so that it has the same
-bits alone or in a batch. For each query each slot costs d_in + d_out products.
+bits alone or in a batch. For each query each slot costs d_out products and each stored key d_in, for slots that share
+a key share its score.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Grade
-from dualform.errors import Inexact
 from dualform.kernels.workers import share
 from dualform.query.score.canonical import as_float32, divisors
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every, score_rows
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import updates
-from dualform.query.weights.rebuilt import rebuild_without_slots
+from dualform.query.weights.rebuilt import rebuild_without_slots, tied
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_sum import bias_sum, block_size, blocks, places
+from dualform.query.weights.slot_values import SlotValues, refuse_without_values, slot_values
 from dualform.query.where.mask import Selection
 from dualform.questions import Output
 from dualform.questions.arguments import check_step
-from dualform.rules import LinearRule, named
 from dualform.store.layer import Layer
-from dualform.store.rows import Rows
+from dualform.store.rows import Keys, Rows
 
 _BATCH = 128
 """Queries that share one pass over keys and values."""
-_ALIKE = 1e-6
-"""Relative: what coefficients of two parts of a weight may differ by, since their gradient factors are measured."""
+_HELD_BYTES = 256 << 20
+"""Of scores of stored rows that slots share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,18 +64,20 @@ def softmax(
     at_step, temperature = question.at_step, question.temperature
     assert temperature is not None, "a softmax has one"
     check_step(at_step, view.snapshot.steps)
-    _refuse(view, layer)
+    refuse_without_values(view, layer)
     grade, standing, beside = require(view, layer, at_step, question.allow_inexact, check), 0.0, np.zeros(1)
-    slots = _slots(view, layer, selection, at_step)
+    slots = slot_values(view, layer, selection, at_step, grade, check)
     if question.initial:
         initial = rebuild_without_slots(view, layer, at_step, question.allow_inexact, check)
         beside, standing = score_rows(initial.weight, queries), initial.standing
         if initial.bias is not None:
             beside += initial.bias + bias_sum(view, layer, selection, at_step, check)
-    rows = key_rows(view, layer.name, selection, check)
+        for name, kept in tied(view, layer, question.where).items():  # no weight is shared: that was refused
+            beside += bias_sum(view, view.snapshot.layer(name), kept, at_step, check, shared_with=layer)
+    rows = _Rows.of(key_rows(view, layer.name, selection, check), slots.entries)
     sums, effective = np.empty((len(queries), layer.d_out)), np.empty(len(queries))
-    for start in range(0, len(queries), _BATCH):
-        part = slice(start, start + _BATCH)
+    for start in range(0, len(queries), rows.batch):
+        part = slice(start, start + rows.batch)
         weighed = _Weighed(queries[part], temperature, layer.d_out)
         weighed.add_all(rows, view.snapshot.values(layer.name), slots, check)
         sums[part], effective[part] = weighed.means(), weighed.effective_slots()
@@ -83,61 +85,37 @@ def softmax(
 
 
 @dataclass(frozen=True, eq=False)
-class _Slots:
-    """The slots that attend."""
+class _Rows:
+    """The stored keys of the slots that attend."""
 
-    entries: NDArray[np.int64]
-    """int64[m], ascending."""
-    coefficients: NDArray[np.float64]
-    """float64[m]: what makes a value of each slot's error signal."""
+    keys: Keys
+    of_slots: NDArray[np.int64]
+    """int64[m]: the row of each."""
+    distinct: NDArray[np.int64] | None
+    """int64[r]: the rows that those slots share, each to be scored once; None where few are shared."""
+    numbers: NDArray[np.int64]
+    """int64[m]: where the row of each slot stands in `distinct`; empty without."""
 
+    @classmethod
+    def of(cls, rows: KeyRows, entries: NDArray[np.int64]) -> _Rows:
+        own = rows.rows_of(entries)
+        distinct, numbers = np.unique(own, return_inverse=True)
+        if 2 * len(distinct) > len(own):
+            return cls(rows.keys, own, None, np.empty(0, dtype=np.int64))
+        return cls(rows.keys, own, distinct, numbers)
 
-def _refuse(view: View, layer: Layer) -> None:
-    """Raises Inexact where slots have no values of their own. What was not recorded `require` refuses."""
-    rule = named(view.snapshot.rule)
-    hint = 'Ask with kernel="linear".'
-    if rule is not None and not isinstance(rule, LinearRule):
-        raise Inexact(
-            f"under {view.snapshot.optimizer} the slots of layer {layer.name!r} have no values of their own: what one "
-            "gradient brings depends on all of them.",
-            hint=hint,
-            field="kernel",
-        )
-    own = {block.block_name for block in layer.parameters}
-    for other in view.snapshot.layers.values():
-        if other.name != layer.name and not own.isdisjoint(block.block_name for block in other.parameters):
-            raise Inexact(
-                f"layer {layer.name!r} shares a parameter with layer {other.name!r}: its weight is a sum over the "
-                "slots of both, and a softmax has one set of keys.",
-                hint=hint,
-                field="kernel",
-            )
+    @property
+    def batch(self) -> int:
+        """Queries whose scores of shared rows take HELD_BYTES at most."""
+        held = 0 if self.distinct is None else 8 * len(self.distinct)
+        return int(np.clip(_HELD_BYTES // max(1, held), 1, _BATCH))
 
-
-def _slots(view: View, layer: Layer, selection: Selection, at_step: int | None) -> _Slots:
-    """Raises Inexact where the parts of the layer's weight moved differently."""
-    names = [block.block_name for block in layer.weights]
-    first, *others = (view.coefficients(layer, name, at_step).per_step for name in names)
-    used, *used_by_others = (_used_steps(view, name, at_step) for name in names)
-    alike = all(np.allclose(first, one, rtol=_ALIKE, atol=0.0) for one in others)
-    if not (alike and all(np.array_equal(used, one) for one in used_by_others)):
-        raise Inexact(
-            f"the parts of the weight of layer {layer.name!r}, {', '.join(names)}, moved differently: its slots "
-            "have no one value for all of it.",
-            hint='Ask with kernel="linear".',
-            field="kernel",
-        )
-    steps = view.slot_steps(layer)[selection.entries]
-    chosen = used[steps]
-    return _Slots(selection.entries[chosen], first[steps[chosen]])
-
-
-def _used_steps(view: View, block: str, at_step: int | None) -> NDArray[np.bool_]:
-    """bool[recorded steps]: those whose gradients an update of a block before `at_step` used, whatever came of it."""
-    used = np.zeros(view.snapshot.steps, dtype=np.bool_)
-    for update in updates(view.snapshot, block, view.snapshot.steps if at_step is None else at_step):
-        used[update.first_step : update.last_step + 1] = True
-    return used
+    def scores(self, queries: NDArray[np.float32], check: Check) -> Callable[[slice], NDArray[np.float64]]:
+        """What tells the scores float64[n, c] of some of the slots."""
+        if self.distinct is None:
+            return lambda part: score_every(self.keys, self.of_slots[part], queries, check)
+        every = score_every(self.keys, self.distinct, queries, check)
+        return lambda part: every[:, self.numbers[part]]
 
 
 class _Weighed:
@@ -149,12 +127,12 @@ class _Weighed:
         self._totals, self._squares = np.zeros(len(queries)), np.zeros(len(queries))
         self._sums = np.zeros((len(queries), d_out))
 
-    def add_all(self, rows: KeyRows, values: Rows, slots: _Slots, check: Check) -> None:
-        size = block_size(max(rows.keys.width, values.width))
+    def add_all(self, rows: _Rows, values: Rows, slots: SlotValues, check: Check) -> None:
+        size, scores_of = block_size(max(rows.keys.width, values.width)), rows.scores(self._queries, check)
         for start, stop, part in blocks(slots.entries, values.rows, size):
             check()
             entries = slots.entries[part]
-            scores = score_every(rows.keys, rows.rows_of(entries), self._queries, check)
+            scores = scores_of(part)
             own = values.block(start, stop)[places(entries, start, stop)].astype(np.float64)
             own *= slots.coefficients[part, None]
 
