@@ -97,7 +97,7 @@ class _Methods:
         where: str | None = None,
         score: str = "signed",
     ) -> GroupSum:
-        """GroupSums: the sum of scores, or of their absolute values, that each query gives to each group.
+        """GroupSums: the sum of the scores that each query gives to each group; `score` is as in `topk`.
 
         Raises as `topk`.
         """
@@ -118,7 +118,8 @@ class _Methods:
         """Outputs, float32[n, d_out]: what the layer answers, bias included, when only the slots of `where` speak.
 
         With kernel="softmax" slots are weighed by the softmax of their scores over `temperature`, 1.0 where none is
-        given; every slot is read for every query. initial=False leaves W_0 and the bias out.
+        given; every slot is read for every query. initial=False leaves W_0 out, and all of the bias, what training
+        added to it too.
         Raises as `topk`, and Inexact where the record is too far from the layer's weights, unless `allow_inexact`, and
         for "softmax" where slots have no value of their own.
         """

@@ -91,13 +91,19 @@ def decode_outputs(message: pb.OutputResponse) -> Outputs:
 
 
 def check_outputs(question: Output, outputs: Outputs) -> None:
-    """Raises ServiceError where the server answered another question, as one does that knows no kernels."""
+    """Raises ServiceError where the server answered another question, as one that knows no kernels does, or a part."""
     asked = (question.kernel, question.temperature, question.initial)
     if (outputs.kernel, outputs.temperature, outputs.initial) != asked:
         left_out = "" if question.initial else " without the initial weights"
         raise ServiceError(
             f"the server did not answer with the kernel {question.kernel!r}{left_out}.",
             hint="It runs an older version of dualform: upgrade it, or ask the memory's folder.",
+            field="kernel",
+        )
+    if question.kernel == "softmax" and outputs.effective_slots is None:
+        raise ServiceError(
+            "the server did not say over how many slots the softmax is spread.",
+            hint="It does not keep to dualform.v1: ask the memory's folder.",
             field="kernel",
         )
 

@@ -25,7 +25,7 @@ Question: TypeAlias = LayerQuestion[Any]
 SMALL_QUERIES = 16
 """Most queries of a question that waits for others to share a scan."""
 QUERIES = 128
-"""Most queries that share a scan."""
+"""Most queries that share a scan; a question may say that fewer of its kind are worth it."""
 ANSWER_BYTES = 64 * 2**20
 """Most bytes that the answers of one scan take together, estimated from the last answer of its kind."""
 LINGER = 0.03
@@ -53,6 +53,8 @@ class _Queue:
     """The questions that wait for the next scan of a kind. It exists while such a scan runs or is about to begin."""
 
     kind: Hashable
+    most_queries: int
+    """That share one scan."""
     bytes_a_query: float | None
     """None until the first answer, if only the engine knows how large answers of this kind are: it is asked alone."""
     waiting: list[_PendingQuestion] = field(default_factory=list)
@@ -80,7 +82,8 @@ class Batches:
         with self._lock:
             queue = self._queues.get(kind)
             if queue is None:
-                queue = self._queues[kind] = _Queue(kind, question.bytes_a_query)
+                most = min(QUERIES, question.most_joined or QUERIES)
+                queue = self._queues[kind] = _Queue(kind, most, question.bytes_a_query)
                 self._begin(queue)
             queue.waiting.append(asker)
             if len(queue.waiting) == queue.expected:
@@ -139,7 +142,7 @@ class Batches:
         """The questions of the next scan, first come, first served: at least one if any still waits."""
         queue.waiting = [asker for asker in queue.waiting if not asker.deadline.passed()]
         size = queue.bytes_a_query
-        room = 1 if size is None else min(QUERIES, int(ANSWER_BYTES / size))
+        room = 1 if size is None else min(queue.most_queries, int(ANSWER_BYTES / size))
         taken = 0
         for count, asker in enumerate(queue.waiting):
             taken += asker.queries

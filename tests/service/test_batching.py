@@ -194,6 +194,16 @@ def test_those_who_come_while_a_scan_is_under_way_share_the_next(engine, batches
     ]
 
 
+def test_few_queries_of_a_softmax_share_a_pass(engine, batches):
+    questions = [Output("fc", Vectors(np.full((1, 3), query)), kernel="softmax") for query in range(40)]
+    askers = crowd(engine, batches, questions)
+    engine.go.set()
+    for asker, question in zip(askers, questions, strict=True):
+        asker.join()
+        assert same(asker.outcome, answer(question, Scan()))
+    assert [len(numbers(one)) for one in engine.asked] == [1, 16, 16, 7]
+
+
 def test_a_lone_asker_is_asked_as_it_is(engine, batches):
     engine.go.set()
     question = TopK("fc", ProbeRows("test", (1,)))

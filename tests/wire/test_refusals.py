@@ -8,6 +8,7 @@ import pytest
 from dualform.answers import Columns
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
+from dualform.questions.arguments import KERNELS
 from dualform_proto import columns, lookups, matrix, queries, rebuilt, scores
 from dualform_proto.calls import call_of
 from dualform_proto.v1 import dualform_pb2 as pb
@@ -165,6 +166,23 @@ def test_the_answer_of_a_server_that_knows_no_kernels_is_refused(asked):
     assert refused.value.hint == "It runs an older version of dualform: upgrade it, or ask the memory's folder."
     linear = Output("l", ProbeRows("p"))
     assert call_of(linear).answer(linear, old).values.tolist() == [[1.0]]
+
+
+def test_a_softmax_without_effective_slots_is_refused():
+    answer = pb.OutputResponse(
+        outputs=matrix.encode_matrix(np.ones((1, 1), np.float32)),
+        grade=pb.Grade(name=pb.GRADE_NAME_EXACT),
+        kernel=pb.KERNEL_SOFTMAX,
+        temperature=1.0,
+    )
+    question = Output("l", ProbeRows("p"), kernel="softmax")
+    with pytest.raises(ServiceError, match=r"^the server did not say over how many slots the softmax is spread\."):
+        call_of(question).answer(question, answer)
+
+
+def test_the_wire_has_a_number_for_each_kernel():
+    assert tuple(rebuilt.KERNELS) == KERNELS
+    assert set(rebuilt.KERNELS.values()) == set(pb.Kernel.values()) - {pb.KERNEL_UNSPECIFIED}
 
 
 def test_as_many_effective_slots_as_queries():

@@ -33,7 +33,7 @@ class Outputs(NDArrayOperatorsMixin):
     temperature: float | None = None
     """Of the softmax; None for "linear"."""
     initial: bool = True
-    """Whether W_0 and the bias are part of the values."""
+    """Whether W_0 and the bias, with what training added to it, are part of the values."""
     effective_slots: NDArray[np.float64] | None = None
     """float64[n], 1 / sum_t p_t^2: how many slots, weighed alike, would be as concentrated as those of the softmax; 0.0
     where no slot was left. None for "linear"."""

@@ -14,7 +14,8 @@ class Scan:
     slots_scanned: int = 0
     """Slots of the layer in that snapshot; of all spaces for weights."""
     slots_matching: int = 0
-    """Slots that the mask left."""
+    """Slots that the mask left, whatever step the answer is as of."""
     backend: str = ""
-    """What scored the keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu."""
+    """What scored the keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; empty for what needs no backend, as
+    outputs and weights."""
     seconds: float = 0.0

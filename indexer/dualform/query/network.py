@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dualform.answers import Cancellation, Outputs, Scan, Weights
+from dualform.errors import BadInput
 from dualform.query.resolved import Resolved
 from dualform.query.slots import check_space
 from dualform.query.view import Check, View
@@ -24,16 +25,20 @@ from dualform.store.layer import Layer
 def output(resolved: Resolved[Output], check: Check) -> Outputs:
     """The layer's outputs when only the selected slots count, weighed by the kernel that was asked for."""
     question, view, layer, effective = resolved.question, resolved.view, resolved.layer, None
-    if question.kernel == "softmax":
-        weighed = softmax(view, layer, resolved.selection, question, resolved.queries, check)
-        values, effective, grade, standing = weighed.values, weighed.effective_slots, weighed.grade, weighed.standing
-    else:
-        at_step, inexact = question.at_step, question.allow_inexact
-        partners = tied(view, layer, question.where)
-        weights = rebuild(view, layer, resolved.selection, at_step, inexact, check, partners)
-        if not question.initial:
-            weights = weights.less(rebuild_without_slots(view, layer, at_step, inexact, check))
-        values, grade, standing = outputs(weights, resolved.queries, check), weights.grade, weights.standing
+    match question.kernel:
+        case "softmax":
+            weighed = softmax(view, layer, resolved.selection, question, resolved.queries, check)
+            values, effective = weighed.values, weighed.effective_slots
+            grade, standing = weighed.grade, weighed.standing
+        case "linear":
+            at_step, inexact = question.at_step, question.allow_inexact
+            partners = tied(view, layer, question.where)
+            weights = rebuild(view, layer, resolved.selection, at_step, inexact, check, partners)
+            if not question.initial:
+                weights = weights.less(rebuild_without_slots(view, layer, at_step, inexact, check))
+            values, grade, standing = outputs(weights, resolved.queries, check), weights.grade, weights.standing
+        case other:
+            raise BadInput(f"the engine has no kernel {other!r}.", field="kernel")
     return Outputs(
         values,
         layer.space,

@@ -50,7 +50,8 @@ class Resolved(Generic[Q]):
 
     def scan(self) -> Scan:
         """What answering has taken so far."""
-        return self.view.scan(self.began, len(self.selection.stays), self.selection.count, self.view.backend.name)
+        backend = "" if isinstance(self.question, Output) else self.view.backend.name
+        return self.view.scan(self.began, len(self.selection.stays), self.selection.count, backend)
 
 
 def resolve(view: View, question: Q) -> Resolved[Q]:

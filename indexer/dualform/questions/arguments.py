@@ -27,6 +27,13 @@ def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
     return names
 
 
+def as_flag(value: bool, name: str) -> bool:
+    """Raises BadInput where it is neither True nor False, for a text such as "no" would count as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise BadInput(f"{name} is {value!r}.", hint="It is True or False.", field=name)
+    return bool(value)
+
+
 def as_ids(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[n] of slot ids. Raises BadInput where they are no one-dimensional integers."""
     try:
@@ -71,7 +78,7 @@ def as_temperature(kernel: str, temperature: float | None) -> float | None:
     Raises BadInput for another kernel, and for a temperature that it cannot have.
     """
     if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise BadInput(f"kernel is {kernel!r}.", hint='It is "linear" or "softmax".', field="kernel")
+        raise BadInput(f"kernel is {kernel!r}.", hint=f"It is {' or '.join(map(_quoted, KERNELS))}.", field="kernel")
     if temperature is None:
         return 1.0 if kernel == "softmax" else None
     if kernel != "softmax":
@@ -83,8 +90,19 @@ def as_temperature(kernel: str, temperature: float | None) -> float | None:
         with suppress(OverflowError):
             number = float(temperature)
     if not (isfinite(number) and number > 0):
-        raise BadInput(f"temperature is {temperature!r}.", hint="It is finite and above 0.", field="temperature")
+        raise BadInput(f"temperature is {_said(temperature)}.", hint="It is finite and above 0.", field="temperature")
     return number
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _said(number: object) -> str:
+    try:
+        return repr(number)
+    except ValueError:  # Python writes out no integer of thousands of digits
+        return "a number of thousands of digits"
 
 
 def as_masks(where: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:

@@ -34,6 +34,13 @@ class LayerQuestion(Question[Answer_co]):
         """Most bytes that the answer to one query takes; None where that depends on the memory."""
         return None
 
+    @property
+    def most_joined(self) -> int | None:
+        """Most queries, of several questions of a kind, that are worth answering together; None where each adds little
+        to what answering one takes.
+        """
+        return None
+
     def joined(self, others: Sequence[Self]) -> Self:
         """One question with the queries of all, this one's first. They are of one kind."""
         if not others:

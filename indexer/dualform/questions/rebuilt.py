@@ -11,9 +11,13 @@ from dataclasses import dataclass
 
 from dualform.answers import Cancellation, Outputs, Weights
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_masks, as_temperature, check_layer, check_step
+from dualform.questions.arguments import as_flag, as_masks, as_temperature, check_layer, check_step
 from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Question
+
+_JOINED = 16
+"""Queries that share a pass of a softmax over the values: each costs nearly as much as it would alone, and has to wait
+for the others."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,19 @@ class Output(LayerQuestion[Outputs]):
     temperature: float | None = None
     """Of "softmax", finite and above 0; 1.0 where none is given. None for "linear"."""
     initial: bool = True
-    """Whether W_0 and the bias are part of the answer; False leaves the sum over the slots alone."""
+    """Whether W_0 and the bias are part of the answer; False leaves the sum over the slots alone, without any of the
+    bias: neither where it began nor what training added to it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_step(self.at_step)
         object.__setattr__(self, "temperature", as_temperature(self.kernel, self.temperature))
-        object.__setattr__(self, "initial", bool(self.initial))
+        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
+        object.__setattr__(self, "initial", as_flag(self.initial, "initial"))
+
+    @property
+    def most_joined(self) -> int | None:
+        return _JOINED if self.kernel == "softmax" else None
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ class NetworkWeights(Question[Weights]):
 
     def __post_init__(self) -> None:
         check_step(self.at_step)
+        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
         object.__setattr__(self, "where", as_masks(self.where))
 
 
@@ -78,4 +89,5 @@ class MaskCancellation(Question[Cancellation]):
         check_step(self.at_step)
         if self.layer is not None:
             check_layer(self.layer)
+        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
         object.__setattr__(self, "where", as_masks(self.where))

@@ -21,7 +21,7 @@ class TopK(LayerQuestion[Hits]):
     by: tuple[str, ...] = ()
     """Columns; with any, the k best of each group."""
     score: str = "signed"
-    """The name of a score (query/score/kinds/): "signed", "abs", or one of your own."""
+    """The name of a score (query/score/kinds/): "signed", "abs", "cosine", or one of your own."""
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
@@ -43,7 +43,7 @@ class GroupSum(LayerQuestion[GroupSums]):
     by: tuple[str, ...]
     where: str | None = None
     score: str = "signed"
-    """The name of a score (query/score/kinds/): "signed", "abs", or one of your own."""
+    """The name of a score (query/score/kinds/): "signed", "abs", "cosine", or one of your own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

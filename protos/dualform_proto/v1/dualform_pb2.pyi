@@ -311,8 +311,9 @@ class Scan(google.protobuf.message.Message):
     slots_scanned: builtins.int
     """slots of the layer in that snapshot"""
     slots_matching: builtins.int
-    """slots that the mask left"""
+    """slots that the mask left, whatever step the answer is as of"""
     backend: builtins.str
+    """what scored the keys; empty for what needs no backend"""
     seconds: builtins.float
     def __init__(
         self,
@@ -738,7 +739,7 @@ class OutputRequest(google.protobuf.message.Message):
     temperature: builtins.float
     """of the softmax; absent: 1"""
     without_initial: builtins.bool
-    """the sum over the slots alone, without initial weights and bias"""
+    """the sum over the slots alone: no initial weights, and nothing of the bias"""
     @property
     def queries(self) -> Global___Queries: ...
     def __init__(
