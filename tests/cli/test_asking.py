@@ -23,6 +23,7 @@ def test_topk(dualform, address, engine):
             {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8},
             {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1},
         ],
+        "score": "signed",
         "space": "sample",
     }
     assert list(told.json["hits"][0])[:3] == ["query", "slot", "score"]
@@ -40,16 +41,27 @@ def test_sums(dualform, address, engine):
     assert told.json == {
         "groups": [{"dataset": 3, "label": 3, "count": 3}, {"dataset": None, "label": None, "count": 1}],
         "sums": [[1.5, 2.5]],
+        "score": "signed",
         "space": "sample",
     }
     assert engine.asked[1] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
 
 
 def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
+    asked = ["sums", address, "--layer", "fc", "--query", "test", "--by", "label"]
     for options in (["--score", "abs"], ["--abs"], []):
-        dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
+        dualform(*asked, *options, "--json")
     sums = [question for question in engine.asked if isinstance(question, GroupSum)]
     assert [question.score for question in sums] == ["abs", "abs", "signed"]
+    assert dualform(*asked, "--abs", "--json").json["score"] == "abs"
+
+
+@pytest.mark.parametrize("command", [["topk"], ["sums", "--by", "label"]], ids=["topk", "sums"])
+def test_abs_and_a_score_together_are_refused(dualform, address, command):
+    for options in (["--abs", "--score", "cosine"], ["--score", "cosine", "--abs"]):
+        told = dualform(*command, address, "--layer", "fc", "--query", "test", *options, "--json")
+        assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
+        assert told.json["error"]["message"] == "--abs and --score are given together."
 
 
 def test_output(dualform, address, engine):
@@ -59,6 +71,8 @@ def test_output(dualform, address, engine):
     assert told.json == {
         "outputs": [[0.5, None]],  # JSON has no infinity
         "space": "sample",
+        "kernel": "linear",
+        "initial": True,
         "grade": EXACT,
         "standing": 0.0,
         "cancellation": {"fc": 12.5},
@@ -89,18 +103,20 @@ def test_output_of_another_kernel(dualform, address, engine):
         "grade": EXACT,
         "standing": 0.0,
         "kernel": "softmax",
+        "initial": True,
         "temperature": 0.5,
         "effective_slots": [2.5],
     }
     assert engine.asked[1:] == [Output("fc", ProbeRows("test", (0,)), "step < 3", None, False, "softmax", 0.5)]
     told = dualform(*softmax)
     assert "effective slots" in told.out
+    assert told.out.startswith("fc: outputs of the softmax kernel at temperature 0.5")
     assert told.err == (
-        "A mask takes slots out of the softmax, and the weights of those that stay grow; it is not retraining without "
-        "them.\n"
+        "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to "
+        "the bias is taken out of it, by arithmetic. It is not retraining without them.\n"
     )
     alone = dualform(*asked, "--no-initial", "--json")
-    assert (alone.json["initial"], "kernel" in alone.json) == (False, False)
+    assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")
     assert Output("fc", ProbeRows("test", (0,)), "step < 3", initial=False) in engine.asked
 
 
@@ -132,11 +148,18 @@ def test_sql(dualform, address):
         (["info", "T"], ["2 steps of SGD, 4 sample slots", "fc", "norm", "no tap for LayerNorm", "mnist"]),
         (
             ["topk", "T", "--layer", "fc", "--query", "test"],
-            ["3 of 4 sample slots", "slot", "score", "2.5", "mnist", "[bold]"],
+            ["signed scores, 3 of 4 sample slots", "slot", "score", "2.5", "mnist", "[bold]"],
         ),
         (["topk", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["label", "2.5"]),
-        (["sums", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["count", "sum", "1.5"]),
-        (["output", "T", "--layer", "fc", "--query", "test"], ["largest", "0.5"]),
+        (
+            ["sums", "T", "--layer", "fc", "--query", "test", "--by", "label", "--abs"],
+            ["abs scores by label", "count", "sum", "1.5"],
+        ),
+        (["output", "T", "--layer", "fc", "--query", "test"], ["outputs of the linear kernel", "largest", "0.5"]),
+        (
+            ["output", "T", "--layer", "fc", "--query", "test", "--no-initial"],
+            ["linear kernel, without W_0 and bias", "0.5"],
+        ),
         (["verify", "T"], ["relative error", "1e-06", "scores only", "a weight used twice"]),
         (["sql", "T", "SELECT 1"], ["4 rows", "dataset"]),
     ],

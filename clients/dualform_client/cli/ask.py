@@ -28,6 +28,7 @@ from dualform_client.cli.options import (
     kernel_option,
     layer_option,
     no_initial_option,
+    one_score,
     query_option,
     score_option,
     temperature_option,
@@ -57,7 +58,8 @@ def topk(
     k: int,
     where: str | None,
     by: tuple[str, ...] | None,
-    score: str,
+    absolute: bool,
+    score: str | None,
     as_json: bool,
 ) -> None:
     """The training datapoints that a query attends to most.
@@ -66,15 +68,16 @@ def topk(
     Example:
       dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
     """
-    hits = memory.topk(layer, queries, k, where, by, score)
+    named = one_score(absolute, score)
+    hits = memory.topk(layer, queries, k, where, by, named)
     found = list(_hits(hits, _slots_of(memory, hits)))
     if as_json:
-        print_json({"hits": found, "space": hits.space})
+        print_json({"hits": found, "score": named, "space": hits.space})
         return
     rows = [{**hit.pop("group", {}), **hit} for hit in found]
     columns = list(rows[0]) if rows else ["query", "slot", "score"]
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
-    print_table(f"{layer}: {took}", columns, [list(row.values()) for row in rows])
+    print_table(f"{layer}: {named} scores, {took}", columns, [list(row.values()) for row in rows])
 
 
 def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
@@ -113,7 +116,8 @@ def sums(
     queries: Queries,
     by: tuple[str, ...],
     where: str | None,
-    score: str,
+    absolute: bool,
+    score: str | None,
     as_json: bool,
 ) -> None:
     """How much attention goes to each label, dataset, position, or any other grouping.
@@ -122,21 +126,22 @@ def sums(
     Example:
       dualform sums runs/demo --layer layer-0 --query test-digits/17 --by dataset,label
     """
-    answer = memory.group_sum(layer, queries, by, where, score)
+    named = one_score(absolute, score)
+    answer = memory.group_sum(layer, queries, by, where, named)
     counts = answer.counts.tolist()
     if as_json:
         groups = [
             {**dict(zip(answer.by, key, strict=True)), "count": count}
             for key, count in zip(answer.groups, counts, strict=True)
         ]
-        print_json({"groups": groups, "sums": answer.sums, "space": answer.space})
+        print_json({"groups": groups, "sums": answer.sums, "score": named, "space": answer.space})
         return
     per_query = [f"query {query}" for query in range(len(answer.sums))] if len(answer.sums) > 1 else ["sum"]
     rows = [
         [*key, count, *answer.sums[:, g].tolist()]
         for g, (key, count) in enumerate(zip(answer.groups, counts, strict=True))
     ]
-    print_table(f"{layer}: attention by {', '.join(by)}", [*by, "count", *per_query], rows)
+    print_table(f"{layer}: {named} scores by {', '.join(by)}", [*by, "count", *per_query], rows)
 
 
 @click.command()
@@ -183,13 +188,18 @@ def output(
 
 
 def _outputs(outputs: Outputs) -> dict[str, Any]:
-    """As JSON has them: what a kernel other than the layer's own adds is left out where it was not asked for."""
-    record = {"outputs": outputs.values, "space": outputs.space}
+    """As JSON has them; a temperature and effective slots are a softmax's."""
+    record = {"outputs": outputs.values, "space": outputs.space, "kernel": outputs.kernel, "initial": outputs.initial}
     record |= {"grade": asdict(outputs.grade), "standing": outputs.standing}
-    if outputs.kernel != "linear":
-        record |= {"kernel": outputs.kernel, "temperature": outputs.temperature}
-        record |= {"effective_slots": outputs.effective_slots}
-    return record if outputs.initial else {**record, "initial": False}
+    if outputs.effective_slots is None:
+        return record
+    return {**record, "temperature": outputs.temperature, "effective_slots": outputs.effective_slots}
+
+
+def _kernel_of(outputs: Outputs) -> str:
+    """What weighed the slots, and what was left out."""
+    at = "" if outputs.temperature is None else f" at temperature {outputs.temperature:g}"
+    return f"the {outputs.kernel} kernel{at}{'' if outputs.initial else ', without W_0 and bias'}"
 
 
 def _print_outputs(layer: str, outputs: Outputs) -> None:
@@ -201,6 +211,6 @@ def _print_outputs(layer: str, outputs: Outputs) -> None:
         rows = [[*row, slots] for row, slots in zip(rows, outputs.effective_slots.tolist(), strict=True)]
     rows = [[*row, *numbers[:shown].tolist()] for row, numbers in zip(rows, outputs, strict=True)]
     more = "" if shown == outputs.shape[1] else f", the first {shown} of {outputs.shape[1]} (--json gives all)"
-    print_table(f"{layer}: outputs{more}", columns, rows)
+    print_table(f"{layer}: outputs of {_kernel_of(outputs)}{more}", columns, rows)
     if not outputs.grade.exact:
         print_note(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")

@@ -14,7 +14,8 @@ WHAT_A_MASK_MEANS = (
     "learned beside what is masked."
 )
 WHAT_A_SOFTMAX_MASK_MEANS = (
-    "A mask takes slots out of the softmax, and the weights of those that stay grow; it is not retraining without them."
+    "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to the "
+    "bias is taken out of it, by arithmetic. It is not retraining without them."
 )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from dualform.errors import BadInput
 from dualform.questions import Queries, Vectors, as_queries
+from dualform.questions.arguments import KERNELS
 
 
 def _as_queries(_context: click.Context, _option: click.Parameter, value: str) -> Queries:
@@ -67,25 +68,35 @@ where_space_option = click.option(
     metavar="SPACE SQL",
     help="A mask for one slot space; repeatable. Spaces that are not named stay whole.",
 )
-abs_option = click.option("--abs", "score", flag_value="abs", help="Absolute values: short for --score abs.")
+abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute values: short for --score abs.")
 score_option = click.option(
     "--score",
-    default="signed",
-    show_default=True,
     metavar="NAME",
+    show_default="signed",
     help="The score that ranks and is summed: signed, abs, cosine, or one of your own.",
 )
 kernel_option = click.option(
     "--kernel",
     default="linear",
     show_default=True,
-    metavar="linear|softmax",
+    metavar="|".join(KERNELS),
     help="What weighs the slots: their scores, or the softmax of these.",
 )
 temperature_option = click.option(
     "--temperature", type=float, metavar="T", help="What scores are divided by before the softmax. Default: 1."
 )
-no_initial_option = click.option("--no-initial", is_flag=True, help="Leave the initial weights and the bias out.")
+no_initial_option = click.option(
+    "--no-initial", is_flag=True, help="Leave out the initial weights, and the bias with all that training made of it."
+)
+
+
+def one_score(absolute: bool, score: str | None) -> str:
+    """What --abs and --score say together. Raises BadInput for both."""
+    if not absolute:
+        return score or "signed"
+    if score is not None:
+        raise BadInput("--abs and --score are given together.", hint="--abs is short for --score abs.", field="score")
+    return "abs"
 
 
 def by_option(says: str, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
