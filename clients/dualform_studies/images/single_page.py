@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
+from dualform_studies.images.claims import error_norm
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import show_example
 from dualform_studies.images.kernels_page import show_kernels
@@ -48,13 +49,13 @@ def single_page(out: Path, report: Report) -> Page:
     for name, example in report["examples"].items():
         show_example(page, name, example, BESIDE[name])
     show_hubs(page, report["hubs"])
-    page.heading("Weighted by the error's norm")
+    page.heading(error_norm.HEADING)
     page.paragraph(
         "The side note of section 5.2: each attention weight times the norm of the error that it brings. The paper saw "
-        f"no consistent trend in it. {_agreement(report)} The table holds the cells of Table 1 for these sums and, of "
-        "the same run, for the plain ones."
+        f"no consistent trend in it. {_agreement(report)} The first table holds the cells of Table 1 for these sums "
+        "and, of the same run, for the plain ones."
     )
-    page.show(_error_norm_table(report))
+    page.show(_error_norm_table(report), error_norm.trend_table(report["error_norm_trends"]))
     page.figure(
         report_folder(out) / "error-norm-sums.png",
         "Attention weights times error norms summed over each training class (the side note of section 5.2; beside "

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dualform_studies.certificates import certificate_report
 from dualform_studies.images.claims.dates import Period
+from dualform_studies.images.claims.error_norm import trend_claims, trends
 from dualform_studies.images.claims.examined import ask_all_attention, ask_hubs_and_dates
 from dualform_studies.images.claims.single import ask_sixes, single_findings
 from dualform_studies.images.datasets import Dataset
@@ -39,7 +40,8 @@ def ask_single(
     say("asking what all test images attend to", 0, 2)
     report, query = _ask(out, dataset, layers, checkpoint)
     say("weighting by the error's norm", 1, 2)
-    report["error_norm"] = _weigh(out, dataset, layers, checkpoint, query)
+    report["error_norm"], report["error_norm_trends"] = _weigh(out, dataset, layers, checkpoint, query)
+    report["claims"] += [claim.plain() for claim in trend_claims(report["error_norm_trends"])]
     say("weighting by the error's norm", 2, 2)
     return report
 
@@ -68,18 +70,22 @@ def _ask(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpo
         return report, queries[0]
 
 
-def _weigh(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpoint, query: Query) -> Report:
-    """The cells of Table 1 for sums weighted by the error's norm, by layer; the query's own sums are drawn."""
+def _weigh(
+    out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpoint, query: Query
+) -> tuple[Report, Report]:
+    """Of sums weighted by the error's norm, by layer, the cells of Table 1 and trends; the query's own are drawn."""
     cells: Report = {}
+    shown: Report = {}
     drawn = []
     with open_recorded(out) as memory:
-        given = checkpoint.classes_given(memory)
+        given, labels = checkpoint.classes_given(memory), dataset.test.labels
         for layer in layers:
             classes, sums = error_norm_sums(memory, layer, checkpoint.probe, checkpoint.step)
-            cells[layer] = count_cells(classes[sums.argmax(axis=1)], dataset.test.labels, given)
+            cells[layer] = count_cells(classes[sums.argmax(axis=1)], labels, given)
+            shown[layer] = trends(sums, classes, labels, given == labels)
             drawn.append(_spotlight(dataset, layer, classes, sums[query.row]))
     draw_weighted_sums(report_folder(out) / "error-norm-sums.png", drawn, query, [dataset])
-    return cells
+    return cells, shown
 
 
 def _spotlight(dataset: Dataset, layer: str, classes: NDArray[np.int64], sums: NDArray[np.float64]) -> LayerSpotlight:

@@ -115,7 +115,8 @@ def test_miniature_says_what_the_full_study_says(miniature):
     headings = [claim["heading"] for claim in report["claims"]]
     assert headings[:2] == ["Table 1", "Table 1"]
     assert set(headings[2:]) == {
-        "How often the observations hold", "When the best datapoints were trained on", kernels_page.HEADING
+        "How often the observations hold", "When the best datapoints were trained on", "Weighted by the error's norm",
+        kernels_page.HEADING,
     }  # fmt: skip
     page = (out / "report" / "index.md").read_text()
     assert all(f"## {heading}\n" in page for heading in headings)
