@@ -15,19 +15,19 @@ import torch
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, relative_errors
-from dualform_studies.images.claims.continual import MISTAKE, continual_findings
+from dualform_studies.images.claims.continual import MISTAKE, choose_recognised_as, continual_findings
 from dualform_studies.images.claims.crossing import crossing, crossing_prevalence
 from dualform_studies.images.claims.dates import Period
 from dualform_studies.images.claims.examined import ask_all_attention, ask_hubs_and_dates
-from dualform_studies.images.claims.findings import Findings
+from dualform_studies.images.claims.forgetting import forgetting_claims
+from dualform_studies.images.claims.prevalence import Choice
 from dualform_studies.images.continual_page import beside_paper, continual_page
 from dualform_studies.images.download import load_dataset
-from dualform_studies.images.example import PaperFigures, choose_recognised, draw_example
+from dualform_studies.images.example import PaperFigures, draw_example
 from dualform_studies.images.figures import draw_accuracies
 from dualform_studies.images.masking import parts, sweep
 from dualform_studies.images.masking_figures import draw_last_steps, draw_masks
 from dualform_studies.images.network import build_network, layer_names
-from dualform_studies.images.query_figure import Query
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import Checkpoint
 from dualform_studies.images.retraining import retrain
@@ -146,29 +146,29 @@ def _ask_attention(memory: Engine, judged: Verdict, layers: Sequence[str], recip
         given[first.name],
         spoilt,
     )
-    chosen = {name: choice.query for name, choice in found.shown.items()}
+    chosen = dict(found.shown)
     for dataset, label in reversed(list(zip(judged.pair, _RECOGNISED, strict=True))):
-        own = given[dataset.name]
-        query = choose_recognised(dataset, own, label) or choose_recognised(dataset, own)
-        chosen |= {} if query is None else {f"recognised-{dataset.name}": query}
+        choice = choose_recognised_as(dataset, given[dataset.name], label)
+        chosen |= {} if choice is None else {f"recognised-{dataset.name}": choice}
     periods = {
         first.name: Period(0, recipe.steps, f"step < {recipe.steps}", f"the training on {first.name}"),
         second.name: Period(
             recipe.steps, 2 * recipe.steps, f"step >= {recipe.steps}", f"the training on {second.name}"
         ),
     }
-    measured, claims = ask_hubs_and_dates(memory, attention, list(chosen.values()), periods, folder)
+    measured, claims = ask_hubs_and_dates(
+        memory, attention, [choice.query for choice in chosen.values()], periods, folder
+    )
+    forgotten = forgetting_claims(judged.recognised(first))
     return measured | {
         "prevalence": [row.plain() for row in found.rows],
-        "claims": [claim.plain() for claim in (*found.claims, *claims)],
+        "claims": [claim.plain() for claim in (*forgotten, *found.claims, *claims)],
         "crossing": {name: crossing(own, attention.datapoints, name) for name, own in attention.layers.items()},
-        "examples": {name: _draw(memory, judged, query, layers, folder, name, found) for name, query in chosen.items()},
+        "examples": {name: _draw(memory, judged, choice, layers, folder, name) for name, choice in chosen.items()},
     }
 
 
-def _draw(
-    memory: Engine, judged: Verdict, query: Query, layers: Sequence[str], folder: Path, name: str, found: Findings
-) -> Report:
-    how = found.shown[name].how if name in found.shown else ""
+def _draw(memory: Engine, judged: Verdict, choice: Choice, layers: Sequence[str], folder: Path, name: str) -> Report:
+    query, beside = choice.query, _BESIDE[name]
     masked = judged.masked(query)
-    return draw_example(memory, query, layers, judged.pair, folder, name, _BESIDE[name], masked=masked, how=how)
+    return draw_example(memory, query, layers, judged.pair, folder, name, beside, masked=masked, how=choice.how)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dualform_studies.certificates import certificate_table
 from dualform_studies.images.claims.crossing import crossing_table
+from dualform_studies.images.claims.forgetting import HEADING
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.example import PaperFigures, show_example
 from dualform_studies.images.recipe import named_recipe
@@ -45,14 +46,13 @@ def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, P
         "code keeps, the first 256 slots after the switch carry the wrong dataset's label, for it stamps the label on "
         "batches that were fetched before; here the label comes with its batch, and is right."
     )
+    page.show(claims_table([Claim(**claim) for claim in report["claims"]]))
+    page.heading(HEADING)
     page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset (no figure of the paper).")
-    page.show(
-        _accuracy_table(report, moments(pair)),
-        claims_table([Claim(**claim) for claim in report["claims"]]),
-    )
+    page.show(_accuracy_table(report, moments(pair)))
     page.paragraph(_forgetting(report, pair))
     page.heading("Interference")
-    page.paragraph(_interference(report))
+    page.paragraph(interference_in_words(report))
     page.show(crossing_table(report["crossing"]))
     show_prevalence(page, report["prevalence"])
     for name, example in report["examples"].items():
@@ -106,17 +106,19 @@ def _forgetting(report: Report, pair: Pair) -> str:
     )
 
 
-def _interference(report: Report) -> str:
-    found = report["interference"]
+def interference_in_words(report: Report) -> str:
+    """How many test images the second dataset spoils, and which examples are shown."""
+    found, examples = report["interference"], report["examples"]
     true, given = found["mistake"]
     said = (
         f"{found['spoilt']:,} MNIST test images are recognised after MNIST, mistaken at the end, and recognised again "
         f"with Fashion-MNIST masked. {found['like_the_papers']:,} of them are, as the paper's example, a {true} taken "
         f"for a {given}. "
     )
-    if not found["spoilt"]:
-        return said + "So no interference is shown."
-    return said + "The two other examples are, as the paper's, recognised at the end: the first of their class."
+    said += "One of them is shown." if "interference" in examples else "So there is no example of interference."
+    if any(name.startswith("recognised-") for name in examples):
+        said += " The examples that are recognised at the end are of the classes of the paper's, where there are such."
+    return said
 
 
 def _show_masks(page: Page, report: Report, pair: Pair) -> None:

@@ -53,14 +53,12 @@ def choose_interference(
     return None if row is None else Query(first, row, int(given[row]))
 
 
-def choose_recognised(dataset: Dataset, given: NDArray[np.int64], label: int | None = None) -> Query | None:
-    """The first test image, of a class where one is named, that is recognised as labelled; None where there is none.
+def choose_recognised(dataset: Dataset, given: NDArray[np.int64]) -> Query | None:
+    """The first test image that is recognised as labelled; None where there is none.
 
     `given` is int64[n], the class that the network gives each test image.
     """
     wanted = given == dataset.test.labels
-    if label is not None:
-        wanted &= dataset.test.labels == label
     row = int(wanted.argmax())
     return Query(dataset, row, int(given[row])) if wanted[row] else None
 

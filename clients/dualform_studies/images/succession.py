@@ -103,12 +103,13 @@ class Verdict:
     def accuracy(self) -> dict[str, dict[str, float]]:
         """By dataset and moment: the fraction of test images classified as labelled."""
         return {
-            dataset.name: {
-                moment: float((classes[dataset.name] == dataset.test.labels).mean())
-                for moment, classes in self.classes.items()
-            }
+            dataset.name: {moment: float(right.mean()) for moment, right in self.recognised(dataset).items()}
             for dataset in self.pair
         }
+
+    def recognised(self, dataset: Dataset) -> dict[str, NDArray[np.bool_]]:
+        """By moment: bool[n], the test images of a dataset that are classified as labelled."""
+        return {moment: classes[dataset.name] == dataset.test.labels for moment, classes in self.classes.items()}
 
     def masked(self, query: Query) -> int:
         """The class that the network gives a test image once the second dataset is masked."""
@@ -120,7 +121,7 @@ class Verdict:
         Of these, with `mistake`, such as (1, 3), those of its first class that are taken for its second.
         """
         first = self.pair[0]
-        right = {moment: classes[first.name] == first.test.labels for moment, classes in self.classes.items()}
+        right = self.recognised(first)
         wanted = right["after_first"] & ~right["final"] & right["masked"]
         if mistake is not None:
             wanted &= (first.test.labels == mistake[0]) & (self.classes["final"][first.name] == mistake[1])

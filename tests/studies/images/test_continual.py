@@ -149,6 +149,14 @@ def test_captions_name_the_papers_figures(miniature):
         assert all(f"({figure} of the paper)" in page for figure in beside[name])
 
 
+def test_every_claim_leads_to_a_heading(miniature):
+    out, report, _ = miniature
+    page = (out / "report" / "index.md").read_text()
+    headings = {claim["heading"] for claim in report["claims"]}
+    assert "Forgetting" in headings
+    assert all(f"## {heading}\n" in page for heading in headings)
+
+
 def test_every_mask_stands_beside_a_retraining_and_its_cancellation(miniature):
     out, report, _ = miniature
     rows = report["masks"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,13 @@ from dualform_studies.images.claims.attention import LayerAttention
 from dualform_studies.images.claims.crossing import crossing_claim
 from dualform_studies.images.claims.findings import Findings
 from dualform_studies.images.claims.prevalence import (
+    Choice,
     Prevalence,
     choose_showing,
     over_layers,
     prevalence_claim,
 )
+from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.recorded import Checkpoint
 
 MISTAKE = (1, 3)
@@ -38,8 +41,8 @@ def continual_findings(
     """The observations of MNIST after Fashion-MNIST, the dataset `second`; the checkpoint's test images are MNIST's.
 
     `crossed` is what `crossing_prevalence` says of the second dataset's test images. `given` is int64[n], the class
-    that the network gives each test image at the end; `spoilt` is bool[n], those that
-    were recognised before the second dataset was learned, are mistaken, and are recognised with it masked.
+    that the network gives each test image at the end; `spoilt` is bool[n], those that were recognised before the second
+    dataset was learned, are mistaken, and are recognised with it masked. The example of interference is one of them.
     """
     dataset, last = checkpoint.dataset, attention[-1]
     labels = dataset.test.labels
@@ -73,8 +76,24 @@ def continual_findings(
         ),
         crossing_claim("section 5.4", crossed),
     ]
-    choice = choose_showing(dataset, given, [spoilt_ones, dresses[-1]]) or choose_showing(
-        dataset, given, [spoilt_all, of_label[-1]]
+    choice = choose_showing(dataset, given, [_of_spoilt(dresses[-1], spoilt)]) or choose_showing(
+        dataset, given, [_of_spoilt(of_label[-1], spoilt)]
     )
     rows = [*over_layers(_OWN_LEADS, among, mistaken, own), *dresses, *of_label, spoilt_ones, spoilt_all, *crossed]
     return Findings(rows, claims, {} if choice is None else {"interference": choice})
+
+
+def _of_spoilt(observed: Prevalence, spoilt: NDArray[np.bool_]) -> Prevalence:
+    """The same of those alone that the second dataset spoils: no other is an example of interference."""
+    return replace(observed, among=f"{observed.among}, spoilt by Fashion-MNIST", concerned=observed.concerned & spoilt)
+
+
+def choose_recognised_as(dataset: Dataset, given: NDArray[np.int64], label: int) -> Choice | None:
+    """The first recognised test image of a class, or of any where there is none; None where none is recognised.
+
+    `given` is int64[n], the class that the network gives each test image.
+    """
+    labels = dataset.test.labels
+    of_class = f"it is of class {dataset.label_names[label]}"
+    among = f"{dataset.name} test images recognised at the end"
+    return choose_showing(dataset, given, [Prevalence(of_class, "its label", among, given == labels, labels == label)])

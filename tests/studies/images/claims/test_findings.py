@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dualform_studies.images.claims.attention import LayerAttention, classes_of
-from dualform_studies.images.claims.continual import continual_findings
+from dualform_studies.images.claims.continual import choose_recognised_as, continual_findings
 from dualform_studies.images.claims.crossing import crossing, crossing_claim, crossing_prevalence, crossing_table
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.findings import Findings
@@ -193,8 +193,28 @@ def test_a_one_taken_for_a_three(pair, points: Datapoints, draw: Draw):
     given[labels == 1] = 1
     none = continual_findings(attention, crossed, Checkpoint(digits, 10, last=True), "fashion-mnist", given, spoilt)
     assert len(none.claims) == 2, "no 1 is taken for a 3"
-    query = none.shown["interference"].query
-    assert query.label != query.given
+    shown = none.shown["interference"]
+    assert shown.query.label != shown.query.given
+    assert spoilt[shown.query.row], "an example of interference is one that the second dataset spoils"
+    assert "mistaken at the end, spoilt by Fashion-MNIST" in shown.how
+    nothing = np.zeros(IMAGES, dtype=bool)
+    bare = continual_findings(attention, crossed, Checkpoint(digits, 10, last=True), "fashion-mnist", given, nothing)
+    assert bare.shown == {}, "no image is spoilt"
+
+
+def test_a_recognised_example_is_of_its_class_where_there_is_one(pair):
+    digits, labels = pair[0], pair[0].test.labels
+    choice = choose_recognised_as(digits, labels, 7)
+    assert choice is not None
+    assert choice.query.row == labels.tolist().index(7)
+    assert choice.how.endswith(
+        "60 mnist test images recognised at the end, of which this holds: it is of class 7 (its label)."
+    )
+    choice = choose_recognised_as(digits, np.where(labels == 7, 1, labels), 7)
+    assert choice is not None
+    assert choice.query.row == 0
+    assert choice.how.endswith("this one lacks: it is of class 7 (its label).")
+    assert choose_recognised_as(digits, (labels + 1) % 10, 7) is None
 
 
 def test_crossing_is_counted_image_by_image(pair, points: Datapoints, draw: Draw):
