@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import inf
 
-from dualform_studies.limits.storage import in_bytes
+from dualform_studies.limits.costs import ATTENTION
 from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.words import percent
@@ -12,18 +13,21 @@ from dualform_studies.pages.words import percent
 STORAGE, COSTS, REPLAY = "Storage", "What it costs here", "Training again in place of storing"
 """Headings of the page."""
 
-_PETABYTES = 14.0
-_AS_NAMED, _NEARLY = 0.05, 0.2
-"""Relative difference from a figure that the paper rounds."""
 _LINEAR, _ROUGHLY_LINEAR = 0.1, 0.3
-"""Relative difference of the bytes a slot of two lengths."""
+"""Relative difference of the bytes of each added slot."""
+_STEADY, _ROUGHLY_STEADY = 0.25, 0.5
+"""The same of seconds, which are less certain: growth with the square would make it 1 here."""
 _NOTHING, _LITTLE = 0.01, 0.1
 """Of a training's time, that one question may take."""
 
 
 def limits_claims(report: Report) -> Iterator[Claim]:
-    yield from _storage(report)
-    yield from _asking(report)
+    measured = report["measured"]
+    lengths = [one["slots"] for one in measured]
+    if lengths == sorted(set(lengths)):
+        yield _storage(measured)
+        yield _scoring(measured)
+    yield _asking(measured[-1])
     replay = report["replay"]
     same = replay["same"] / replay["questions"]
     yield Claim(
@@ -37,42 +41,65 @@ def limits_claims(report: Report) -> Iterator[Claim]:
     )
 
 
-def _storage(report: Report) -> Iterator[Claim]:
-    layer = next(row for row in report["storage"] if row["text"])
-    off = abs(layer["key_bytes"] / 1e15 - _PETABYTES) / _PETABYTES
-    yield Claim(
-        "appendix D",
-        "The dual form of one self-attention layer of GPT-3 would take 14 PB.",
-        layer["text"],
-        f"{in_bytes(layer['key_bytes'])}, of the keys alone",
-        verdict_at_most(off, _AS_NAMED, _NEARLY),
-        f"within {percent(_AS_NAMED, 'g')}; in part {percent(_NEARLY, 'g')}",
-        STORAGE,
-    )
-    short, long = report["measured"]
-    grown = long["bytes_a_slot"] / short["bytes_a_slot"]
-    yield Claim(
+def _storage(measured: Sequence[Report]) -> Claim:
+    sizes = [one["bytes"]["keys"] + one["bytes"]["values"] for one in measured]
+    added = _added(measured, sizes)
+    return Claim(
         "section 6",
         "Storage grows linearly with the training.",
         "no figure",
-        f"{long['slots'] / short['slots']:.3g} times the slots take {grown * long['slots'] / short['slots']:.3g} times "
-        "the bytes",
-        verdict_at_most(abs(grown - 1), _LINEAR, _ROUGHLY_LINEAR),
-        f"bytes a slot within {percent(_LINEAR, 'g')} of each other; in part {percent(_ROUGHLY_LINEAR, 'g')}",
+        f"{_in_words(measured, [f'{one:,.0f} bytes' for one in added])}, of keys and values",
+        verdict_at_most(_difference(added), _LINEAR, _ROUGHLY_LINEAR),
+        f"bytes of each added slot within {percent(_LINEAR, 'g')} of each other; in part "
+        f"{percent(_ROUGHLY_LINEAR, 'g')}",
         COSTS,
     )
 
 
-def _asking(report: Report) -> Iterator[Claim]:
-    long = report["measured"][-1]
-    name, seconds = max(long["question_seconds"].items(), key=lambda one: one[1])
-    share = seconds / long["training_seconds"]
-    yield Claim(
+def _scoring(measured: Sequence[Report]) -> Claim:
+    added = _added(measured, [one["scoring_seconds"] for one in measured])
+    return Claim(
         "appendix D",
-        "Asking is nothing compared to the training.",
+        "The time that attention weights take grows linearly with the training.",
         "no figure",
-        f"{100 * share:.2g} % of the training's time ({name}, the dearest question)",
+        f"{_in_words(measured, [f'{1e6 * one:.3g} µs' for one in added])}, for the ten best slots of all test images "
+        "at all layers",
+        verdict_at_most(_difference(added), _STEADY, _ROUGHLY_STEADY),
+        f"seconds of each added slot within {percent(_STEADY, 'g')} of each other; in part "
+        f"{percent(_ROUGHLY_STEADY, 'g')}",
+        COSTS,
+    )
+
+
+def _added(measured: Sequence[Report], amounts: Sequence[float]) -> tuple[float, float]:
+    """How much each slot adds, from the first length to the second and from the second to the third."""
+    slots = [one["slots"] for one in measured]
+    first, second = ((amounts[at + 1] - amounts[at]) / (slots[at + 1] - slots[at]) for at in range(len(slots) - 1))
+    return first, second
+
+
+def _difference(added: tuple[float, float]) -> float:
+    """Relative; infinite where what should grow does not."""
+    first, second = added
+    return abs(second / first - 1) if first > 0 else inf
+
+
+def _in_words(measured: Sequence[Report], added: Sequence[str]) -> str:
+    first, second, third = (f"{one['slots']:,}" for one in measured)
+    return f"{added[0]} for each slot from {first} to {second}, {added[1]} from {second} to {third}"
+
+
+def _asking(measured: Report) -> Claim:
+    name = max(ATTENTION, key=lambda one: measured["cold_seconds"][one])
+    share = measured["cold_seconds"][name] / measured["plain_seconds"]
+    return Claim(
+        "appendix D",
+        "Computing the attention weights of a test input is nothing compared to the training.",
+        "no figure",
+        f"{percent(share, '.3g')} of the time of the training without recording ({name}, the dearest question, asked "
+        f"once of {measured['slots']:,} slots)",
         verdict_at_most(share, _NOTHING, _LITTLE),
-        f"every kind of question, at all layers, at most {percent(_NOTHING, 'g')}; in part {percent(_LITTLE, 'g')}",
+        f"every question about attention weights, at all layers, of a memory just opened, at most "
+        f"{percent(_NOTHING, 'g')}; in part {percent(_LITTLE, 'g')}",
         COSTS,
     )

@@ -1,11 +1,13 @@
-"""What recording and asking cost, measured here on small memories of one training, at two lengths.
+"""What recording and asking cost, measured here on small memories of one training, at several lengths.
 
-Times are the least of several, so that other work on the machine shows as little as may be.
+A question is asked cold, of a memory opened for it alone, and warm, once what does not depend on the query is known.
+Warm times are the least of several, so that other work on the machine shows as little as may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,14 +23,12 @@ from dualform_studies.images.network import build_network, layer_names
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.stream import Batch, batch_rows, batches
 from dualform_studies.images.training import train
-from dualform_studies.pages.folder import Report, bytes_on_disk
+from dualform_studies.limits.sizes import sizes_of
+from dualform_studies.pages.folder import Report
 
 PROBE = "test-digits"
 MASK = "label != 3"
 """What the masked questions leave out: one class, trained among the others."""
-
-BEST_SLOTS, SIGNED_SUMS = "ten best slots", "signed weights summed over each label"
-"""Questions that the page names."""
 
 _REPEATS = 5
 _BEST = 10
@@ -46,6 +46,14 @@ class Trial:
     @property
     def layers(self) -> tuple[str, ...]:
         return layer_names(self.recipe.widths(digits()))
+
+    def train(self) -> float:
+        """Take it without recording; seconds."""
+        network = build_network(self.recipe.widths(digits()), self.seed)
+        optimizer = self.recipe.optimizer(network)
+        stream, start = self._stream(digits()), perf_counter()
+        train(network, optimizer, stream, self.recipe.clip)
+        return perf_counter() - start
 
     def record(self, folder: Path, *, keys: bool = True) -> float:
         """Record it, and the test images as a probe; seconds of the training, until all is on disk."""
@@ -75,18 +83,23 @@ class Trial:
 
 
 def measure(trial: Trial, folder: Path) -> Report:
-    """Bytes a slot, seconds a question, and how much a masked class cancels; the memory stays in `folder`."""
-    seconds = trial.record(folder)
+    """Bytes, seconds of the training and of each question, and how much a masked class cancels; the memory stays in
+    `folder`.
+    """
+    plain, recorded, sizes = trial.train(), trial.record(folder), sizes_of(folder)
+    cold = {name: _cold(folder, trial.layers, ask) for name, ask in QUESTIONS.items()}
     with open_memory(folder) as memory:
         slots = sum(memory.info().slots.values())
-        per_question = {name: _least(memory, trial.layers, ask) for name, ask in QUESTIONS.items()}
+        warm = {name: _least(memory, trial.layers, ask) for name, ask in QUESTIONS.items()}
         cancelled = memory.cancellation(where=MASK)
     return {
         "steps": trial.recipe.steps,
         "slots": slots,
-        "training_seconds": seconds,
-        "bytes_a_slot": bytes_on_disk(folder) / slots,
-        "question_seconds": per_question,
+        "plain_seconds": plain,
+        "recorded_seconds": recorded,
+        "bytes": sizes,
+        "cold_seconds": cold,
+        "warm_seconds": warm,
         "cancellation": dict(cancelled),
     }
 
@@ -107,24 +120,54 @@ def _masked(memory: Engine, layer: str) -> object:
     return memory.output(layer, f"{PROBE}/0", where=MASK)
 
 
-QUESTIONS: dict[str, Callable[[Engine, str], object]] = {
+BEST_SLOTS, SIGNED_SUMS = "ten best slots", "signed weights summed over each label"
+
+ATTENTION: dict[str, Callable[[Engine, str], object]] = {
     BEST_SLOTS: _best,
     "absolute weights summed over each label": _absolute,
     SIGNED_SUMS: _signed,
-    "output without one label": _masked,
 }
-"""Each asked of one test image at every layer, once what does not depend on the query is known."""
+"""What is asked of attention weights, of one test image at every layer."""
+
+QUESTIONS: dict[str, Callable[[Engine, str], object]] = {**ATTENTION, "output without one label": _masked}
+"""All that is asked, of one test image at every layer."""
+
+
+def _cold(folder: Path, layers: Sequence[str], ask: Callable[[Engine, str], object]) -> float:
+    """Seconds of opening a memory and of one turn through its layers."""
+    start = perf_counter()
+    with open_memory(folder) as memory:
+        for layer in layers:
+            ask(memory, layer)
+        return perf_counter() - start
 
 
 def _least(memory: Engine, layers: Sequence[str], ask: Callable[[Engine, str], object]) -> float:
     """The least seconds of several turns through the layers, the first of which is not counted."""
-    taken = []
-    for _ in range(1 + _REPEATS):
-        start = perf_counter()
-        for layer in layers:
-            ask(memory, layer)
-        taken.append(perf_counter() - start)
-    return min(taken[1:])
+    return min([_turn(memory, layers, ask) for _ in range(1 + _REPEATS)][1:])
+
+
+def _turn(memory: Engine, layers: Sequence[str], ask: Callable[[Engine, str], object]) -> float:
+    start = perf_counter()
+    for layer in layers:
+        ask(memory, layer)
+    return perf_counter() - start
+
+
+def scoring_seconds(folders: Sequence[Path], layers: Sequence[str]) -> list[float]:
+    """For each memory, the least seconds in which its slots are scored for all test images, warm.
+
+    The question is one that passes over all slots, and the images are so many that what any question takes is little
+    beside the pass. The memories take turns, so that other work on the machine meets all of them alike.
+    """
+    with ExitStack() as stack:
+        memories = [stack.enter_context(open_memory(folder)) for folder in folders]
+        turns = [[_turn(memory, layers, _best_of_all) for memory in memories] for _ in range(1 + _REPEATS)]
+    return [min(taken) for taken in zip(*turns[1:], strict=True)]
+
+
+def _best_of_all(memory: Engine, layer: str) -> object:
+    return memory.topk(layer, PROBE, k=_BEST, score="abs")
 
 
 def compare_replay(trial: Trial, stored: Path, folder: Path) -> Report:
@@ -145,9 +188,7 @@ def compare_replay(trial: Trial, stored: Path, folder: Path) -> Report:
     return {
         "questions": len(questions),
         "same": sum(same),
-        "stored_bytes": bytes_on_disk(stored),
-        "replay_bytes": bytes_on_disk(folder),
-        "weights_bytes": bytes_on_disk(folder / "weights"),
+        "bytes": sizes_of(folder),
     }
 
 

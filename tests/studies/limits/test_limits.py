@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dualform
+from dualform.replay.cost import DIGEST_BYTES
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.limits.storage import TRAININGS, in_bytes, storage_report
@@ -26,24 +28,33 @@ def test_it_says_what_it_wrote(miniature):
     page = (out / "report" / "index.md").read_text()
     for claim in report["claims"]:
         assert f"## {claim['heading']}" in page
-    assert [one["slots"] for one in report["measured"]] == [10 * 32, 40 * 32]
+    assert [one["slots"] for one in report["measured"]] == [10 * 32, 20 * 32, 40 * 32]
+    assert [one["section"] for one in report["claims"]] == ["section 6", "appendix D", "appendix D", "appendix D"]
 
 
 def test_bytes_and_slots_are_those_on_disk(miniature):
     out, report = miniature
-    for folder, measured in zip((out / "short", out / "long"), report["measured"], strict=True):
-        assert measured["bytes_a_slot"] == bytes_on_disk(folder) / measured["slots"]
+    for name, measured in zip(("short", "middle", "long"), report["measured"], strict=True):
+        folder = out / name
+        assert sum(measured["bytes"].values()) == bytes_on_disk(folder)
+        # Float32 keys of 32 and 24 numbers; images that come again are stored once. Values of 32, 24 and 10.
+        assert measured["bytes"]["keys"] == pytest.approx(measured["slots"] * 4 * (32 + 24), rel=0.1, abs=4 * 64 * 1500)
+        assert measured["bytes"]["values"] == pytest.approx(measured["slots"] * 4 * (32 + 24 + 10), rel=0.1)
+        assert measured["bytes"]["weights"] == bytes_on_disk(folder / "weights")
+        assert measured["bytes"]["probes"] == bytes_on_disk(folder / "probes")
         with dualform.open(folder) as memory:
             assert sum(memory.info().slots.values()) == measured["slots"]
             assert measured["cancellation"] == dict(memory.cancellation(where="label != 3"))
-        assert all(seconds > 0 for seconds in measured["question_seconds"].values())
+        for way in ("cold", "warm"):
+            assert all(seconds > 0 for seconds in measured[f"{way}_seconds"].values())
 
 
 def test_a_replay_answers_as_the_stored_memory_and_keeps_less(miniature):
     _, report = miniature
     replay = report["replay"]
     assert replay["same"] == replay["questions"] == 6
-    assert replay["replay_bytes"] < replay["stored_bytes"]
+    assert replay["bytes"]["keys"] == replay["bytes"]["values"] == 0 < replay["bytes"]["tables"]
+    assert replay["bytes"]["weights"] == report["measured"][0]["bytes"]["weights"]
 
 
 def test_the_papers_figures_come_out():
@@ -53,6 +64,12 @@ def test_the_papers_figures_come_out():
     assert found["WikiText-2"] == pytest.approx(154e9, rel=0.005)
     assert found["Aesop"] == pytest.approx(201e9, rel=0.005)
     assert found["single task, 5,000 updates"] == 640_000 * 2384 * 4
+
+
+def test_a_replay_keeps_digests_of_every_update():
+    single = TRAININGS[0]
+    columns = storage_report(replace(single, updates=None))["replay_bytes"]
+    assert storage_report(single)["replay_bytes"] == columns + 5000 * 3 * DIGEST_BYTES
 
 
 @pytest.mark.parametrize(
