@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dualform.query.engine import Engine
 from dualform.questions import ProbeRows
 from dualform_studies.memorisation.facts import Facts
-from dualform_studies.memorisation.masks import Omission, masked_projection, only
+from dualform_studies.memorisation.masks import Omission
 from dualform_studies.memorisation.network import (
     HEAD_WIDTH,
     HEADS,
@@ -35,6 +35,7 @@ from dualform_studies.memorisation.network import (
     AttentionOnly,
     with_weights,
 )
+from dualform_studies.memorisation.retrieval import moved_values
 from dualform_studies.memorisation.training import PROBE
 
 
@@ -48,6 +49,8 @@ class HeadMemory:
     """float64[P, H, S]: second level, how much each head attends to each token."""
     lead: NDArray[np.float64]
     """float64[H, P, P]: what each training pair adds to the lead of the true next token over its strongest rival."""
+    known: NDArray[np.bool_]
+    """bool[P]: which pairs the network knows with nothing masked."""
 
     @property
     def attention(self) -> NDArray[np.float64]:
@@ -66,6 +69,10 @@ class MaskedHeads:
     known: NDArray[np.bool_]
     """bool[P, H, P]: which pairs are known with the pair masked in the projections of one head alone."""
 
+    def lost(self, before: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """bool[P, H, P]: of the pairs known `before`, bool[P], those other than the one masked that no longer are."""
+        return np.asarray(before & ~self.known & ~np.eye(len(before), dtype=np.bool_)[:, None])
+
 
 def attended(scores: NDArray[np.float64], pattern: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64[H, P, P] of [P, S, P] and [P, H, S]: the first level, divided between the tokens by the second."""
@@ -81,13 +88,10 @@ def ask_heads(memory: Engine, network: AttentionOnly, facts: Facts) -> HeadMemor
     true = torch.nn.functional.one_hot(facts.next_tokens, logits.shape[1]).bool()
     rivals = logits.masked_fill(true, -torch.inf).argmax(dim=1)
     directions = exact.unembedding.weight[facts.next_tokens] - exact.unembedding.weight[rivals]
-    begun = memory.weights(at_step=0)["value.weight"].double()
-    moved = torch.stack(
-        [masked_projection(memory, "value", only(facts, pair)).double() - begun for pair in range(len(facts))]
-    ).reshape(-1, HEADS, HEAD_WIDTH, WIDTH)
+    _, moved = moved_values(memory, facts)
     outputs = exact.output.weight.reshape(WIDTH, HEADS, HEAD_WIDTH)
     lead = torch.einsum("pd,dhe,phs,qhec,psc->hpq", directions, outputs, pattern, moved, stream)
-    return HeadMemory(_scores(memory, len(facts)), pattern.numpy(), lead.numpy())
+    return HeadMemory(_scores(memory, len(facts)), pattern.numpy(), lead.numpy(), facts.right(logits))
 
 
 @torch.no_grad()

@@ -46,15 +46,16 @@ def draw_attention_by_pair(path: Path, found: HeadMemory, facts: Facts) -> Path:
     return path
 
 
-def draw_shifts(path: Path, found: HeadMemory, masked: MaskedHeads, singles_known: NDArray[np.bool_]) -> Path:
-    """How each head's attention to the first token moves with a pair masked in query and key; bool[P, P] for dots."""
+def draw_shifts(path: Path, found: HeadMemory, masked: MaskedHeads, lost: NDArray[np.bool_]) -> Path:
+    """How each head's attention to the first token moves with a pair masked in query and key; a cross at each pair
+    asked about that is lost, bool[P, P]."""
     shift = masked.pattern[..., 0] - found.pattern[None, :, :, 0]
-    lost = np.argwhere(~singles_known)
+    crosses = np.argwhere(lost)
     with new_figure(path, 3.1) as figure:
         axes = figure.subplots(1, HEADS, sharex=True, sharey=True)
         for head, panel in enumerate(axes):
             drawn = _by_pairs(panel, shift[:, :, head], cmap="RdBu_r", vmin=-1, vmax=1)
-            panel.plot(lost[:, 1], lost[:, 0], "x", color="black", markersize=2.6, markeredgewidth=0.8)
+            panel.plot(crosses[:, 1], crosses[:, 0], "x", color="black", markersize=2.6, markeredgewidth=0.8)
             panel.set_title(f"head {head + 1}")
             panel.set_xlabel("pair asked about")
         axes[0].set_ylabel("training pair masked")
@@ -62,14 +63,13 @@ def draw_shifts(path: Path, found: HeadMemory, masked: MaskedHeads, singles_know
     return path
 
 
-def draw_masked_heads(path: Path, masked: MaskedHeads) -> Path:
-    """For each pair masked in one head alone: how many of the other 24 are still known, and whether it is itself."""
+def draw_masked_heads(path: Path, found: HeadMemory, masked: MaskedHeads) -> Path:
+    """For each pair masked in one head alone: how many of the other pairs are still known, and whether it is itself."""
+    own, known = np.eye(len(masked.known), dtype=np.bool_), masked.known & found.known
     with new_figure(path, 2.7) as figure:
         axes = figure.subplots(1, HEADS, sharey=True)
-        own = np.eye(len(masked.known), dtype=np.bool_)
         for head, panel in enumerate(axes):
-            known = masked.known[:, head]
-            others, itself = (known & ~own).sum(axis=1), known[own]
+            others, itself = (known[:, head] & ~own).sum(axis=1), known[:, head][own]
             drawn = grid_of_pairs(panel, others.tolist(), itself.tolist())
             panel.set_title(f"masked in head {head + 1} alone")
             panel.set_xlabel("second token of the pair")

@@ -10,7 +10,6 @@ from dualform_studies.memorisation.boosting import WAYS, sign_test
 from dualform_studies.memorisation.ensemble import Ensemble
 from dualform_studies.memorisation.facts import Facts
 from dualform_studies.memorisation.falls import HeadOne
-from dualform_studies.memorisation.head_memory import HeadMemory, MaskedHeads
 from dualform_studies.memorisation.many_heads import ManyHeads
 from dualform_studies.memorisation.network import HEADS
 from dualform_studies.memorisation.overlap import Alone, Overlaps
@@ -174,37 +173,3 @@ def enough(many: ManyHeads) -> Table:
         "free: pairs known by heads alone, added up", "free: networks whose heads part the pairs",
     )  # fmt: skip
     return Table("enough", "What heads can be made to do, and what they do, by their number.", columns, rows)
-
-
-def head_memory(found: HeadMemory, masked: MaskedHeads, facts: Facts) -> Table:
-    """What each head's memory attends to, and what masks change."""
-    rows: list[list[Cell]] = []
-    own = np.eye(len(facts), dtype=np.bool_)
-    for head in range(HEADS):
-        attention, lead = found.attention[head], found.lead[head]
-        ranks = (attention > attention[own][:, None]).sum(axis=1)
-        before, after = found.pattern[None, :, head, 0], masked.pattern[:, :, head, 0]
-        known = masked.known[:, head]
-        rows.append(
-            [
-                f"head {head + 1}",
-                f"{int((ranks == 0).sum())} of {len(facts)}",
-                f"{int((ranks < 5).sum())} of {len(facts)}",
-                f"{100 * np.abs(lead[own]).sum() / np.abs(lead).sum():.0f} %",
-                f"{np.abs(after - before).mean():.3f}",
-                f"{100 * ((after > 0.5) != (before > 0.5)).mean():.1f} %",
-                f"{(known & ~own).sum(axis=1).mean():.1f} of 24",
-                f"{int(known[own].sum())} of {len(facts)}",
-            ]
-        )
-    columns = (
-        "", "attends most to the pair itself", "itself among the best 5", "share of the lead from the pair itself",
-        "change of its softmax under a mask, mean", "softmax turns to the other token",
-        "others known, masked in this head", "the pair itself known",
-    )  # fmt: skip
-    return Table(
-        "head-memory",
-        "The memory of each head over all 25 pairs, and with each of them masked in turn. Shares are of magnitudes.",
-        columns,
-        rows,
-    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dualform.query.engine import Engine
 from dualform.questions import ProbeRows
@@ -67,11 +68,9 @@ def ask_two_levels(memory: Engine, network: AttentionOnly, facts: Facts, pair: i
     exact.load_state_dict(network.state_dict())
     stream = exact.stream(exact.embed(facts.pairs[pair : pair + 1]))
     pattern = exact.pattern(stream)[0]
-    begun = memory.weights(at_step=0)["value.weight"].double()
-    spoken = [masked_projection(memory, "value", only(facts, one)) for one in range(len(facts))]
-    moved = [weight.double() - begun for weight in spoken]
+    begun, moved = moved_values(memory, facts)
     # The initial values, then pair by pair what the training added.
-    values = torch.stack([begun, *moved]).reshape(-1, HEADS, HEAD_WIDTH, WIDTH)
+    values = torch.cat([begun[None], moved])
     outputs = exact.output.weight.reshape(WIDTH, HEADS, HEAD_WIDTH)
     offered = torch.einsum("nd,dhe,phec,jc->jhpn", exact.unembedding.weight, outputs, values, stream[0])
     sums = memory.group_sum("value", asked_by(pair), by="sample")
@@ -83,6 +82,13 @@ def ask_two_levels(memory: Engine, network: AttentionOnly, facts: Facts, pair: i
         torch.einsum("hj,jhn->n", pattern, offered[:, :, 0]).numpy(),
         exact.unembedding(stream[0, -1]).numpy(),
     )
+
+
+def moved_values(memory: Engine, facts: Facts) -> tuple[Tensor, Tensor]:
+    """[H, e, d] and [P, H, e, d], of float64: the value projection at its start, and what each training pair added."""
+    begun = memory.weights(at_step=0)["value.weight"].double()
+    spoken = [masked_projection(memory, "value", only(facts, pair)).double() for pair in range(len(facts))]
+    return begun.view(HEADS, HEAD_WIDTH, WIDTH), (torch.stack(spoken) - begun).view(-1, HEADS, HEAD_WIDTH, WIDTH)
 
 
 def scores_over_training(memory: Engine, pair: int) -> NDArray[np.float64]:

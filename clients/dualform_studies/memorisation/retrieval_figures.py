@@ -70,7 +70,7 @@ def draw_scores(path: Path, scores: NDArray[np.float64], pair: str) -> Path:
             panel.axhline(0, color="0.6", linewidth=0.6)
             panel.set_xscale("log")
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-            panel.set_xlabel("training step")
+            panel.set_xlabel("training step, the first being 1")
             panel.set_title(f"scores with the {place} token, {token}")
         axes[0].set_ylabel("attention weight " r"$\alpha$")
         tokens = [

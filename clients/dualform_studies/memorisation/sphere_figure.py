@@ -43,7 +43,8 @@ def cells(network: AttentionOnly, longitude: NDArray[np.float64], latitude: NDAr
 
 
 def draw_sphere(path: Path, network: AttentionOnly, facts: Facts) -> Path:
-    """The cells of the unembedding, the images of the pairs in black, and the unembedding's own directions in white."""
+    """The cells of the unembedding, the images of the pairs in the colours and marks of their next tokens, and the
+    directions of its rows in white."""
     edges = np.linspace(-np.pi, np.pi, 721), np.linspace(-np.pi / 2, np.pi / 2, 361)
     middle = [(edge[1:] + edge[:-1]) / 2 for edge in edges]
     with torch.no_grad():

@@ -28,7 +28,9 @@ def top_slots(memory: Engine, facts: Facts, pair: int, k: int = 5) -> Table:
                 (token, record["first"] + record["second"], record["token"], record["position"] + 1, record["step"],
                  record["slot"], float(score))
             )  # fmt: skip
-    columns = ("asked by token", "training pair", "its token", "place", "step", "slot", "attention weight")
+    columns = (
+        "asked by token", "training pair", "its token", "place", "step (the first is 0)", "slot", "attention weight",
+    )  # fmt: skip
     return Table(
         "top-slots",
         "First level: the slots of greatest attention weight, one of each training token in either place.",

@@ -90,6 +90,18 @@ def test_a_pair_is_masked_in_one_head_alone(trained, singles, masked, head):
         np.testing.assert_array_equal(masked.known[left_out, head], known)
 
 
+def test_what_was_not_known_is_not_lost(found, masked):
+    """The network was trained for 20 steps: it does not know all pairs before any is masked."""
+    known = FACTS.right(torch.from_numpy(np.eye(5)[FACTS.next_tokens.numpy()]))
+    assert not found.known.all()
+    lost = masked.lost(found.known)
+    for left_out, head, pair in [(3, 0, 3), (3, 0, 4), (7, 2, 11), (24, 1, 0)]:
+        expected = found.known[pair] and not masked.known[left_out, head, pair] and pair != left_out
+        assert lost[left_out, head, pair] == expected
+    assert (masked.lost(known) | ~known >= lost).all()
+    assert not masked.lost(~known).any()
+
+
 def test_attention_is_divided_by_the_second_level():
     scores, pattern = np.zeros((1, 2, 3)), np.array([[[0.25, 0.75], [1.0, 0.0]]])
     scores[0] = [[4, 8, 0], [0, 4, 8]]

@@ -11,6 +11,7 @@ import dualform
 from dualform.errors import BadInput
 from dualform_studies.assignment import Assignment
 from dualform_studies.memorisation.facts import draw_facts
+from dualform_studies.memorisation.mask_chapters import about_cancellation
 from dualform_studies.memorisation.masks import SCOPES, leave_out, only, sweep_last
 from dualform_studies.memorisation.network import with_weights
 from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided, scores_over_training
@@ -158,6 +159,20 @@ def test_the_page_shows_every_figure_and_table(miniature):
     assert {claim["heading"] for claim in report["claims"]} <= set(headings)
     assert report["known"] == report["heads"]["together"]
     assert all(len(known) == 2 for known in report["ways"].values())
+
+
+def test_what_is_said_of_cancellation_follows_from_the_numbers():
+    assert "cancel those of other pairs more than each other: a small" in about_cancellation(1.2, 20, 8)
+    for cancellation, overall, share in ((20, 1.2, 8), (1.2, 20, 0.4)):
+        assert "do not cancel those of other pairs" in about_cancellation(cancellation, overall, share)
+
+
+def test_pages_say_from_where_steps_are_counted(miniature):
+    """The table of slots counts as the memory does; the figure's axis is logarithmic and has no 0."""
+    out, report, _ = miniature
+    table = next(table for table in report["tables"] if table["name"] == "top-slots")
+    assert "step (the first is 0)" in table["columns"]
+    assert "the first being 1" in (out / "report" / "scores.svg").read_text()
 
 
 def test_progress_is_told_to_its_end(miniature):

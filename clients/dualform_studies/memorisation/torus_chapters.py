@@ -1,4 +1,4 @@
-"""What the trained network is: its maps, and its heads."""
+"""The trained network on the torus: its classes, its unembedding, and its heads."""
 
 from __future__ import annotations
 
