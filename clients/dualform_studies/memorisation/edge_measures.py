@@ -7,23 +7,40 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.memorisation.edges import beyond_chance, border_length, borders, steepness, strongest, within
-from dualform_studies.memorisation.layer_maps import layer_maps, raw_patterns
+from dualform_studies.memorisation.edges import (
+    beyond_chance,
+    border_length,
+    borders,
+    ridges,
+    shifted_as_near,
+    steepness,
+    strongest,
+    within,
+)
+from dualform_studies.memorisation.layer_maps import LayerMaps, layer_maps, raw_patterns
 from dualform_studies.memorisation.network import AttentionOnly
 
 
 @dataclass(frozen=True)
 class EdgeMeasures:
-    """Of one trained network. A level line is where a head's two logits are equal, and hardmax has its edge."""
+    """Of one trained network. A level line is where a head's two logits are equal, and hardmax has its edge.
 
-    explained: float
+    None stands for what cannot be measured in it: where there are no level lines, no frontiers, or no edges.
+    """
+
+    explained: float | None
     """How far the steepest points of the sum of the heads lie at the heads' level lines, beyond chance."""
-    covered: float
-    """How far the heads' level lines lie at the steepest points of the sum, beyond chance."""
-    frontiers: float
+    covered: float | None
+    """How far the heads' level lines lie at edges of the sum, over how far they lie at edges of their own head's map:
+    1 where the sum has every edge that its heads have. Means over the heads, both beyond chance."""
+    covered_hardmax: float | None
+    """The same with all attention to the token that gets more, where every level line is an edge by construction."""
+    frontiers: float | None
     """How far the frontiers between classes lie at the heads' level lines, beyond chance."""
-    shortened: float
-    """Share of the frontiers' length that is gone when every head attends the same everywhere; 0 if there are none."""
+    frontiers_shifted: float | None
+    """The share of all shifts of the level lines around the torus that bring as much of the frontiers to them."""
+    shortened: float | None
+    """Share of the frontiers' length that is gone when every head attends the same everywhere."""
 
 
 def level_lines(network: AttentionOnly, points: int) -> NDArray[np.bool_]:
@@ -33,15 +50,29 @@ def level_lines(network: AttentionOnly, points: int) -> NDArray[np.bool_]:
 
 def measure_edges(network: AttentionOnly, points: int) -> EdgeMeasures:
     """On a grid of so many points a side."""
-    maps = layer_maps(network, points)
-    lines = np.asarray(level_lines(network, points).any(axis=0))
-    near, edges = within(lines), strongest(steepness(maps.heads_together))
+    maps, by_head = layer_maps(network, points), level_lines(network, points)
+    near = within(np.asarray(by_head.any(axis=0)))
     classes = maps.classes().token
-    length = border_length(classes)
+    frontiers, length = borders(classes), border_length(classes)
     plain = border_length(layer_maps(network, points, "constant").classes().token)
     return EdgeMeasures(
-        beyond_chance(edges, near),
-        beyond_chance(lines, within(edges)),
-        beyond_chance(borders(classes), near),
-        1 - plain / length if length else 0.0,
+        beyond_chance(strongest(steepness(maps.heads_together)), near),
+        _covered(by_head, maps),
+        _covered(by_head, layer_maps(network, points, "hardmax")),
+        beyond_chance(frontiers, near),
+        shifted_as_near(frontiers, near),
+        1 - plain / length if length else None,
     )
+
+
+def _covered(lines: NDArray[np.bool_], maps: LayerMaps) -> float | None:
+    """Of the level lines bool[H, G, G] of the heads of these maps."""
+    together = within(ridges(maps.heads_together))
+    found = [
+        (in_sum, in_own)
+        for line, own in zip(lines, maps.heads, strict=True)
+        for in_sum, in_own in ((beyond_chance(line, together), beyond_chance(line, within(ridges(own)))),)
+        if in_sum is not None and in_own is not None
+    ]
+    in_sum, in_own = (sum(values) for values in zip(*found, strict=True)) if found else (0.0, 0.0)
+    return in_sum / in_own if in_own > 0 else None

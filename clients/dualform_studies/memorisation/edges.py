@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 STRONGEST = 0.1
-"""The share of a map's points that count as its edges: those at which it changes fastest."""
+"""The share of a map's points that are its steepest: those at which it changes fastest."""
 REACH = 10.0
 """Degrees within which an edge lies at another."""
+_ACROSS = ((1, 0), (1, 1), (0, 1), (1, -1))
+"""Steps up and to the right, in directions of 0, 45, 90 and 135 degrees from upwards."""
 
 
 def borders(regions: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -26,8 +28,30 @@ def border_length(regions: NDArray[np.int64] | NDArray[np.bool_]) -> int:
 
 def steepness(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64[G, G]: how fast a map of vectors, float64[G, G, d], changes at each point, per point of the grid."""
-    changes = [np.roll(vectors, -1, axis=axis) - np.roll(vectors, 1, axis=axis) for axis in (0, 1)]
-    return np.asarray(np.sqrt(sum((change**2).sum(axis=-1) for change in changes)) / 2)
+    return np.asarray(np.sqrt(sum((change**2).sum(axis=-1) for change in _changes(vectors))))
+
+
+def ridges(vectors: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """bool[G, G]: the edges of a map, float64[G, G, d]: where it is steeper than on either side, in the direction in
+    which it changes fastest, and however steep it is elsewhere.
+
+    So a faint edge counts as a strong one does. Source: Canny 1986, "A computational approach to edge detection"
+    (suppression of what is no maximum), without his thresholds.
+    """
+    up, right = _changes(vectors)
+    # The direction of fastest change is the first eigenvector of the sum over dimensions of gradient times gradient.
+    angle = np.arctan2(2 * (up * right).sum(axis=-1), (up**2).sum(axis=-1) - (right**2).sum(axis=-1)) / 2
+    steep, direction = steepness(vectors), np.rint(angle / (np.pi / 4)).astype(np.int64) % len(_ACROSS)
+    found = np.zeros(steep.shape, dtype=np.bool_)
+    for at, (above, beside) in enumerate(_ACROSS):
+        ahead, behind = (np.roll(steep, (sign * above, sign * beside), axis=(0, 1)) for sign in (-1, 1))
+        found |= (direction == at) & (steep >= ahead) & (steep > behind)
+    return found
+
+
+def _changes(vectors: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """float64[G, G, d], twice: how fast a map changes upwards and to the right, per point of the grid."""
+    return [(np.roll(vectors, -1, axis=axis) - np.roll(vectors, 1, axis=axis)) / 2 for axis in (0, 1)]
 
 
 def strongest(heights: NDArray[np.float64], share: float = STRONGEST) -> NDArray[np.bool_]:
@@ -48,10 +72,22 @@ def within(points: NDArray[np.bool_], degrees: float = REACH) -> NDArray[np.bool
     return near
 
 
-def beyond_chance(edges: NDArray[np.bool_], near: NDArray[np.bool_]) -> float:
+def beyond_chance(edges: NDArray[np.bool_], near: NDArray[np.bool_]) -> float | None:
     """How much more often edges lie in `near` than points drawn at random: 0 for as often, 1 for all of them.
 
-    0 also where there are no edges, or nothing else than `near`.
+    None where there are no edges, or `near` is nothing or everything.
     """
     chance = float(near.mean())
-    return (float(near[edges].mean()) - chance) / (1 - chance) if edges.any() and chance < 1 else 0.0
+    return (float(near[edges].mean()) - chance) / (1 - chance) if edges.any() and 0 < chance < 1 else None
+
+
+def shifted_as_near(edges: NDArray[np.bool_], near: NDArray[np.bool_]) -> float | None:
+    """The share of all shifts of `near` around the torus after which as many of the edges lie in it, or more.
+
+    None where there are no edges, or `near` is nothing or everything.
+    """
+    if not edges.any() or not near.any() or near.all():
+        return None
+    overlaps = np.fft.irfft2(np.fft.rfft2(edges) * np.fft.rfft2(near).conj(), s=edges.shape)
+    # Counts of points, but for rounding.
+    return float((overlaps > (edges & near).sum() - 0.5).mean())

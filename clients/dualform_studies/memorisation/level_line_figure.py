@@ -38,8 +38,8 @@ def draw_level_lines(path: Path, coefficients: NDArray[np.float64], frames: int 
     taken: list[Image.Image] = []
     with new_figure(path, 4.0) as figure:
         left, dial, right = figure.subplots(1, 3, width_ratios=(1, 0.4, 1))
-        left.set_title("a head of dimension 3: nine parameters")
-        right.set_title("a head of dimension 1: five parameters")
+        left.set_title("a head of dimension 3: all nine parameters")
+        right.set_title("a head of dimension 1: three of five")
         for panel in (left, right):
             name_angles(panel, up=panel is left)
         right.set_yticklabels([])

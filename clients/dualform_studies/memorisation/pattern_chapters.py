@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dualform_studies.memorisation.edge_measures import measure_edges
+from dualform_studies.memorisation.edge_measures import EdgeMeasures, measure_edges
+from dualform_studies.memorisation.edges import STRONGEST
 from dualform_studies.memorisation.facts import Facts
 from dualform_studies.memorisation.layer_map_figures import (
     draw_edges,
@@ -27,13 +28,15 @@ from dualform_studies.memorisation.pattern_claims import (
     voronoi_claim,
 )
 from dualform_studies.memorisation.pattern_polynomial import HARMONICS, TIED, head_coefficients
+from dualform_studies.memorisation.second_study import plain_percent
 from dualform_studies.memorisation.surface_figure import draw_surfaces
 from dualform_studies.memorisation.torus import word_angles
 from dualform_studies.memorisation.training import Recipe
 from dualform_studies.pages.claims import Claim
 from dualform_studies.pages.folder import report_folder
-from dualform_studies.pages.items import Table
+from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import percent
 
 _MAPS = 160
 """Points along each side of maps in many colours, which would not fit in a page's PNG finer."""
@@ -42,16 +45,23 @@ _SURFACES = 96
 
 
 def pattern_chapters(
-    page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe, others: Sequence[AttentionOnly]
+    page: Page,
+    network: AttentionOnly,
+    facts: Facts,
+    recipe: Recipe,
+    others: Sequence[AttentionOnly],
+    others_facts: Sequence[Facts],
 ) -> list[Claim]:
     """The figures are of `network`; the claims are measured in it and the `others`, which are trained alike."""
     _polynomial_chapter(page, network, recipe)
-    _layer_chapter(page, network, facts, recipe)
     networks = [network, *others]
+    measured = [measure_edges(one, recipe.grid) for one in networks]
+    _layer_chapter(page, network, facts, recipe)
+    page.show(_edge_table(measured))
     return [
         *polynomial_claims(networks, recipe.grid),
-        *edge_claims([measure_edges(one, recipe.grid) for one in networks]),
-        voronoi_claim(networks),
+        *edge_claims(measured),
+        voronoi_claim(networks, [facts, *others_facts]),
     ]
 
 
@@ -64,9 +74,8 @@ def _polynomial_chapter(page: Page, network: AttentionOnly, recipe: Recipe) -> N
         "t)`, so the difference is a trigonometric polynomial of the two words' angles: in the first angle of degree "
         "1, in the second of degree 2, since the last token is asked about itself. Its eleven coefficients are linear "
         "in M; those of cos 2t₂ and sin 2t₂ are those of cos(t₁ + t₂) and sin(t₁ + t₂) with their sign changed, which "
-        "leaves nine. Heads of dimension 2 have eight, since their M has rank 2. Attention to the first token is the "
-        "sigmoid of the polynomial: on a grid of the torus the two differ by at most "
-        f"{polynomial_error(network, recipe.grid):.0e}."
+        "leaves nine. Heads of dimension 2 have eight, since their M has rank 2. On a grid of the torus the difference "
+        f"and the polynomial are apart by at most {polynomial_error(network, recipe.grid):.0e} of its range."
     )
     page.show(_coefficient_table(coefficients))
     page.paragraph(
@@ -92,6 +101,31 @@ def _coefficient_table(coefficients: np.ndarray) -> Table:
     ]  # fmt: skip
     columns = ("harmonic", *(f"head {head}" for head in range(1, len(coefficients) + 1)), "")
     return Table("pattern", "The raw attention patterns of the trained heads, in nats.", columns, rows)
+
+
+def _edge_table(measured: Sequence[EdgeMeasures]) -> Table:
+    """The measures of edges and their controls."""
+    rows: list[list[Cell]] = []
+    steepest = f"steepest {plain_percent(STRONGEST)} of the sum"
+    for words, values in (
+        (f"{steepest} at level lines, beyond chance", [one.explained for one in measured]),
+        ("level lines at edges of the sum, over at edges of their own map", [one.covered for one in measured]),
+        ("the same with hardmax: a control, 100 %", [one.covered_hardmax for one in measured]),
+        ("frontiers at level lines, beyond chance", [one.frontiers for one in measured]),
+        ("shifts of the level lines with as many frontiers at them", [one.frontiers_shifted for one in measured]),
+        ("frontiers gone when attention is held at its mean", [one.shortened for one in measured]),
+    ):
+        shares = [value for value in values if value is not None]
+        told = [percent(share) for share in np.percentile(shares, (0, 50, 100))] if shares else ["-"] * 3
+        rows.append([words, len(shares), *told])
+    return Table(
+        "edge-measures",
+        f"Where the edges of the layer and of the classes lie, in networks of {len(measured)} seeds. Edges of a map "
+        "are the ridges of its steepness: where it changes faster than on either side. Networks in which there is "
+        "nothing to measure, such as those without level lines, are left out.",
+        ("measure", "networks", "least", "median", "most"),
+        rows,
+    )
 
 
 def _layer_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
@@ -122,10 +156,10 @@ def _layer_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Rec
     )
     page.figure(
         draw_edges(folder / "edges.png", network, facts, angles, recipe.grid),
-        "Left: the tenth of the torus where the sum of the heads changes fastest, and the level lines of the three "
-        "heads. Middle: the same lines over the classes, which are the layer's output composed with the unembedding. "
-        "Right: the classes that the same network would have if each "
-        "head attended everywhere as it does on average.",
+        f"Left: the {plain_percent(STRONGEST)} of the torus where the sum of the heads changes fastest, and the level "
+        "lines of the three heads. Middle: the same lines over the classes, which are the layer's output composed with "
+        "the unembedding. Right: the classes that the same network would have if each head attended everywhere as it "
+        "does on average.",
     )
     page.figure(
         draw_surfaces(folder / "surfaces.png", layer_maps(network, min(points, _SURFACES))),

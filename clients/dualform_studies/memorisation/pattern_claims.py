@@ -11,126 +11,169 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform_studies.memorisation.edge_measures import EdgeMeasures
-from dualform_studies.memorisation.edges import REACH
+from dualform_studies.memorisation.edges import REACH, STRONGEST
+from dualform_studies.memorisation.facts import Facts
+from dualform_studies.memorisation.layer_maps import raw_patterns
 from dualform_studies.memorisation.network import WIDTH, AttentionOnly
 from dualform_studies.memorisation.pattern_counts import count_harmonics, count_parameters, random_heads
-from dualform_studies.memorisation.pattern_polynomial import OneDimensional, evaluate, head_coefficients
-from dualform_studies.memorisation.torus import attention_maps, grid_angles
-from dualform_studies.memorisation.voronoi import nearest, random_directions
-from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
+from dualform_studies.memorisation.pattern_polynomial import evaluate, head_coefficients
+from dualform_studies.memorisation.second_study import Criterion, mostly, plain_percent, section
+from dualform_studies.memorisation.torus import grid_angles
+from dualform_studies.memorisation.voronoi import images_right, nearest, random_directions
+from dualform_studies.pages.claims import Claim
 
 POLYNOMIAL = "The attention pattern's polynomial"
 LAYER = "What the layer adds up"
 SPHERE = "The network on the torus"
 """Headings of the page."""
+CHANCE = 0.05
+"""Of all shifts: frontiers that fewer bring as near to the level lines lie there by more than chance."""
 _HEADS = 60
 _DIRECTIONS = 20_000
-_MOST = "holds from two thirds, in part from one third"
 
 
 def polynomial_error(network: AttentionOnly, points: int) -> float:
-    """The greatest difference between the heads' attention on the torus and what their polynomials say it is."""
-    raw = evaluate(head_coefficients(network), *grid_angles(points))
-    return float(np.abs(1 / (1 + np.exp(-raw)) - attention_maps(network, points)).max())
+    """The greatest difference between a head's raw pattern on the torus and its polynomial, over the pattern's range.
+
+    Attention would not do: its sigmoid hides what is wrong where it is all but 0 or 1.
+    """
+    raw = raw_patterns(network, points)
+    differences = np.abs(evaluate(head_coefficients(network), *grid_angles(points)) - raw)
+    return float((differences.max(axis=(1, 2)) / np.ptp(raw, axis=(1, 2))).max())
 
 
 def polynomial_claims(networks: Sequence[AttentionOnly], points: int) -> list[Claim]:
     """That the pattern is a trigonometric polynomial, of so many harmonics and parameters."""
     error = max(polynomial_error(network, points) for network in networks)
+    small = Criterion("greatest difference, of the pattern's range", 1e-6, 1e-3, at_most=True, told=plain_percent)
     claims = [
         Claim(
-            "attention pattern", "The raw attention pattern is a trigonometric polynomial.", "derived",
-            f"attention differs by {error:.0e} at most, in {len(networks)} trained networks",
-            verdict_at_most(error, 1e-6, 1e-3), "holds up to a difference of 1e-6, in part up to 1e-3", POLYNOMIAL,
+            section("the attention layer"), "The raw attention pattern is a trigonometric polynomial.", "derived",
+            f"the two differ by {error:.0e} of the pattern's range at most, in {len(networks)} trained networks",
+            small.judge(error), str(small), POLYNOMIAL,
         )
     ]  # fmt: skip
     for dimension, harmonics, parameters in ((3, 11, 9), (1, 7, 5)):
         heads = list(random_heads(dimension, _HEADS))
-        found = np.array([count_harmonics(head) for head in heads])
-        free = np.array([count_parameters(head) for head in heads])
-        words, said = f"dimension {dimension}", _HEADS
-        counted = float((found == harmonics).mean())
-        ours, criterion = f"{_common(found)} in {(found == np.median(found)).sum()} of {said} random heads", _MOST
-        if dimension == 1:
-            terms = {len(OneDimensional.of(*head).terms()) for head in heads}
-            counted = max(counted, 0.5 * (terms == {harmonics}))
-            ours += f", as for dimension 3; its product multiplied out has {max(terms)} terms"
-            criterion = "of the heads: " + _MOST + "; in part also if these are the terms of the formula multiplied out"
-        claims += [
-            Claim(
-                "attention pattern", f"Of a head of {words} it has {harmonics} harmonics.", str(harmonics), ours,
-                verdict(counted, 2 / 3, 1 / 3), criterion, POLYNOMIAL,
+        for what, said, found, remark in (
+            (
+                "harmonics", harmonics, np.array([count_harmonics(head) for head in heads]),
+                "; seven is how many terms its product has when it is multiplied out" if dimension == 1 else "",
             ),
-            Claim(
-                "attention pattern", f"Of a head of {words} it has {parameters} free parameters.", str(parameters),
-                f"{_common(free)} in {(free == np.median(free)).sum()} of {said} random heads",
-                verdict(float((free == parameters).mean()), 2 / 3, 1 / 3), _MOST, POLYNOMIAL,
-            ),
-        ]  # fmt: skip
+            ("free parameters", parameters, np.array([count_parameters(head) for head in heads]), ""),
+        ):  # fmt: skip
+            counted = mostly(f"random heads that have {said}")
+            claims.append(
+                Claim(
+                    section("the attention layer"), f"Of a head of dimension {dimension} it has {said} {what}.",
+                    str(said), _counts(found) + remark, counted.judge(float((found == said).mean())), str(counted),
+                    POLYNOMIAL,
+                )
+            )  # fmt: skip
     return claims
 
 
 def edge_claims(measured: Sequence[EdgeMeasures]) -> list[Claim]:
-    """Where the edges of the layer's sum and of the classes come from; the median over networks decides."""
-    beyond = "share beyond chance, median over networks: "
+    """Where the edges of the layer's sum and of the classes come from; networks in which it shows are judged.
+
+    A claim that none of them can show is not made.
+    """
     near = f"within {REACH:.0f}°"
-    rows = [
+    claims = []
+    for sentence, values, criterion in (
         (
             "Each edge of the sum of the heads is an edge of a head's attention pattern.",
             [one.explained for one in measured],
-            f"the steepest tenth of the sum's points that lie {near} of a head's level line, {beyond}{_MOST}",
-            1, 2 / 3, 1 / 3,
+            mostly(
+                f"the steepest {plain_percent(STRONGEST)} of the sum's points that lie {near} of a head's level line, "
+                "share beyond chance, median over networks"
+            ),
         ),
         (
             "Each edge of a head's attention pattern is an edge of the sum of the heads.",
             [one.covered for one in measured],
-            f"the heads' level lines that lie {near} of the steepest tenth of the sum's points, {beyond}{_MOST}",
-            1, 2 / 3, 1 / 3,
-        ),
-        (
-            "The frontiers between classes do not easily correlate with these edges.",
-            [one.frontiers for one in measured],
-            f"the frontiers that lie {near} of a head's level line, {beyond}holds up to one third, in part up to two",
-            -1, -1 / 3, -2 / 3,
+            mostly(
+                f"the heads' level lines that lie {near} of an edge of the sum, over those that lie {near} of an edge "
+                "of their own head's map, shares beyond chance, median over networks"
+            ),
         ),
         (
             "The frontiers are intricate mainly due to the attention pattern's expressivity.",
             [one.shortened for one in measured],
-            "the part of the frontiers' length that is gone when every head attends everywhere as it does on average, "
-            "median over networks: holds from one half, in part from one quarter",
-            1, 1 / 2, 1 / 4,
+            Criterion(
+                "the part of the frontiers' length that is gone when every head attends everywhere as it does on "
+                "average, median over networks", 1 / 2, 1 / 4,
+            ),
         ),
-    ]  # fmt: skip
+    ):  # fmt: skip
+        shares = _shown(values)
+        if len(shares):
+            judged = criterion.judge(float(np.median(shares)))
+            told = ("seen in one network", _spread(shares), judged, str(criterion), LAYER)
+            claims.append(Claim(section("the attention layer"), sentence, *told))
+    return claims + _frontier_claims(measured)
+
+
+def _frontier_claims(measured: Sequence[EdgeMeasures]) -> list[Claim]:
+    """That frontiers do not lie at level lines, judged by what lines do that are shifted around the torus."""
+    shares, shifted = _shown([one.frontiers for one in measured]), _shown([one.frontiers_shifted for one in measured])
+    if not len(shares):
+        return []
+    criterion = mostly(
+        f"networks of which at least {plain_percent(CHANCE)} of all shifts of the level lines around the torus bring "
+        f"as much of the frontiers within {REACH:.0f}° of them"
+    )
     return [
         Claim(
-            "attention layer", claim, "seen in one network", _spread(values), verdict(sign * float(np.median(values)),
-            holds, in_part), criterion, LAYER,
+            section("the attention layer"),
+            "The frontiers between classes do not easily correlate with the heads' level lines.",
+            "seen in one network",
+            f"{(shifted >= CHANCE).sum()} of {len(shifted)} networks. Share of the frontiers at the lines, beyond "
+            f"chance: {_spread(shares)}; as much or more after {100 * np.median(shifted):.2g} % of the shifts (median)",
+            criterion.judge(float((shifted >= CHANCE).mean())),
+            str(criterion),
+            LAYER,
         )
-        for claim, values, criterion, sign, holds, in_part in rows
-    ]  # fmt: skip
+    ]
 
 
-def voronoi_claim(networks: Sequence[AttentionOnly]) -> Claim:
-    """That the unembedding makes weighted Voronoi cells of the sphere."""
+def voronoi_claim(networks: Sequence[AttentionOnly], facts: Sequence[Facts]) -> Claim:
+    """That the unembedding's cells, which are weighted Voronoi cells by construction, maximise accuracy."""
     directions = random_directions(_DIRECTIONS, WIDTH)
-    weighted, plain = [], []
-    for network in networks:
+    plain, right = [], []
+    for network, own in zip(networks, facts, strict=True):
         rows = network.unembedding.weight.detach().double().numpy()
         winners = (directions @ rows.T).argmax(axis=1)
-        weighted.append(float((nearest(directions, rows) == winners).mean()))
         plain.append(float((nearest(directions, rows, weighted=False) == winners).mean()))
+        right.append(float(images_right(network, own).mean()))
+    criterion = Criterion(
+        "pairs whose image lies in the cell of their own next token, mean over networks", 0.99, 0.9, told=plain_percent
+    )
     return Claim(
-        "unembedding", "The unembedding creates a partition of the sphere into weighted Voronoi cells.", "derived",
-        f"{100 * min(weighted):.2f} % of {_DIRECTIONS:,} directions at least, in {len(networks)} networks; "
-        f"without the weights {100 * float(np.median(plain)):.0f} % (median)",
-        verdict(min(weighted), 0.999, 0.99), "holds from 99.9 % of the directions, in part from 99 %", SPHERE,
-    )  # fmt: skip
+        section("the network"),
+        "The unembedding partitions the sphere into weighted Voronoi cells that maximise accuracy.",
+        "derived, and seen in one network",
+        f"the cells are weighted Voronoi cells by construction; {100 * float(np.mean(right)):.1f} % of the pairs lie "
+        f"in their own, in {len(networks)} networks; without the weights, {100 * float(np.median(plain)):.0f} % of "
+        f"{_DIRECTIONS:,} directions would lie in the same cell (median)",
+        criterion.judge(float(np.mean(right))),
+        str(criterion),
+        SPHERE,
+    )
 
 
-def _common(counts: NDArray[np.int64]) -> str:
-    return f"{np.median(counts):.0f}"
+def _counts(found: NDArray[np.int64]) -> str:
+    """As "11 in 58 of 60 random heads, 9 in 2"."""
+    numbers, times = np.unique(found, return_counts=True)
+    first, *others = sorted(zip(times.tolist(), numbers.tolist(), strict=True), reverse=True)
+    words = [f"{first[1]} in {first[0]} of {len(found)} random heads"]
+    return ", ".join(words + [f"{number} in {often}" for often, number in others])
 
 
-def _spread(shares: Sequence[float]) -> str:
-    percent = 100 * np.array(shares)
-    return f"{np.median(percent):.0f} % ({percent.min():.0f} to {percent.max():.0f}) in {len(percent)} networks"
+def _shown(values: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([value for value in values if value is not None])
+
+
+def _spread(shares: NDArray[np.float64]) -> str:
+    percents = 100 * shares
+    return f"{np.median(percents):.0f} % ({percents.min():.0f} to {percents.max():.0f}) in {len(percents)} networks"

@@ -65,8 +65,9 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         }
         page.show(certificate_table(report["verify"], report["cancellation"], "all its terms"))
         maps_chapter(page, network, facts, recipe)
-        siblings = train_siblings(recipe, range(seed + 1, seed + recipe.seeds), progress)
-        claims = pattern_chapters(page, network, facts, recipe, siblings)
+        others = range(seed + 1, seed + recipe.seeds)
+        siblings = train_siblings(recipe, others, progress)
+        claims = pattern_chapters(page, network, facts, recipe, siblings, [draw_facts(other) for other in others])
         heads_chapter(page, network, facts, recipe)
         of_heads, found = basis_chapters(page, network, facts, recipe, range(seed, seed + recipe.seeds), progress)
         claims += of_heads

@@ -32,7 +32,7 @@ _READING = (
     "Red grows with the first token's angle, blue with the second's.\n"
     "Solid lines: the first angle stays the same; dashed: the second; every 45°.\n"
     "Grey: each surface's own principal axes, in units of its reach along them (see titles).\n"
-    "Letters: the direction in which that token's logit grows. 0: where the stream is zero."
+    "Letters: the direction in which that token's logit grows. 0: where the stream is zero, if near."
 )
 
 

@@ -7,7 +7,11 @@ greatest logit is the one whose row u is nearest when the square of its length i
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from dualform_studies.memorisation.facts import Facts
+from dualform_studies.memorisation.network import AttentionOnly
 
 
 def nearest(streams: NDArray[np.float64], rows: NDArray[np.float64], weighted: bool = True) -> NDArray[np.int64]:
@@ -21,6 +25,14 @@ def nearest(streams: NDArray[np.float64], rows: NDArray[np.float64], weighted: b
     distances = ((points[:, None] - sites) ** 2).sum(axis=2) - weights
     found: NDArray[np.int64] = distances.argmin(axis=1)
     return found
+
+
+def images_right(network: AttentionOnly, facts: Facts) -> NDArray[np.bool_]:
+    """bool[P]: whether the image of each pair after the attention layer lies in the cell of its next token."""
+    with torch.no_grad():
+        images = network.attended(network.embed(facts.pairs)).double().numpy()
+    rows = network.unembedding.weight.detach().double().numpy()
+    return np.asarray(nearest(images, rows) == facts.next_tokens.numpy())
 
 
 def random_directions(count: int, width: int, seed: int = 0) -> NDArray[np.float64]:

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from dualform_studies.memorisation.edge_measures import level_lines, measure_edges
-from dualform_studies.memorisation.edges import beyond_chance, border_length, borders, steepness, strongest, within
+from dualform_studies.memorisation.edge_measures import EdgeMeasures, level_lines, measure_edges
+from dualform_studies.memorisation.edges import (
+    beyond_chance,
+    border_length,
+    borders,
+    ridges,
+    shifted_as_near,
+    steepness,
+    strongest,
+    within,
+)
 from dualform_studies.memorisation.layer_maps import layer_maps
 from dualform_studies.memorisation.network import build_network
 
@@ -56,8 +65,45 @@ def test_beyond_chance_is_nought_for_random_points_and_one_for_all():
     assert beyond_chance(near, near) == pytest.approx(1)
     assert beyond_chance(rng.random((200, 200)) < 0.5, near) == pytest.approx(0, abs=0.02)
     assert beyond_chance(~near, near) < 0
-    assert beyond_chance(np.zeros_like(near), near) == 0
-    assert beyond_chance(near, np.ones_like(near)) == 0
+
+
+def test_what_is_not_there_speaks_for_nothing():
+    some, none, every = (np.arange(9).reshape(3, 3) < many for many in (4, 0, 9))
+    for edges, near in ((none, some), (some, none), (some, every)):
+        assert beyond_chance(edges, near) is None
+        assert shifted_as_near(edges, near) is None
+
+
+def test_shifts_are_counted_one_by_one():
+    rng = np.random.default_rng(1)
+    edges, near = rng.random((7, 7)) < 0.2, rng.random((7, 7)) < 0.4
+    shifted = [
+        (edges & np.roll(near, (up, across), axis=(0, 1))).sum() >= (edges & near).sum()
+        for up in range(7)
+        for across in range(7)
+    ]
+    assert shifted_as_near(edges, near) == pytest.approx(np.mean(shifted))
+    assert shifted_as_near(near, near) == pytest.approx(1 / 49)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_ridges_are_where_a_step_is_steepest_however_faint(turned: bool):
+    """A strong step and a faint one, both smooth, and a diagonal one."""
+    column = np.arange(SIDE)
+    height = np.tanh((column - 9) / 2) + 0.01 * np.tanh((column - 27) / 2)
+    steps = np.tile(height, (SIDE, 1))[..., None] * [1.0, -2.0, 0.5]
+    found = ridges(steps.swapaxes(0, 1) if turned else steps)
+    found = found.T if turned else found
+    assert {9, 27} <= set(np.flatnonzero(found.all(axis=0)))
+    assert not found[:, [5, 7, 11, 14, 24, 30]].any()
+    assert not strongest(steepness(steps))[:, 26:29].any()
+    assert not ridges(np.ones((5, 5, 3))).any()
+    second, first = np.indices((SIDE, SIDE))
+    diagonal = ridges(np.sin((first + second) * 2 * np.pi / SIDE)[..., None])
+    # Two sines' worth of steepest lines, in steps of a diagonal no thinner than three points.
+    off = np.abs((first + second + SIDE // 4) % (SIDE // 2) - SIDE // 4)
+    assert diagonal[off == 0].all()
+    assert not diagonal[off > 1].any()
 
 
 def test_measures_of_a_network_whose_heads_do_nothing():
@@ -67,7 +113,33 @@ def test_measures_of_a_network_whose_heads_do_nothing():
     found = measure_edges(network, SIDE)
     # The patterns are not spoken of, so holding them still changes no frontier.
     assert found.shortened == 0
-    assert found.explained == 0
+    # The sum has no edge, and no head's own map has one.
+    assert found.explained is None
+    assert found.covered is None
+
+
+def test_hardmax_has_every_edge_of_its_heads_in_the_sum():
+    """The control of the measure; the steepest tenth of the sum, which the loudest head takes, leaves edges out."""
+    network = build_network(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(3)
+        network.output.weight[:, 3:] /= 10
+    found = measure_edges(network, 2 * SIDE)
+    assert found.covered_hardmax is not None
+    assert found.covered_hardmax > 0.9
+    maps, lines = layer_maps(network, 2 * SIDE, "hardmax"), level_lines(network, 2 * SIDE)
+    assert within(strongest(steepness(maps.heads_together)))[lines.any(axis=0)].mean() < 0.9
+
+
+def test_a_network_without_level_lines_or_frontiers_is_left_out():
+    network = build_network(1)
+    with torch.no_grad():
+        network.query.weight.zero_()
+        network.unembedding.weight[1:].zero_()
+        network.unembedding.weight[0] = 0
+    found = measure_edges(network, SIDE)
+    assert found == EdgeMeasures(None, None, None, None, None, None)
 
 
 def test_measures_are_those_of_the_maps(monkeypatch: pytest.MonkeyPatch):

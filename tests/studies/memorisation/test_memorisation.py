@@ -152,7 +152,8 @@ def test_the_page_shows_every_figure_and_table(miniature):
     }  # fmt: skip
     assert all(f'src="{name}"' in page and (folder / name).with_suffix(".svg").is_file() for name in drawn)
     assert [table["name"] for table in report["tables"]] == [
-        "certificate", "pattern", "heads", "overlap", "overlaps", "patterns", "ways", "falls", "enough", "top-slots",
+        "certificate", "pattern", "edge-measures", "heads", "overlap", "overlaps", "patterns", "ways", "falls",
+        "enough", "top-slots",
         "head-memory", "left-out", "claims",
     ]  # fmt: skip
     headings = [line[3:] for line in (folder / "index.md").read_text().splitlines() if line.startswith("## ")]
