@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import comb
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform_studies.memorisation.ensemble import Ensemble, Look, Optimize
-from dualform_studies.memorisation.facts import draw_facts
-from dualform_studies.memorisation.network import HEAD_WIDTH, HEADS, PROJECTIONS, build_network
+from dualform_studies.memorisation.ensemble import Ensemble, Look, Optimize, ensemble_of
+from dualform_studies.memorisation.network import HEAD_WIDTH, HEADS, PROJECTIONS
 from dualform_studies.memorisation.training import Recipe
 from dualform_studies.progress import Progress, counting
 
@@ -53,23 +48,18 @@ WAYS = {
 }
 
 
-def optimizers(recipe: Recipe) -> dict[str, Optimize]:
-    return {
-        "SGD": partial(torch.optim.SGD, lr=recipe.lr, momentum=recipe.momentum),
-        "Adam": partial(torch.optim.Adam, lr=recipe.adam_lr),
-    }
+def train_ways(
+    recipe: Recipe, seeds: Sequence[int], free: Ensemble, progress: Progress | None = None
+) -> dict[str, Ensemble]:
+    """The networks of each way to train, over the same seeds: one gives both facts and initial network.
 
-
-def fresh(seeds: Sequence[int], heads: int = HEADS) -> Ensemble:
-    """A network and facts of each seed."""
-    return Ensemble([build_network(seed, heads) for seed in seeds], [draw_facts(seed) for seed in seeds])
-
-
-def train_ways(recipe: Recipe, seeds: Sequence[int], progress: Progress | None = None) -> dict[str, Ensemble]:
-    """The networks of each way to train, over the same seeds: one gives both facts and initial network."""
-    trained = {}
+    `free` are those that were trained freely by SGD.
+    """
+    trained = {"free": free}
     for name, way in WAYS.items():
-        ensemble, optimize = fresh(seeds), optimizers(recipe)[way.optimizer]
+        if name in trained:
+            continue
+        ensemble, optimize = ensemble_of(seeds), recipe.sgd if way.optimizer == "SGD" else recipe.adam
         if way.heads == "free":
             ensemble.train(recipe.steps, optimize, say=counting(progress, way.words, recipe.steps))
         else:
@@ -115,13 +105,3 @@ def learning(head: int, embeddings: bool, heads: int = HEADS) -> dict[str, Tenso
 def boundaries(recipe: Recipe, heads: int = HEADS) -> list[int]:
     """The steps at which boosted training turns to the next head, or is at its end."""
     return [recipe.steps + head * recipe.later_steps for head in range(heads)]
-
-
-def sign_test(free: NDArray[np.float64], boosted: NDArray[np.float64]) -> float:
-    """How likely so many of the seeds that differ would favour free training, were either as good; float64[M] each.
-
-    The one-sided sign test: ties are left out, and 1 is returned where all are ties.
-    """
-    better, worse = int((free > boosted).sum()), int((free < boosted).sum())
-    count = better + worse
-    return float(sum(comb(count, wins) for wins in range(better, count + 1)) / 2**count)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
-from dualform_studies.memorisation.facts import Facts
-from dualform_studies.memorisation.network import AttentionOnly
+from dualform_studies.memorisation.facts import Facts, draw_facts
+from dualform_studies.memorisation.network import HEADS, AttentionOnly, build_network, with_weights
 
 Optimize: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes the optimizer of stacked parameters; it must treat every number on its own, as SGD and Adam do."""
@@ -111,6 +111,10 @@ class Ensemble:
         """The state dict of one network."""
         return {name: p[member].clone() for name, p in self.parameters.items()}
 
+    def networks(self) -> list[AttentionOnly]:
+        """The networks as they are now, one by one."""
+        return [with_weights(self.weights(member)).eval() for member in range(len(self.next_tokens))]
+
     @torch.no_grad()
     def right(self, heads: Tensor | None = None) -> NDArray[np.bool_]:
         """bool[M, W, P]: which pairs are known with heads weighed as [W, H]; with all of them where none is given."""
@@ -138,3 +142,8 @@ class Ensemble:
 
         logits: Tensor = vmap(one)(parameters)
         return logits
+
+
+def ensemble_of(seeds: Sequence[int], heads: int = HEADS) -> Ensemble:
+    """An untrained network and facts of each seed."""
+    return Ensemble([build_network(seed, heads) for seed in seeds], [draw_facts(seed) for seed in seeds])

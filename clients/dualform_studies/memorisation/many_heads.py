@@ -8,14 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.memorisation.boosting import HEADS_WORDS, boost, boundaries, fresh, optimizers
-from dualform_studies.memorisation.construction import Constructed, construct
-from dualform_studies.memorisation.ensemble import Ensemble
+from dualform_studies.memorisation.boosting import HEADS_WORDS, boost, boundaries
+from dualform_studies.memorisation.construction import construct
+from dualform_studies.memorisation.ensemble import Ensemble, ensemble_of
 from dualform_studies.memorisation.facts import draw_facts
+from dualform_studies.memorisation.network import HEADS
 from dualform_studies.memorisation.overlap import Alone, heads_alone
 from dualform_studies.memorisation.own_sets import OwnSets, train_own_sets
+from dualform_studies.memorisation.siblings import train_siblings
 from dualform_studies.memorisation.training import Recipe
-from dualform_studies.progress import Progress, counting, or_silent
+from dualform_studies.progress import Progress, or_silent
+
+
+@dataclass(frozen=True, eq=False)
+class ByHand:
+    """A network whose parameters were set and not trained."""
+
+    owned: NDArray[np.bool_]
+    """bool[H, P]: the pairs that each head was made to know."""
+    alone: Alone
+    """What its heads know alone."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether each head alone knows the pairs that it was made to know and no other, and all heads know all."""
+        return bool(np.array_equal(self.alone.known, self.owned) and self.alone.together.all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,55 +45,56 @@ class ManyHeads:
     """Trained on all pairs at once: what the heads know alone."""
     boosted: dict[str, NDArray[np.float64]]
     """By whether embeddings go on learning ("shared") or not ("frozen"), float64[H, M]: accuracy after each head."""
-    constructed: list[Alone | None]
-    """By seed: what the heads of the constructed network know alone; None where none can be (construction.py)."""
+    by_hand: list[ByHand | None]
+    """By seed; None where no network can be set by hand (construction.py)."""
 
     def free_accuracy(self) -> NDArray[np.float64]:
         """float64[H, M]: of all heads together."""
         return np.array([[one.together.mean() for one in networks] for networks in self.free])
 
     def enough(self, share: float) -> int | None:
-        """The least number of heads with which this share of the networks gave every head its set; None if none."""
-        return next((sets.heads for sets in self.own_sets if sets.succeeded.mean() >= share - 1e-9), None)
+        """The least number of heads with which, and with every larger number, this share of the networks gave every
+        head its set; None if the largest number is too small."""
+        too_few = [sets.heads for sets in self.own_sets if sets.succeeded.mean() < share - 1e-9]
+        least = max(too_few, default=0) + 1
+        return least if least <= len(self.own_sets) else None
 
-    def constructed_heads(self) -> list[int]:
-        """How many heads each constructed network has whose heads proved to part all pairs between them."""
-        return [
-            len(one.known) for one in self.constructed if one is not None and one.is_partition and one.together.all()
-        ]
+    def heads_by_hand(self) -> list[int]:
+        """How many heads each network that was set by hand and proved has."""
+        return [len(one.owned) for one in self.by_hand if one is not None and one.proved]
 
 
-def train_many_heads(recipe: Recipe, seeds: Sequence[int], progress: Progress | None = None) -> ManyHeads:
+def train_many_heads(
+    recipe: Recipe, seeds: Sequence[int], siblings: Ensemble, progress: Progress | None = None
+) -> ManyHeads:
+    """`siblings` are the networks of three heads of these seeds, trained freely."""
     numbers = range(1, recipe.most_heads + 1)
     return ManyHeads(
         [train_own_sets(recipe, seeds, heads, progress) for heads in numbers],
-        [_free(recipe, seeds, heads, progress) for heads in numbers],
+        [
+            heads_alone(siblings if heads == HEADS else train_siblings(recipe, seeds, heads, progress))
+            for heads in numbers
+        ],
         {way: _boosted(recipe, seeds, way == "shared", progress) for way in ("shared", "frozen")},
-        _constructed(recipe, seeds, progress),
+        _by_hand(recipe, seeds, progress),
     )
-
-
-def _free(recipe: Recipe, seeds: Sequence[int], heads: int, progress: Progress | None) -> list[Alone]:
-    ensemble = fresh(seeds, heads)
-    say = counting(progress, f"{heads} heads at once", recipe.steps)
-    ensemble.train(recipe.steps, optimizers(recipe)["SGD"], say=say)
-    return heads_alone(ensemble)
 
 
 def _boosted(recipe: Recipe, seeds: Sequence[int], shared: bool, progress: Progress | None) -> NDArray[np.float64]:
     """float64[H, M]: one training of all heads passes through those of fewer."""
-    ensemble = fresh(seeds, recipe.most_heads)
+    ensemble = ensemble_of(seeds, recipe.most_heads)
     words = HEADS_WORDS["shared" if shared else "frozen"]
-    boost(ensemble, recipe, optimizers(recipe)["SGD"], shared, progress, words)
+    boost(ensemble, recipe, recipe.sgd, shared, progress, words)
     curve = ensemble.curve
     return np.stack([curve.accuracy[curve.at(step)] for step in boundaries(recipe, recipe.most_heads)])
 
 
-def _constructed(recipe: Recipe, seeds: Sequence[int], progress: Progress | None) -> list[Alone | None]:
-    say, found = or_silent(progress), []
+def _by_hand(recipe: Recipe, seeds: Sequence[int], progress: Progress | None) -> list[ByHand | None]:
+    say = or_silent(progress)
+    found: list[ByHand | None] = []
     for done, seed in enumerate(seeds, start=1):
         facts = draw_facts(seed)
-        made: Constructed | None = construct(facts, seed, recipe.arrangements)
-        found.append(None if made is None else heads_alone(Ensemble([made.network], [facts]))[0])
+        made = construct(facts, seed, recipe.arrangements)
+        found.append(None if made is None else ByHand(made.owned, heads_alone(Ensemble([made.network], [facts]))[0]))
         say("setting parameters by hand", done, len(seeds))
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from dualform_studies.memorisation.boosting import HEADS_WORDS
 from dualform_studies.memorisation.boosting_figure import quartiles
 from dualform_studies.memorisation.many_heads import ManyHeads
 from dualform_studies.pages.frame import INK, MARKS, new_figure
@@ -18,10 +19,12 @@ def draw_many_heads(path: Path, many: ManyHeads) -> Path:
     """Left the median over seeds with its quartiles, right shares of the networks."""
     numbers = np.arange(1, len(many.own_sets) + 1)
     accuracies = {
-        "free, all heads at once": many.free_accuracy(),
-        "boosted, embeddings go on learning": many.boosted["shared"],
-        "boosted, embeddings frozen with head 1": many.boosted["frozen"],
-        "sets of their own: the pair's own head alone": np.stack([sets.own for sets in many.own_sets]),
+        f"{HEADS_WORDS['free']} (SGD)": many.free_accuracy(),
+        f"{HEADS_WORDS['shared']} (SGD)": many.boosted["shared"],
+        f"{HEADS_WORDS['frozen']} (SGD)": many.boosted["frozen"],
+        "trained to sets of their own: the head that\na pair was dealt to, alone (Adam)": np.stack(
+            [sets.own for sets in many.own_sets]
+        ),
     }
     with new_figure(path, 3.6) as figure:
         left, right = figure.subplots(1, 2)
@@ -36,23 +39,23 @@ def draw_many_heads(path: Path, many: ManyHeads) -> Path:
         left.set_ylabel("accuracy over the 25 pairs (%)\nmedian and quartiles over the seeds")
         left.set_ylim(0, 104)
         left.legend(loc="lower right", fontsize=7)
-        by_hand = np.array(many.constructed_heads())
+        by_hand = np.array(many.heads_by_hand())
         numbers_by_hand = np.arange(1, max([len(numbers), *by_hand.tolist()]) + 1)
-        made = [(by_hand <= number).sum() / len(many.constructed) for number in numbers_by_hand]
+        made = [(by_hand <= number).sum() / len(many.by_hand) for number in numbers_by_hand]
         trained = [sets.succeeded.mean() for sets in many.own_sets]
-        left_free = [np.mean([one.is_partition for one in networks]) for networks in many.free]
+        left_free = [np.mean([one.has_own_sets for one in networks]) for networks in many.free]
         for at, (places, shares, words) in enumerate(
             (
-                (numbers, trained, "trained to: each head knows its own set,\nand all heads all pairs"),
-                (numbers_by_hand, made, "set by hand, with so many heads or fewer"),
-                (numbers, left_free, "trained freely: heads part the pairs"),
+                (numbers, trained, "trained to it (Adam)"),
+                (numbers_by_hand, made, "set by hand, with so many heads or fewer:\neach with no pair of another's"),
+                (numbers, left_free, "trained freely (SGD)"),
             )
         ):
             right.plot(
                 places, 100 * np.array(shares), color=INK[at], marker=MARKS[at], linestyle=_LINES[at], markersize=5,
                 label=words,
             )  # fmt: skip
-        right.set_ylabel("networks (%)")
+        right.set_ylabel("networks whose heads alone know\nsets of their own (%)")
         right.set_ylim(-3, 104)
         right.legend(loc="upper left", fontsize=7)
         for panel in (left, right):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -110,11 +109,11 @@ def _retrained(
     say = or_silent(progress)
     ensemble.train(
         recipe.steps,
-        partial(torch.optim.SGD, lr=recipe.lr, momentum=recipe.momentum),
+        recipe.sgd,
         counted=counted,
         say=lambda done: say("retraining without them", done, recipe.steps),
     )
-    return [with_weights(ensemble.weights(member)) for member in range(count)]
+    return ensemble.networks()
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,8 @@
 
 Were heads a meaningful basis, each alone would know pairs of its own, and together these would be all pairs. Sets of
 the same sizes drawn independently of each other overlap, too: of two with a and b of P pairs, a b / P are expected in
-both, and P (1 - (1 - a / P) (1 - b / P) ...) in any.
+both, and P (1 - (1 - a / P) (1 - b / P) ...) in any. What is known without any head, most heads know alone, too, and
+would be seen as an overlap of theirs: whether heads part the work is asked of the other pairs.
 """
 
 from __future__ import annotations
@@ -40,6 +41,18 @@ class Alone:
         return np.asarray(self.known.any(axis=0))
 
     @property
+    def outside(self) -> Alone:
+        """The same of the pairs alone that are not known without any head."""
+        kept = ~self.without
+        return Alone(self.known[:, kept], self.without[kept], self.together[kept])
+
+    @property
+    def has_own_sets(self) -> bool:
+        """Whether every head knows a set of its own, so that all heads together know all pairs: the pairs can be
+        dealt to heads that know them alone, to none more than to H heads as equally as can be."""
+        return bool(self.together.all()) and _can_be_dealt(self.known)
+
+    @property
     def is_disjoint(self) -> bool:
         return bool((self.known.sum(axis=0) <= 1).all())
 
@@ -55,7 +68,12 @@ class Alone:
     def shared_by_chance(self, *heads: int) -> float:
         """How many they would share, were sets of their sizes drawn independently."""
         pairs = self.known.shape[1]
-        return float(pairs * np.prod(self.sizes[list(heads)] / pairs))
+        return float(pairs * np.prod(self.sizes[list(heads)] / pairs)) if pairs else 0.0
+
+    @property
+    def fewer_than_chance(self) -> float:
+        """By how many pairs two heads share less than by chance, mean over all twos."""
+        return _mean([self.shared_by_chance(*two) - self.shared(*two).sum() for two in _twos(self)])
 
     @property
     def union_by_chance(self) -> float:
@@ -91,10 +109,12 @@ class Overlaps:
     """Networks whose heads share no pair."""
     partitions: int
     """Networks whose heads share no pair and leave none."""
+    own_sets: int
+    """Networks whose every head knows a set of its own."""
 
     @staticmethod
     def of(networks: Sequence[Alone]) -> Overlaps:
-        twos = [(one, two) for one in networks for two in combinations(range(len(one.known)), 2)]
+        twos = [(one, two) for one in networks for two in _twos(one)]
         return Overlaps(
             len(networks),
             _mean([one.sizes.sum() for one in networks]),
@@ -104,7 +124,43 @@ class Overlaps:
             _mean([one.shared_by_chance(*two) for one, two in twos]),
             sum(one.is_disjoint for one in networks),
             sum(one.is_partition for one in networks),
+            sum(one.has_own_sets for one in networks),
         )
+
+
+def fewer_than_chance(networks: Sequence[Alone]) -> NDArray[np.float64]:
+    """float64[M]: by how many pairs two heads share less than by chance, of those that no head is needed for."""
+    return np.array([one.outside.fewer_than_chance for one in networks])
+
+
+def _can_be_dealt(known: NDArray[np.bool_]) -> bool:
+    """Whether every pair can be given to a head that knows it, bool[H, P], and no head more than ceil(P / H) of them.
+
+    One pair after the other; where all heads that know it have their fill, pairs change hands (Kuhn 1955, "The
+    Hungarian method for the assignment problem").
+    """
+    heads, pairs = known.shape
+    dealt: list[list[int]] = [[] for _ in range(heads)]
+
+    def deal(pair: int, asked: set[int]) -> bool:
+        for head in np.flatnonzero(known[:, pair]).tolist():
+            if head in asked:
+                continue
+            asked.add(head)
+            if len(dealt[head]) < -(-pairs // heads):
+                dealt[head].append(pair)
+                return True
+            for at, other in enumerate(dealt[head]):
+                if deal(other, asked):
+                    dealt[head][at] = pair
+                    return True
+        return False
+
+    return all(deal(pair, set()) for pair in range(pairs))
+
+
+def _twos(one: Alone) -> Iterator[tuple[int, int]]:
+    return combinations(range(len(one.known)), 2)
 
 
 def _mean(numbers: Sequence[float]) -> float:

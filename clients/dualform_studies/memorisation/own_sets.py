@@ -4,6 +4,9 @@ Each network's pairs are dealt to its heads, in sets as equal as can be. The los
 heads together answer all pairs, and each head alone answers its own.
 
     loss = sum_p ( -log p(next | p, all heads) - log p(next | p, the head that p was dealt to, alone) ) / P
+
+It does not ask a head to be wrong about the pairs of others. Whether a network succeeded is judged by what its heads
+know alone, as that of a freely trained network is (`Alone.has_own_sets`).
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dualform_studies.memorisation.boosting import fresh, optimizers
+from dualform_studies.memorisation.ensemble import ensemble_of
 from dualform_studies.memorisation.facts import TOKENS
+from dualform_studies.memorisation.overlap import Alone, heads_alone
 from dualform_studies.memorisation.training import Recipe
 from dualform_studies.progress import Progress, counting
 
@@ -30,20 +34,19 @@ class OwnSets:
     heads: int
     owned: NDArray[np.bool_]
     """bool[M, H, P]: the pairs dealt to each head."""
-    alone: NDArray[np.bool_]
-    """bool[M, H, P]: the pairs that each head knows alone."""
-    together: NDArray[np.bool_]
-    """bool[M, P]: the pairs that all heads know together."""
+    networks: Sequence[Alone]
+    """What their heads know alone."""
 
     @property
     def own(self) -> NDArray[np.float64]:
         """float64[M]: the fraction of the pairs that are known by their own head alone."""
-        return np.asarray((self.owned & self.alone).sum(axis=(1, 2)) / PAIRS)
+        known = np.stack([one.known for one in self.networks])
+        return np.asarray((self.owned & known).sum(axis=(1, 2)) / self.owned.sum(axis=(1, 2)))
 
     @property
     def succeeded(self) -> NDArray[np.bool_]:
-        """bool[M]: whether every head alone knows its own set, and all heads together know all pairs."""
-        return np.asarray((self.own == 1) & self.together.all(axis=1))
+        """bool[M]."""
+        return np.array([one.has_own_sets for one in self.networks])
 
 
 def deal(seed: int, heads: int) -> NDArray[np.bool_]:
@@ -59,13 +62,12 @@ def train_own_sets(recipe: Recipe, seeds: Sequence[int], heads: int, progress: P
     owned = np.stack([deal(seed, heads) for seed in seeds])
     weightings = torch.cat([torch.ones(1, heads), torch.eye(heads)])
     counted = torch.cat([torch.ones(len(seeds), 1, PAIRS), torch.from_numpy(owned).float()], dim=1)
-    ensemble = fresh(seeds, heads)
+    ensemble = ensemble_of(seeds, heads)
     ensemble.train(
         recipe.own_steps,
-        optimizers(recipe)["Adam"],
+        recipe.adam,
         counted=counted,
         heads=weightings,
         say=counting(progress, f"sets of their own for {heads} heads", recipe.own_steps),
     )
-    right = ensemble.right(weightings)
-    return OwnSets(heads, owned, right[:, 1:], right[:, 0])
+    return OwnSets(heads, owned, heads_alone(ensemble))

@@ -12,7 +12,9 @@ is the pattern:
     one corner      the best corner is large, and greater than the second
     two corners     the second corner is large, and greater than the third
     between two     between two heads it is large, and greater than in either of their corners
-    none            anything else: all corners large, or nothing outside the centre
+    none            anything else; of these, all corners may be large (each head knows the class), or no corner
+
+Whether the counts hang on its two numbers, a stricter rule and a laxer one tell.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ PATTERNS: dict[Pattern, str] = {
     "none": "no pattern",
 }
 """By pattern, what the text makes of it."""
+Unpatterned: TypeAlias = Literal["all corners large", "no corner large", "some corners large"]
+UNPATTERNED: tuple[Unpatterned, ...] = ("all corners large", "no corner large", "some corners large")
+"""What a class of no pattern may be like."""
 _TOLERANCE = 1e-9
 
 
@@ -49,7 +54,7 @@ class Rule:
 
     def pattern(self, simplex: Simplex, accuracy: NDArray[np.float64]) -> Pattern:
         """Of one class: its accuracy float64[W] at the weightings of the simplex."""
-        corners = np.array([accuracy[corner(simplex, head)].mean() for head in range(HEADS)])
+        corners = _corners(simplex, accuracy)
         first, second, third = np.sort(corners)[::-1]
         if self._stands_out(first, second):
             return "one corner"
@@ -61,8 +66,24 @@ class Rule:
                 return "between two"
         return "none"
 
+    def unpatterned(self, simplex: Simplex, accuracy: NDArray[np.float64]) -> Unpatterned:
+        """Of one class that shows no pattern."""
+        large = [self._is_large(corner) for corner in _corners(simplex, accuracy)]
+        return "all corners large" if all(large) else "some corners large" if any(large) else "no corner large"
+
+    def _is_large(self, accuracy: float) -> bool:
+        return accuracy >= self.large - _TOLERANCE
+
     def _stands_out(self, accuracy: float, other: float) -> bool:
-        return accuracy >= self.large - _TOLERANCE and accuracy - other >= self.greater - _TOLERANCE
+        return self._is_large(accuracy) and accuracy - other >= self.greater - _TOLERANCE
+
+
+RULES = {"the rule": Rule(), "the stricter rule": Rule(3 / 4, 1 / 3), "the laxer rule": Rule(3 / 5, 1 / 6)}
+
+
+def _corners(simplex: Simplex, accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[H]: of each head's corner."""
+    return np.array([accuracy[corner(simplex, head)].mean() for head in range(HEADS)])
 
 
 def corner(simplex: Simplex, head: int) -> NDArray[np.bool_]:
@@ -119,6 +140,11 @@ class Triangles:
             one.pattern if rule is None else rule.pattern(self.simplex, one.accuracy) for one in self.classes
         )
         return {pattern: found[pattern] for pattern in PATTERNS}
+
+    def unpatterned(self) -> dict[Unpatterned, int]:
+        """What the classes that show no pattern are like."""
+        found = Counter(Rule().unpatterned(self.simplex, one.accuracy) for one in self.classes if one.pattern == "none")
+        return {kind: found[kind] for kind in UNPATTERNED}
 
     def examples(self) -> dict[Pattern, ClassTriangle]:
         """Of each pattern that occurs, the triangle of the most pairs; of several, that of the first seed."""

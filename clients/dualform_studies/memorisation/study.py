@@ -14,8 +14,8 @@ import torch
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, certificate_table
+from dualform_studies.memorisation.basis_chapters import basis_chapters
 from dualform_studies.memorisation.facts import draw_facts
-from dualform_studies.memorisation.head_chapters import basis_chapters
 from dualform_studies.memorisation.head_memory_chapter import head_memory_chapter
 from dualform_studies.memorisation.mask_chapters import mask_chapter
 from dualform_studies.memorisation.masks import leave_out
@@ -65,11 +65,14 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         }
         page.show(certificate_table(report["verify"], report["cancellation"], "all its terms"))
         maps_chapter(page, network, facts, recipe)
-        others = range(seed + 1, seed + recipe.seeds)
-        siblings = train_siblings(recipe, others, progress)
-        claims = pattern_chapters(page, network, facts, recipe, siblings, [draw_facts(other) for other in others])
+        seeds = range(seed, seed + recipe.seeds)
+        siblings = train_siblings(recipe, seeds, progress=progress)
+        # The first of them is the recorded network, but for rounding.
+        claims = pattern_chapters(
+            page, network, facts, recipe, siblings.networks()[1:], [draw_facts(other) for other in seeds[1:]]
+        )
         heads_chapter(page, network, facts, recipe)
-        of_heads, found = basis_chapters(page, network, facts, recipe, range(seed, seed + recipe.seeds), progress)
+        of_heads, found = basis_chapters(page, network, facts, recipe, seeds, siblings, progress)
         claims += of_heads
         report |= found
         report["two_levels"] = retrieval_chapter(page, memory, network, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from dualform import Recorder
 from dualform.errors import BadInput
+from dualform_studies.memorisation.ensemble import Optimize
 from dualform_studies.memorisation.facts import TOKENS, Facts
 from dualform_studies.memorisation.network import AttentionOnly, build_network
 from dualform_studies.progress import Progress
@@ -45,6 +47,15 @@ class Recipe:
     swept: int = 25
     """Pairs whose last steps are left out."""
 
+    @property
+    def sgd(self) -> Optimize:
+        """The optimizer of the recorded training."""
+        return partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum)
+
+    @property
+    def adam(self) -> Optimize:
+        return partial(torch.optim.Adam, lr=self.adam_lr)
+
     def with_steps(self, steps: int | None) -> Recipe:
         """So many updates, and others in proportion; unchanged for None. BadInput for fewer than 1."""
         if steps is None:
@@ -65,7 +76,7 @@ def train_recorded(
     something, RecordingError where the training diverges.
     """
     network = build_network(seed)
-    optimizer = torch.optim.SGD(network.parameters(), lr=recipe.lr, momentum=recipe.momentum)
+    optimizer = recipe.sgd(list(network.parameters()))
     letters = [[TOKENS[token] for token in pair] for pair in facts.pairs.tolist()]
     first, second = (list(column) for column in zip(*letters, strict=True))
     with Recorder(network, optimizer, record_to, label_names={DATASET: list(TOKENS)}) as recorder:

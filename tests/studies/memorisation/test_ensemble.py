@@ -1,24 +1,19 @@
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
-from dualform_studies.memorisation.boosting import WAYS, boost, boundaries, fresh, learning, train_ways
-from dualform_studies.memorisation.ensemble import Ensemble
+from dualform_studies.memorisation.boosting import WAYS, boost, boundaries, learning, train_ways
+from dualform_studies.memorisation.ensemble import Ensemble, ensemble_of
 from dualform_studies.memorisation.facts import draw_facts
 from dualform_studies.memorisation.network import build_network, with_weights
+from dualform_studies.memorisation.siblings import train_siblings
 from dualform_studies.memorisation.training import Recipe
 from tests.studies.memorisation.oracle import Watched
 
 RECIPE = Recipe(steps=25, later_steps=8, seeds=2)
-SGD = partial(torch.optim.SGD, lr=RECIPE.lr, momentum=RECIPE.momentum)
-
-
-def ensemble_of(seeds):
-    return Ensemble([build_network(seed) for seed in seeds], [draw_facts(seed) for seed in seeds])
+SGD = RECIPE.sgd
 
 
 def test_each_network_is_trained_as_it_would_be_alone():
@@ -64,7 +59,10 @@ def test_one_head_learns_and_the_others_stay(embeddings: bool):
 
 
 def test_every_way_is_trained_from_the_same_start():
-    curves = {name: ensemble.curve for name, ensemble in train_ways(RECIPE, [3, 4]).items()}
+    free = train_siblings(RECIPE, [3, 4])
+    trained = train_ways(RECIPE, [3, 4], free)
+    assert trained["free"] is free
+    curves = {name: ensemble.curve for name, ensemble in trained.items()}
     assert set(curves) == set(WAYS)
     for one, other in (("free", "adam free"), ("shared", "frozen"), ("shared", "adam shared")):
         np.testing.assert_array_equal(curves[one].loss[0], curves[other].loss[0])
@@ -79,10 +77,10 @@ def test_every_way_is_trained_from_the_same_start():
 
 
 def test_many_heads_are_boosted_one_after_the_other():
-    ensemble = fresh([3], heads=4)
+    ensemble = ensemble_of([3], heads=4)
     boost(ensemble, RECIPE, SGD, shared=True, progress=None, words="")
     assert boundaries(RECIPE, 4) == [25, 33, 41, 49]
-    first = fresh([3], heads=4)
+    first = ensemble_of([3], heads=4)
     first.train(25, SGD, heads=torch.tensor([[1.0, 0, 0, 0]]), learns=learning(0, True, 4))
     np.testing.assert_array_equal(ensemble.curve.loss[ensemble.curve.at(25)], first.curve.loss[-1])
     assert ensemble.curve.steps[-1] == 49
@@ -92,7 +90,7 @@ def test_every_weighting_answers_and_counts():
     """Against one network trained alone on the same sum of losses."""
     weightings, seed = torch.tensor([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]), 3
     counted = torch.rand(1, 2, 25, generator=torch.Generator().manual_seed(0))
-    ensemble, facts, network = fresh([seed]), draw_facts(seed), build_network(seed)
+    ensemble, facts, network = ensemble_of([seed]), draw_facts(seed), build_network(seed)
     ensemble.train(6, SGD, counted=counted, heads=weightings)
     optimizer = SGD(network.parameters())
     for _ in range(6):

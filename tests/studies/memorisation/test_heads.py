@@ -33,6 +33,18 @@ def test_overlaps_are_counted():
     assert alone("110000", "001111").is_partition
 
 
+@pytest.mark.parametrize(("heads", "pairs"), [(2, 5), (3, 4), (3, 6)])
+def test_pairs_can_be_dealt_where_trying_every_way_finds_one(heads: int, pairs: int):
+    rng = np.random.default_rng(heads * pairs)
+    fill, found = -(-pairs // heads), []
+    for known in rng.random((40, heads, pairs)) < 0.6:
+        ways = product(*(np.flatnonzero(known[:, pair]) for pair in range(pairs)))
+        expected = any(max(map(way.count, range(heads))) <= fill for way in ways)
+        found.append(Alone(known, np.zeros(pairs, dtype=bool), np.ones(pairs, dtype=bool)).has_own_sets)
+        assert found[-1] == expected
+    assert len(set(found)) == 2
+
+
 def test_chance_is_what_independent_draws_come_to():
     one = alone("1100", "1110", "1000")
     draws = [[set(drawn) for drawn in combinations(range(4), size)] for size in one.sizes.tolist()]
@@ -70,9 +82,10 @@ def test_pairs_are_dealt_evenly(heads):
 
 def test_heads_learn_what_they_were_dealt():
     found = train_own_sets(Recipe(own_steps=150, adam_lr=0.02), [1, 2], heads=4)
-    assert found.alone.shape == (2, 4, 25)
+    known = np.stack([one.known for one in found.networks])
+    assert known.shape == (2, 4, 25)
     assert (found.own > 0.7).all()
-    assert (found.own > (found.alone & ~found.owned).sum(axis=(1, 2)) / 75).all()
+    assert (found.own > (known & ~found.owned).sum(axis=(1, 2)) / 75).all()
     np.testing.assert_array_equal(found.owned[1], deal(2, 4))
 
 
@@ -82,7 +95,9 @@ def test_success_asks_for_every_set_and_for_all_together():
     alone_known, together = owned.copy(), all_known.copy()
     alone_known[1, 0, owned[1, 0].argmax()] = False
     together[2, 7] = False
-    found = OwnSets(2, owned, alone_known, together)
+    nothing = np.zeros(25, dtype=bool)
+    networks = [Alone(known, nothing, all_of) for known, all_of in zip(alone_known, together, strict=True)]
+    found = OwnSets(2, owned, networks)
     assert found.succeeded.tolist() == [True, False, False]
     np.testing.assert_allclose(found.own, [1, 0.96, 1])
 

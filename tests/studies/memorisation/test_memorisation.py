@@ -10,10 +10,11 @@ import torch
 import dualform
 from dualform.errors import BadInput
 from dualform_studies.assignment import Assignment
+from dualform_studies.memorisation.boosting import WAYS
 from dualform_studies.memorisation.facts import draw_facts
 from dualform_studies.memorisation.mask_chapters import about_cancellation
 from dualform_studies.memorisation.masks import SCOPES, leave_out, only, sweep_last
-from dualform_studies.memorisation.network import with_weights
+from dualform_studies.memorisation.network import HEADS, with_weights
 from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided, scores_over_training
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.memorisation.training import Recipe
@@ -153,8 +154,7 @@ def test_the_page_shows_every_figure_and_table(miniature):
     assert all(f'src="{name}"' in page and (folder / name).with_suffix(".svg").is_file() for name in drawn)
     assert [table["name"] for table in report["tables"]] == [
         "certificate", "pattern", "edge-measures", "heads", "overlap", "overlaps", "patterns", "ways", "falls",
-        "enough", "top-slots",
-        "head-memory", "left-out", "claims",
+        "falls-statements", "enough", "top-slots", "head-memory", "left-out", "claims",
     ]  # fmt: skip
     headings = [line[3:] for line in (folder / "index.md").read_text().splitlines() if line.startswith("## ")]
     assert {claim["heading"] for claim in report["claims"]} <= set(headings)
@@ -174,6 +174,25 @@ def test_pages_say_from_where_steps_are_counted(miniature):
     table = next(table for table in report["tables"] if table["name"] == "top-slots")
     assert "step (the first is 0)" in table["columns"]
     assert "the first being 1" in (out / "report" / "scores.svg").read_text()
+
+
+def test_one_network_of_three_heads_is_trained_for_each_seed(miniature):
+    """What heads know alone, free training beside boosting, and three of many heads are of the same networks."""
+    report = miniature[1]
+    assert sum(f"{HEADS} heads at once" == line[0] and line[1] == line[2] for line in miniature[2]) == 1
+    assert not any(line[0] == WAYS["free"].words for line in miniature[2])
+    assert report["ways"].keys() == WAYS.keys()
+
+
+def test_claims_name_the_second_study_and_are_sentences(miniature):
+    claims = miniature[1]["claims"]
+    assert claims
+    for claim in claims:
+        assert claim["section"].startswith("second study, ")
+        assert claim["claim"].endswith(".")
+        assert claim["paper"] != "-"
+    # Two seeds are too few to test what heads share.
+    assert not any(claim["claim"].startswith("Heads alone") for claim in claims)
 
 
 def test_progress_is_told_to_its_end(miniature):

@@ -85,7 +85,7 @@ def test_cells_are_weighted_voronoi_cells():
 
 def test_siblings_are_trained_by_the_recipe():
     recipe = Recipe(steps=20)
-    found = train_siblings(recipe, [3, 4])
+    found = train_siblings(recipe, [3, 4]).networks()
     for network, seed in zip(found, [3, 4], strict=True):
         alone = Watched(draw_facts(seed), recipe, seed).network.state_dict()
         for name, weight in network.state_dict().items():
