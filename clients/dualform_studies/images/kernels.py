@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers import Outputs
 from dualform.store.snapshot import Snapshot
 from dualform_studies.images.chance import mcnemar
 from dualform_studies.images.datasets import Dataset
@@ -26,7 +27,7 @@ from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress, or_silent
 
 _CHECKED = 5
-"""Test images for which the sums of the last layer are held against the engine's exact ones."""
+"""Test images for which sums and effective slots of the last layer are held against the engine's exact ones."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Weights:
         return queries @ self.final.T + self.bias if initial else queries @ (self.final - self.initial).T
 
     def beside(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32[n, d_out]: W_0 q + b, what stands beside a softmax."""
+        """float32[n, d_out]: W_0 q + b, what stands beside a softmax; the bias is the trained one."""
         return queries @ self.initial.T + self.bias
 
     def softmax(self, queries: NDArray[np.float32], attended: Attended, *, initial: bool) -> NDArray[np.float32]:
@@ -159,7 +160,7 @@ def _ask_last(
     with open_for_passes(out) as memory:
         attended = attend(memory, layers[-1], queries, shares)
         ask = partial(memory.output, layers[-1], queries[:_CHECKED], kernel="softmax", initial=False)
-        exact = [ask(temperature=share.temperature).values for share in shares]
+        exact = [ask(temperature=share.temperature) for share in shares]
     kernels = []
     for initial in (True, False):
         outputs = weights[-1].linear(queries, initial=initial)
@@ -168,7 +169,7 @@ def _ask_last(
             outputs = weights[-1].softmax(queries, one, initial=initial)
             effective = [_median(one, images)]
             kernels.append(_row(Kernel(share.temperature, initial), images.report(outputs, baseline), effective))
-    off = max(_distance(one.sums[:_CHECKED], other) for one, other in zip(attended, exact, strict=True))
+    off = max(_distance(*both) for both in zip(attended, exact, strict=True))
     beside = weights[-1].beside(queries)
     scaled = []
     for share, one in zip(shares, attended, strict=True):
@@ -223,8 +224,12 @@ def _median(attended: Attended, images: Examined) -> float:
     return float(np.median(attended.effective_slots[images.tested]))
 
 
-def _distance(found: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
-    return float(np.abs(found - exact).max() / np.abs(exact).max())
+def _distance(found: Attended, exact: Outputs) -> float:
+    """Of the sums, relative to the greatest, or of effective slots, each relative to itself: whichever is further."""
+    assert exact.effective_slots is not None, "a softmax has them"
+    sums = np.abs(found.sums[: len(exact)] - exact.values).max() / np.abs(exact.values).max()
+    slots = np.abs(found.effective_slots[: len(exact)] / exact.effective_slots - 1).max()
+    return float(max(sums, slots))
 
 
 def _row(kernel: Kernel, report: Report, effective_slots: Sequence[float]) -> Report:
@@ -234,7 +239,7 @@ def _row(kernel: Kernel, report: Report, effective_slots: Sequence[float]) -> Re
 def _comparison(images: Examined, kernels: Sequence[Report], alone: Report) -> Report:
     """With the softmax that is best on the held-out images: of several the one with W_0, then the first.
 
-    `alone`: W_0 and the bias without any slot.
+    `alone`: W_0 and the trained bias without the sum.
     """
     softmax = [row for row in kernels if row["temperature"] is not None]
     chosen = max(softmax, key=lambda row: row["held_out"])

@@ -17,6 +17,7 @@ from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import percent
 
 HEADING = "Softmax in place of the inner product"
+ALONE = "without the sum: W_0 q + trained bias"
 _PLACES = {"last": "the last layer", "every": "every layer"}
 _CRITERION = (
     "of the softmax that is best on held-out images: better than the inner product on the same test images by "
@@ -61,12 +62,14 @@ def show_kernels(page: Page, report: Report) -> None:
     last, every = report["last"], report["every"]
     page.paragraph(
         "The network was trained with the inner product, and is asked with a softmax over the same slots (remarks 2.3 "
-        "and 3.2 of the paper): W_0 q + b + sum of p_t e_t, or that sum alone. At the last layer the queries are the "
-        f"network's own, of {last['images']['tested']:,} test images; where every layer has the kernel, of "
-        f"{every['images']['tested']:,}, and each layer's answer after relu is the next one's query. (The first test "
-        "images of each class, as many of each; more would take more than minutes.) Sums were computed in float32; for "
-        'some test images they were held against the exact answers of output(kernel="softmax"), and lay within '
-        f"{last['off']:.0e} of the greatest."
+        "and 3.2 of the paper): W_0 q + b + sum of p_t e_t, where the bias b is the trained one, or that sum alone. At "
+        f"the last layer the queries are the network's own, of {last['images']['tested']:,} test images; where every "
+        f"layer has the kernel, of {every['images']['tested']:,}, and each layer's answer after relu is the next one's "
+        "query. (The first test images of each class, as many of each; more would take more than minutes.) All was "
+        "computed in float32. At the last layer, for some test images and each temperature, it was held against the "
+        'exact answers of output(kernel="softmax"): sums lay within '
+        f"{last['off']:.0e} of the greatest, effective slots within the same share of their number. The other layers "
+        "were not."
     )
     page.paragraph(
         "Training made a sum of the values, and a softmax makes a mean of them. "
@@ -81,7 +84,9 @@ def show_kernels(page: Page, report: Report) -> None:
     page.figure(
         report_folder(page.run) / "kernels.png",
         "Test errors and effective number of slots by the temperature of the softmax (no figure of the paper; its "
-        "remark 3.2).",
+        f"remark 3.2). Lines of the last layer are of {last['images']['tested']:,} test images, those of every layer "
+        f"of {every['images']['tested']:,}; the lines without marks are the inner product's errors on the same images. No "
+        "error at all is drawn as half an image.",
     )
 
 
@@ -115,12 +120,16 @@ def draw_kernels(path: Path, report: Report) -> Path:
     with new_figure(path, 4.8) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.8, 1))
         for number, (place, words) in enumerate(_PLACES.items()):
+            tested = report[place]["images"]["tested"]
             for initial in (True, False):
                 beside = "with W₀ and bias" if initial else "the sum alone"
-                _line(above, _softmax(report[place], initial), number, initial, f"{words}, {beside}")
-        _line(above, report["last"]["scaled"], 2, False, "the last layer, with W₀, bias, and a factor")
-        linear = _error(report["last"]["kernels"][0])
-        above.axhline(linear, color="0.3", linestyle=":", linewidth=1.2, label="the last layer, inner product")
+                _line(above, _softmax(report[place], initial), tested, number, initial, f"{words}, {beside}")
+            linear = error(report[place]["kernels"][0], tested)
+            above.axhline(
+                linear, color=INK[number], linestyle=(":", "-.")[number], linewidth=1.2, label=f"{words}, inner product"
+            )
+        factor, tested = report["last"]["scaled"], report["last"]["images"]["tested"]
+        _line(above, factor, tested, len(_PLACES), False, "the last layer, with W₀, bias, and a factor")
         above.set_yscale("log")
         above.set_ylim(top=130)
         above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -141,10 +150,10 @@ def draw_kernels(path: Path, report: Report) -> Path:
     return path
 
 
-def _line(panel: Axes, rows: Sequence[Report], number: int, filled: bool, label: str) -> None:
+def _line(panel: Axes, rows: Sequence[Report], tested: int, number: int, filled: bool, label: str) -> None:
     panel.plot(
         [row["temperature"] for row in rows],
-        [_error(row) for row in rows],
+        [error(row, tested) for row in rows],
         color=INK[number],
         marker=MARKS[number],
         linestyle="-" if filled else "--",
@@ -154,9 +163,9 @@ def _line(panel: Axes, rows: Sequence[Report], number: int, filled: bool, label:
     )
 
 
-def _error(row: Report) -> float:
-    """In per cent, and not 0, which has no logarithm."""
-    return max(100 * (1 - float(row["tested"])), 0.01)
+def error(row: Report, tested: int) -> float:
+    """In per cent of so many test images; half an image where there is none, for 0 has no logarithm."""
+    return 100 * max(1 - float(row["tested"]), 0.5 / tested)
 
 
 def _softmax(comparison: Report, initial: bool) -> list[Report]:
@@ -173,7 +182,7 @@ def _last_table(comparison: Report) -> Table:
         factor = scaled.get(one["temperature"])
         of_factor = ("-", "-") if factor is None else (f"{factor['scale']:,.0f}", percent(factor["tested"]))
         rows.append([_name(one), effective, *map(percent, (one["tested"], other["tested"])), *of_factor])
-    rows.append(["no slot: W_0 q + b alone", "-", percent(comparison["alone"]["tested"]), "-", "-", "-"])
+    rows.append([ALONE, "-", percent(comparison["alone"]["tested"]), "-", "-", "-"])
     caption = (
         f"The last layer by kernel: accuracy on {comparison['images']['tested']:,} test images with W_0 and bias, with "
         "the sum over the slots alone, and with W_0, bias and the sum times a factor that held-out images choose; "
@@ -189,7 +198,7 @@ def _every_table(comparison: Report) -> Table:
     for row in comparison["kernels"]:
         effective = [f"{slots:,.3g}" for slots in row["effective_slots"]] or ["-" for _ in layers]
         rows.append([_name(row), "yes" if row["initial"] else "no", *effective, *_accuracies(row)])
-    rows.append(["no slot: W_0 q + b alone", "yes", *("-" for _ in layers), *_accuracies(comparison["alone"])])
+    rows.append([ALONE, "yes", *("-" for _ in layers), *_accuracies(comparison["alone"])])
     caption = (
         f"Every layer by kernel: accuracy on {comparison['images']['tested']:,} test images and on "
         f"{comparison['images']['held_out']:,} held-out ones; effective slots as in the table above, layer by layer."

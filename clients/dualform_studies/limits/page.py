@@ -87,8 +87,8 @@ def _limits_table(report: Report) -> Table:
         (
             "A memory of unlimited size is not necessarily useful: retrieval has to be powerful enough (remark 3.2).",
             "See the single task.",
-            'The same memory can be asked by other kernels, `score="cosine"` and `kernel="softmax"`, and under any '
-            "mask.",
+            'The same memory ranks and sums by another score, `score="cosine"`, and answers with another kernel, '
+            '`kernel="softmax"`, both under any mask.',
         ),
     ]
     return Table(

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import dualform
+from dualform_studies.images import kernels, kernels_page
 from dualform_studies.images.download import load_dataset
 from dualform_studies.images.kernels import KernelsRecipe, ask_kernels
-from dualform_studies.images.kernels_page import HEADING, draw_kernels, kernel_claims, kernel_verdict, show_kernels
+from dualform_studies.images.kernels_page import (
+    ALONE,
+    HEADING,
+    draw_kernels,
+    kernel_claims,
+    kernel_verdict,
+    show_kernels,
+)
 from dualform_studies.images.recipe import Recipe
 from dualform_studies.images.recorded import record
-from dualform_studies.images.softmax_attention import Share, attend
+from dualform_studies.images.softmax_attention import Attended, Share, attend
 from dualform_studies.images.stream import batch_rows, batches
 from dualform_studies.pages.folder import report_folder
 from dualform_studies.pages.items import Paragraph
@@ -167,14 +177,46 @@ def test_a_kernel_that_was_not_chosen_counts_in_part_by_a_bound_over_the_number_
     assert kernel_verdict({"chosen": NO_BETTER, "kernels": [LINEAR, NO_BETTER], "scaled": [other]}) == verdict
 
 
+def test_each_place_has_the_inner_products_errors_on_its_own_images(trained, tmp_path, monkeypatch):
+    report, drawn = trained[2], []
+
+    @contextmanager
+    def kept(path, height):
+        drawn.append(Figure())
+        yield drawn[0]
+
+    monkeypatch.setattr(kernels_page, "new_figure", kept)
+    draw_kernels(tmp_path / "kernels.png", report)
+    errors = {line.get_label(): line.get_ydata() for line in drawn[0].axes[0].lines}
+    for place, words in (("last", "the last layer"), ("every", "every layer")):
+        wrong = 100 * (1 - report[place]["kernels"][0]["tested"])
+        assert set(errors[f"{words}, inner product"]) == {max(wrong, 50 / report[place]["images"]["tested"])}
+
+
+def test_no_error_is_drawn_as_half_an_image():
+    assert kernels_page.error({"tested": 1.0}, 200) == 0.25
+    assert kernels_page.error({"tested": 0.99995}, 20_000) == pytest.approx(0.005)
+
+
+def test_what_is_said_of_the_check_holds_of_effective_slots(trained, monkeypatch):
+    out, dataset, _ = trained
+    right = kernels.attend
+
+    def wrong(*of):
+        return [Attended(one.sums, 2 * one.effective_slots) for one in right(*of)]
+
+    monkeypatch.setattr(kernels, "attend", wrong)
+    assert ask_kernels(out, dataset, LAYERS, recipe=KernelsRecipe((2.0,), last=2, every=2))["last"]["off"] > 0.99
+
+
 def test_the_page_shows_every_kernel(trained, tmp_path):
     report, page = trained[2], Page(tmp_path, "Kernels")
     draw_kernels(report_folder(tmp_path) / "kernels.png", report)
     show_kernels(page, report)
     last, every = page.tables()
     softmax = [f"softmax of temperature {temperature}" for temperature in ("0.05", "2", "300")]
-    assert [row[0] for row in last.rows] == ["inner product", *softmax, "no slot: W_0 q + b alone"]
-    assert [row[0] for row in every.rows] == ["inner product"] * 2 + softmax * 2 + ["no slot: W_0 q + b alone"]
+    assert [row[0] for row in last.rows] == ["inner product", *softmax, ALONE]
+    assert [row[0] for row in every.rows] == ["inner product"] * 2 + softmax * 2 + [ALONE]
     claims = list(kernel_claims(report))
     assert {claim.heading for claim in claims} == {HEADING}
     assert f"of {len(images(trained[1], 4, tested=True)[1])} test images" in claims[0].ours
