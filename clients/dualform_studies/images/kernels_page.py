@@ -85,8 +85,8 @@ def show_kernels(page: Page, report: Report) -> None:
         report_folder(page.run) / "kernels.png",
         "Test errors and effective number of slots by the temperature of the softmax (no figure of the paper; its "
         f"remark 3.2). Lines of the last layer are of {last['images']['tested']:,} test images, those of every layer "
-        f"of {every['images']['tested']:,}; the lines without marks are the inner product's errors on the same images. No "
-        "error at all is drawn as half an image.",
+        f"of {every['images']['tested']:,}; the lines without marks are the inner product's errors on the same images. "
+        "No error at all is drawn as half an image.",
     )
 
 
