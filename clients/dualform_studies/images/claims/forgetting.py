@@ -50,8 +50,9 @@ def forgetting_claims(recognised: Mapping[str, NDArray[np.bool_]]) -> list[Claim
             f"{percent(_AFTER, '.0f')} after MNIST; the mask is not tried",
             f"{percent(masked.mean())} with the mask; {reached}",
             verdict(2 if half and near else int(half), 2, 1),
-            f"of an accuracy that falls {test} at least half comes back, and it is within {100 * _POINT:.0f} point of "
-            "that after MNIST, as the paper's are whole per cents; in part, half comes back",
+            f"the accuracy falls {test}, at least half of the loss comes back, and what is reached is within "
+            f"{100 * _POINT:.0f} point of the accuracy after MNIST, as the paper's are whole per cents; in part, at "
+            "least half of the loss comes back",
             HEADING,
         ),
     ]

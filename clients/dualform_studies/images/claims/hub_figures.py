@@ -32,7 +32,7 @@ def draw_hub_distribution(path: Path, layers: Sequence[LayerHubs]) -> Path:
                 axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         panels[0].set_ylabel(f"test images that have it\namong their {TOP} best (%)")
         handles, words = panels[0].get_legend_handles_labels()
-        figure.legend(handles, words, loc="outside upper center", ncols=len(handles))
+        figure.legend(handles, words, loc="outside lower center", ncols=len(handles))
     return path
 
 

@@ -26,7 +26,7 @@ GREATEST = 10
 COMPARED = 1000
 """Test images that are ranked by cosine: a look at every key for each, where the weight's codes leave most out."""
 _NORM, _DIRECTION = 2, 8
-"""Of the ten greatest hubs, those that stay when length has no say: as few make it length, as many direction."""
+"""Of the ten greatest hubs, those that stay when length has no say: few may be such by length, many by direction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +93,14 @@ class LayerHubs:
 
     @property
     def cause(self) -> str:
-        """What makes the hubs: "length" of keys, their "direction", or "both"."""
-        if self.surviving <= _NORM:
-            return "length"
-        return "direction" if self.surviving >= _DIRECTION else "both"
+        """What makes the hubs: "length" of keys, their "direction", or "both".
+
+        "neither" where few of them are hubs by cosine, but most images have keys as long as theirs.
+        """
+        if self.surviving > _NORM:
+            return "direction" if self.surviving >= _DIRECTION else "both"
+        longer = [(self.norms < self.norms[image]).mean() for image in self.signed.greatest()]
+        return "length" if np.mean(longer) > 1 / 2 else "neither"
 
 
 def ask_hubs(

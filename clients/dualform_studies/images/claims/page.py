@@ -14,6 +14,7 @@ _CAUSES = {
     "length": "it is the length of their keys that makes them hubs",
     "direction": "it is the direction of their keys that makes them hubs",
     "both": "both length and direction make them hubs",
+    "neither": "the others give way, though their keys are no longer than most",
 }
 _WHY_EARLY = {
     "length": "long early keys are the cause",
@@ -47,15 +48,17 @@ def show_hubs(page: Page, found: Mapping[str, Report]) -> None:
         "compared with; behind the first layer no weight is negative. "
         + " ".join(f"{sentence}." for sentence in _causes(found))
     )
-    compared = f"of {first['compared']:,} test images, by signed weight and by cosine"
+    compared = f"{first['compared']:,} test images"
     page.figure(
         report_folder(page.run) / "hub-distribution.png",
-        f"How unevenly the attention {compared} falls on the training images (no figure of the paper; its appendix A).",
+        f"How unevenly the attention of {compared} falls on the training images, by signed weight and by cosine (no "
+        "figure of the paper; its appendix A).",
     )
     page.figure(
         report_folder(page.run) / "hubs.png",
-        f"The {hubs.GREATEST} greatest hubs {compared}, with their class and how many of these test images have them "
-        f"among their {TOP} best (Figure 10a of the paper shows one).",
+        f"The {hubs.GREATEST} greatest hubs of {compared}, by signed weight and by cosine: their class, how many of "
+        f"these test images have them among their {TOP} best, and the length of their key (Figure 10a of the paper "
+        "shows one).",
     )
     page.show(_summary_table(found), _hubs_table(found))
     page.paragraph(
@@ -67,7 +70,7 @@ def show_hubs(page: Page, found: Mapping[str, Report]) -> None:
 def _causes(found: Mapping[str, Report]) -> Iterator[str]:
     for layer, one in found.items():
         yield (
-            f"At {layer} {one['surviving']} of the {hubs.GREATEST} greatest hubs by signed weight are among the "
+            f"At {layer}, {one['surviving']} of the {hubs.GREATEST} greatest hubs by signed weight are among the "
             f"{hubs.GREATEST} greatest by cosine: {_CAUSES[one['cause']]}"
         )
 

@@ -98,8 +98,10 @@ def test_what_makes_hubs_is_what_stays_without_length(surviving: int, cause: str
     by_cosine = np.zeros(30, dtype=np.int64)
     by_cosine[10 - surviving : 20 - surviving] = 5
     found = Hubs(by_weight, 10)
-    one = LayerHubs("layer-0", found, found, Hubs(by_cosine, 10), np.ones(30))
+    one = LayerHubs("layer-0", found, found, Hubs(by_cosine, 10), np.arange(30.0, 0, -1))
     assert (one.surviving, one.cause) == (surviving, cause)
+    short = LayerHubs("layer-0", found, found, Hubs(by_cosine, 10), np.arange(30.0))
+    assert short.cause == ("neither" if cause == "length" else cause), "hubs by length have long keys"
 
 
 ZERO, SEVEN, SHIRT = ("mnist", 4, 0), ("mnist", 8, 7), ("fashion-mnist", 4, 0)
@@ -153,7 +155,9 @@ def test_all_rankings_on_one_axis_are_of_the_same_queries(tmp_path: Path, drawn:
     own = layer([99, 99, 99, 99, 99, 99], signed=[0, 0, 15, 5, 10, 0], cosine=[0, 0, 0, 10, 0, 0])
     path = draw_hub_distribution(tmp_path / "hub-distribution.png", [own])
     assert path.read_bytes().startswith(b"\x89PNG")
-    (panel,) = drawn[0].get_axes()
+    (panel,), (legend,) = drawn[0].get_axes(), drawn[0].legends
+    title = next(text for text in drawn[0].texts if text.get_text())
+    assert not legend.get_window_extent().overlaps(title.get_window_extent())
     weight, cosine = (line.get_data() for line in panel.lines)
     assert list(weight[0]) == [1, 2, 3]
     np.testing.assert_allclose(weight[1], [30, 20, 10])
