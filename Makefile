@@ -24,8 +24,9 @@ $(VENV)/ready: pyproject.toml constraints.txt $(wildcard indexer/dualform/kernel
 demo: setup
 	$(BIN)/dualform demo --out runs/demo
 
+# As many workers as there are cores, each on one thread.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from dualform.errors import NotFound
 from dualform_studies.assignment import Assignment
+from dualform_studies.dual_form_figures import CAPTIONS
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict
 from dualform_studies.pages.frame import LARGEST_PNG, new_figure
 from dualform_studies.pages.page import Page
@@ -63,6 +64,14 @@ def shown(tmp_path: Path) -> Path:
 
 def write(shown: Path) -> str:
     return write_reproduction(shown.parents[2], shown.parents[3] / "docs").read_text()
+
+
+def test_the_figures_of_the_dual_form_stand_at_the_head(shown: Path):
+    text = write(shown)
+    for name in CAPTIONS:
+        assert f"](reproduction/dual-form/{name}.png)" in text
+        assert (shown.parents[3] / "docs" / "reproduction" / "dual-form" / f"{name}.png").is_file()
+    assert text.index("primal-form.png") < text.index("dual-form.png)\n") < text.index("The studies; DATA")
 
 
 @pytest.mark.parametrize(("png", "svg", "kind"), [(2000, 1000, "svg"), (1000, 2000, "png"), (200_000, 119_999, "svg")])

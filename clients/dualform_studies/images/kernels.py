@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import Outputs
 from dualform.store.snapshot import Snapshot
-from dualform_studies.images.chance import mcnemar
+from dualform_studies.exact_tests import mcnemar
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.softmax_attention import Attended, Share, attend, open_for_passes
 from dualform_studies.pages.folder import Report

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from dualform_studies.images.chance import CHANCE, is_gain
+from dualform_studies.exact_tests import CHANCE, is_gain
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Claim, Verdict
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.frame import INK, MARKS, new_figure

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dualform_studies.exact_tests import sign_test
 from dualform_studies.memorisation import head_tables
 from dualform_studies.memorisation.boosting import train_ways
 from dualform_studies.memorisation.boosting_chapter import boosting_chapter
 from dualform_studies.memorisation.enough_chapter import enough_chapter
 from dualform_studies.memorisation.ensemble import Ensemble
-from dualform_studies.memorisation.exact_tests import sign_test
 from dualform_studies.memorisation.facts import Facts, draw_facts
 from dualform_studies.memorisation.falls import train_head_one
 from dualform_studies.memorisation.head_claims import ALONE, LEVEL, SIMPLEX, alone_claims, simplex_claims

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dualform_studies.exact_tests import sign_test
 from dualform_studies.memorisation.boosting import WAYS
 from dualform_studies.memorisation.ensemble import Ensemble
-from dualform_studies.memorisation.exact_tests import sign_test
 from dualform_studies.memorisation.falls import NEAR, HeadOne
 from dualform_studies.memorisation.falls_statements import FALL_IN_WORDS
 from dualform_studies.memorisation.second_study import plain_percent

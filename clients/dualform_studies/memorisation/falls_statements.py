@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dualform_studies.memorisation.exact_tests import more_often, sign_test
+from dualform_studies.exact_tests import more_often, sign_test
 from dualform_studies.memorisation.falls import FALL, NEAR, WINDOW, HeadOne
 from dualform_studies.memorisation.own_sets import PAIRS
 from dualform_studies.memorisation.second_study import plain_percent, share

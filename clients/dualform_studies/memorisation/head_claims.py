@@ -7,9 +7,9 @@ from math import ceil
 
 import numpy as np
 
+from dualform_studies.exact_tests import can_reach, sign_test
 from dualform_studies.memorisation.boosting import HEADS_WORDS
 from dualform_studies.memorisation.ensemble import Ensemble
-from dualform_studies.memorisation.exact_tests import can_reach, sign_test
 from dualform_studies.memorisation.many_heads import ManyHeads
 from dualform_studies.memorisation.overlap import Alone, Overlaps, fewer_than_chance
 from dualform_studies.memorisation.second_study import Criterion, mostly, plain_percent, section

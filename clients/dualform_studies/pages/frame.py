@@ -59,6 +59,7 @@ def new_figure(path: Path, height: float, title: str = "", shades: bool = False)
             figure.suptitle(title, x=0.005, ha="left", fontsize=10, weight="bold")
         yield figure
         path.write_bytes(packed_png(figure, shades=shades))
+        figure.set_layout_engine("none")  # everything stays where the PNG has it, and is not laid out twice
         # Without a date and with the same names of parts, the same figure is the same file.
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 

@@ -27,6 +27,17 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 @pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made and not drawn, which takes longer than all else: the same ones are, of made-up data."""
+    save = Figure.savefig
+
+    def blank(figure: Figure, *args: object, **keywords: object) -> None:
+        save(Figure(figsize=(0.1, 0.1)), *args, **keywords)
+
+    monkeypatch.setattr(Figure, "savefig", blank)
+
+
+@pytest.fixture
 def fewer_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """The studies get all training images of the real data, and the first of its test images."""
     for study in (single, joint, continual):

@@ -176,7 +176,7 @@ def test_progress_counts_every_step_of_both_trainings(miniature):
             assert (f"training on {name} ({kind})", 40, 40) in told
 
 
-@pytest.mark.usefixtures("fewer_test_images")
+@pytest.mark.usefixtures("fewer_test_images", "blank_figures")
 def test_real_data_in_miniature(tmp_path: Path):
     missing = [name for name in ("mnist", "fashion-mnist") if not at_hand(name, None)]
     if missing:

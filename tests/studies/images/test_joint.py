@@ -120,7 +120,7 @@ def test_the_rank_of_the_querys_own_class(miniature):
         assert row[-2] == f"{100 * own / sum(sums):.1f}"
 
 
-@pytest.mark.usefixtures("fewer_test_images")
+@pytest.mark.usefixtures("fewer_test_images", "blank_figures")
 def test_real_data_in_miniature(tmp_path: Path):
     missing = [name for name in ("mnist", "fashion-mnist") if not at_hand(name, None)]
     if missing:

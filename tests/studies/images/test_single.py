@@ -175,7 +175,7 @@ def test_the_figures_are_the_papers_and_their_queries_recognised(miniature):
                 assert f'src="{drawn}"' in page
 
 
-@pytest.mark.usefixtures("fewer_test_images")
+@pytest.mark.usefixtures("fewer_test_images", "blank_figures")
 def test_real_data_in_miniature(tmp_path: Path):
     if not at_hand("mnist", None):
         pytest.skip(f"no mnist in {data_folder(None)}: set DUALFORM_DATA to the folder that holds it")

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.images.chance import CHANCE, is_gain
+from dualform_studies.exact_tests import CHANCE, is_gain
 from dualform_studies.images.claims.attention import TOP, LayerAttention
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.prevalence import HEADING, OFTEN, Prevalence, in_fraction, over_layers

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.images.chance import CHANCE, is_gain
+from dualform_studies.exact_tests import CHANCE, is_gain
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.words import percent
 
