@@ -14,16 +14,16 @@ import torch
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
 from dualform_studies.certificates import certificate_report, certificate_table
-from dualform_studies.memorisation.basis_chapters import basis_chapters
-from dualform_studies.memorisation.facts import draw_facts
-from dualform_studies.memorisation.head_memory_chapter import head_memory_chapter
-from dualform_studies.memorisation.mask_chapters import mask_chapter
-from dualform_studies.memorisation.masks import leave_out
-from dualform_studies.memorisation.pattern_chapters import pattern_chapters
-from dualform_studies.memorisation.retrieval_chapter import retrieval_chapter
-from dualform_studies.memorisation.siblings import train_siblings
-from dualform_studies.memorisation.torus_chapters import heads_chapter, maps_chapter
-from dualform_studies.memorisation.training import Recipe, train_recorded
+from dualform_studies.memorisation.basis.chapters import basis_chapters
+from dualform_studies.memorisation.memory.heads_chapter import head_memory_chapter
+from dualform_studies.memorisation.memory.mask_chapters import mask_chapter
+from dualform_studies.memorisation.memory.masks import leave_out
+from dualform_studies.memorisation.memory.retrieval_chapter import retrieval_chapter
+from dualform_studies.memorisation.pattern.chapters import pattern_chapters
+from dualform_studies.memorisation.torus.chapters import heads_chapter, maps_chapter
+from dualform_studies.memorisation.transformer.facts import draw_facts
+from dualform_studies.memorisation.transformer.siblings import train_siblings
+from dualform_studies.memorisation.transformer.training import Recipe, train_recorded
 from dualform_studies.pages.claims import claims_table
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.pages.page import Page

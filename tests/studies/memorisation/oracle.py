@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from dualform_studies.memorisation.facts import Facts
-from dualform_studies.memorisation.network import AttentionOnly, build_network
-from dualform_studies.memorisation.training import Recipe
+from dualform_studies.memorisation.transformer.facts import Facts
+from dualform_studies.memorisation.transformer.network import AttentionOnly, build_network
+from dualform_studies.memorisation.transformer.training import Recipe
 
 
 def weights_of(network: AttentionOnly) -> dict[str, np.ndarray]:

@@ -10,14 +10,14 @@ import torch
 import dualform
 from dualform.errors import BadInput
 from dualform_studies.assignment import Assignment
-from dualform_studies.memorisation.boosting import WAYS
-from dualform_studies.memorisation.facts import draw_facts
-from dualform_studies.memorisation.mask_chapters import about_cancellation
-from dualform_studies.memorisation.masks import SCOPES, leave_out, only, sweep_last
-from dualform_studies.memorisation.network import HEADS, with_weights
-from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided, scores_over_training
+from dualform_studies.memorisation.boosting.ways import WAYS
+from dualform_studies.memorisation.memory.mask_chapters import about_cancellation
+from dualform_studies.memorisation.memory.masks import SCOPES, leave_out, only, sweep_last
+from dualform_studies.memorisation.memory.retrieval import ask_two_levels, most_divided, scores_over_training
 from dualform_studies.memorisation.study import run_memorisation
-from dualform_studies.memorisation.training import Recipe
+from dualform_studies.memorisation.transformer.facts import draw_facts
+from dualform_studies.memorisation.transformer.network import HEADS, with_weights
+from dualform_studies.memorisation.transformer.training import Recipe
 from tests.studies.memorisation.oracle import Watched
 
 RECIPE = Recipe(

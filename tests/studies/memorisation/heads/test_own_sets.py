@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+import torch
+
+from dualform_studies.memorisation.heads.construction import construct, cut_off, features
+from dualform_studies.memorisation.heads.overlap import Alone, Overlaps, heads_alone
+from dualform_studies.memorisation.heads.own_sets import OwnSets, deal, train_own_sets
+from dualform_studies.memorisation.transformer.ensemble import Ensemble
+from dualform_studies.memorisation.transformer.facts import Facts, draw_facts
+from dualform_studies.memorisation.transformer.network import build_network
+from dualform_studies.memorisation.transformer.training import Recipe
+
+
+def alone(*known: str, without: str = "000000") -> Alone:
+    rows = np.array([[mark == "1" for mark in row] for row in known])
+    return Alone(rows, np.array([mark == "1" for mark in without]), np.ones(rows.shape[1], dtype=bool))
+
+
+def test_overlaps_are_counted():
+    one = alone("110100", "010110", "000001")
+    assert one.sizes.tolist() == [3, 3, 1]
+    assert one.shared(0, 1).nonzero()[0].tolist() == [1, 3]
+    assert one.shared(0, 1, 2).sum() == 0
+    assert one.union.tolist() == [True, True, False, True, True, True]
+    assert list(one.groups()) == [(0, 1), (0, 2), (1, 2), (0, 1, 2)]
+    assert not one.is_disjoint
+    assert alone("110000", "001000").is_disjoint
+    assert not alone("110000", "001000").is_partition
+    assert alone("110000", "001111").is_partition
+
+
+@pytest.mark.parametrize(("heads", "pairs"), [(2, 5), (3, 4), (3, 6)])
+def test_pairs_can_be_dealt_where_trying_every_way_finds_one(heads: int, pairs: int):
+    rng = np.random.default_rng(heads * pairs)
+    fill, found = -(-pairs // heads), []
+    for known in rng.random((40, heads, pairs)) < 0.6:
+        ways = product(*(np.flatnonzero(known[:, pair]) for pair in range(pairs)))
+        expected = any(max(map(way.count, range(heads))) <= fill for way in ways)
+        found.append(Alone(known, np.zeros(pairs, dtype=bool), np.ones(pairs, dtype=bool)).has_own_sets)
+        assert found[-1] == expected
+    assert len(set(found)) == 2
+
+
+def test_chance_is_what_independent_draws_come_to():
+    one = alone("1100", "1110", "1000")
+    draws = [[set(drawn) for drawn in combinations(range(4), size)] for size in one.sizes.tolist()]
+    shared = [len(first & second) for first, second in product(draws[0], draws[1])]
+    union = [len(first | second | third) for first, second, third in product(*draws)]
+    all_three = [len(first & second & third) for first, second, third in product(*draws)]
+    assert one.shared_by_chance(0, 1) == pytest.approx(np.mean(shared))
+    assert one.shared_by_chance(0, 1, 2) == pytest.approx(np.mean(all_three))
+    assert one.union_by_chance == pytest.approx(np.mean(union))
+
+
+def test_means_over_networks():
+    found = Overlaps.of([alone("110100", "010110"), alone("110000", "001111")])
+    assert (found.networks, found.sizes, found.union, found.shared) == (2, 6.0, 5.0, 1.0)
+    assert (found.disjoint, found.partitions) == (1, 1)
+
+
+def test_heads_speak_alone_as_the_live_network_has_them():
+    facts, networks = draw_facts(3), [build_network(3, heads=4), build_network(4, heads=4)]
+    for network, found in zip(networks, heads_alone(Ensemble(networks, [facts, facts])), strict=True):
+        for head in range(4):
+            weights = torch.eye(4)[head : head + 1]
+            np.testing.assert_array_equal(found.known[head], facts.right(network(facts.pairs, weights)))
+        np.testing.assert_array_equal(found.without, facts.right(network(facts.pairs, torch.zeros(1, 4))))
+        np.testing.assert_array_equal(found.together, facts.right(network(facts.pairs)))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8])
+def test_pairs_are_dealt_evenly(heads):
+    dealt = deal(5, heads)
+    assert (dealt.sum(axis=0) == 1).all()
+    assert np.ptp(dealt.sum(axis=1)) <= 1
+    assert not np.array_equal(deal(6, 3), deal(5, 3))
+
+
+def test_heads_learn_what_they_were_dealt():
+    found = train_own_sets(Recipe(own_steps=150, adam_lr=0.02), [1, 2], heads=4)
+    known = np.stack([one.known for one in found.networks])
+    assert known.shape == (2, 4, 25)
+    assert (found.own > 0.7).all()
+    assert (found.own > (known & ~found.owned).sum(axis=(1, 2)) / 75).all()
+    np.testing.assert_array_equal(found.owned[1], deal(2, 4))
+
+
+def test_success_asks_for_every_set_and_for_all_together():
+    owned = np.stack([deal(1, 2)] * 3)
+    all_known = np.ones((3, 25), dtype=bool)
+    alone_known, together = owned.copy(), all_known.copy()
+    alone_known[1, 0, owned[1, 0].argmax()] = False
+    together[2, 7] = False
+    nothing = np.zeros(25, dtype=bool)
+    networks = [Alone(known, nothing, all_of) for known, all_of in zip(alone_known, together, strict=True)]
+    found = OwnSets(2, owned, networks)
+    assert found.succeeded.tolist() == [True, False, False]
+    np.testing.assert_allclose(found.own, [1, 0.96, 1])
+
+
+def test_features_tell_the_attention_of_the_constructed_network():
+    facts = draw_facts(0)
+    made = construct(facts, 0, 1)
+    assert made is not None
+    network = made.network
+    words = network.word.weight.detach().T
+    angles = torch.atan2(
+        words @ torch.tensor([1.0, 1, -2]).double() / 6**0.5, words @ torch.tensor([1.0, -1, 0]).double() / 2**0.5
+    )
+    planes, found = cut_off(angles.numpy(), made.owned)
+    assert found.all()
+    margins = planes @ features(angles.numpy()).T
+    assert np.abs(margins).min() > 29.9
+    np.testing.assert_array_equal(margins > 0, made.owned)
+    pattern = network.pattern(network.stream(network.embed(facts.pairs)))[:, :, 1].T.detach().numpy()
+    np.testing.assert_allclose(pattern, 1 / (1 + np.exp(-margins.clip(-100, 100))), atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_a_constructed_network_parts_all_pairs_between_its_heads(seed):
+    facts = draw_facts(seed)
+    made = construct(facts, seed, 2)
+    assert made is not None
+    network = made.network
+    for head, own in enumerate(made.owned):
+        weights = torch.eye(len(made.owned), dtype=torch.float64)[head : head + 1]
+        np.testing.assert_array_equal(facts.right(network(facts.pairs, weights)), own)
+        assert len(set(facts.next_tokens[own].tolist())) == 1
+    assert (made.owned.sum(axis=0) == 1).all()
+    assert facts.right(network(facts.pairs)).all()
+    assert not facts.right(network(facts.pairs, torch.zeros(1, len(made.owned), dtype=torch.float64))).any()
+
+
+def test_a_second_token_with_all_next_tokens_cannot_be_silent():
+    tokens = draw_facts(0).next_tokens.reshape(5, 5).clone()
+    tokens[:, 2] = torch.arange(5)
+    assert construct(Facts(tokens.reshape(-1)), 0, 1) is None
+
+
+def test_sets_that_no_plane_cuts_off_are_not_found():
+    angles = np.array([0.1, 0.9, 2.0, 3.5, 5.0])
+    single = np.eye(25, dtype=bool)
+    # Pairs of a checkerboard: more alternation than nine numbers can follow.
+    checkers = (np.indices((5, 5)).sum(axis=0) % 2 == 0).reshape(1, 25)
+    planes, found = cut_off(angles, np.concatenate([single, checkers]))
+    assert found[:25].all()
+    assert not found[25]
+    np.testing.assert_array_equal((planes[:25] @ features(angles).T) > 0, single)
