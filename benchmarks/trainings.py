@@ -13,11 +13,11 @@ from time import perf_counter
 from typing import Any
 
 from dualform import Recorder
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.download import load_dataset
-from dualform_studies.images.network import build_network
-from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.training import train_part
+from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.data.download import load_dataset
+from dualform_studies.images.training.network import build_network
+from dualform_studies.images.training.recipe import Recipe
+from dualform_studies.images.training.updates import train_part
 
 _KINDS = ("unrecorded", "values", "keys")
 _WARM_UP_STEPS = 20

@@ -20,18 +20,19 @@ from dualform.query.engine import Engine, open_memory
 from dualform_client import Client
 from dualform_service.server import Server
 from dualform_studies.certificates import certificate_report, certificate_table
-from dualform_studies.images.datasets import digits, permuted
-from dualform_studies.images.example import (
+from dualform_studies.images.data.datasets import digits, permuted
+from dualform_studies.images.prediction.example import (
     PaperFigures,
     choose_interference,
     choose_recognised,
     draw_example,
     show_example,
 )
-from dualform_studies.images.figures import draw_accuracies
-from dualform_studies.images.network import layer_names
-from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.succession import (
+from dualform_studies.images.prediction.figures import draw_accuracies
+from dualform_studies.images.prediction.tables import accuracy_table
+from dualform_studies.images.training.network import layer_names
+from dualform_studies.images.training.recipe import Recipe
+from dualform_studies.images.training.succession import (
     Verdict,
     judge,
     moments,
@@ -39,7 +40,6 @@ from dualform_studies.images.succession import (
     weights_by_moment,
     without,
 )
-from dualform_studies.images.tables import accuracy_table
 from dualform_studies.pages.folder import (
     Report,
     bytes_on_disk,

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment, option_of
-from dualform_studies.images.cifar10 import run_cifar10
+from dualform_studies.images.cifar10.study import run_cifar10
 from dualform_studies.images.compact.study import run_compact
-from dualform_studies.images.continual import run_continual
-from dualform_studies.images.joint import run_joint
-from dualform_studies.images.single import run_single
-from dualform_studies.images.variants import run_variants
+from dualform_studies.images.continual.study import run_continual
+from dualform_studies.images.joint.study import run_joint
+from dualform_studies.images.single.study import run_single
+from dualform_studies.images.single.variants import run_variants
 from dualform_studies.limits.study import run_limits
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.pages.folder import Report

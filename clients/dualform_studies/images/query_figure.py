@@ -14,7 +14,7 @@ from matplotlib.figure import SubFigure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.pages.frame import new_figure
 
 TRUE_MARK, GIVEN_MARK = "★", "●"

@@ -18,11 +18,11 @@ from dualform import Recorder, Replay
 from dualform.answers import GroupSums, Hits
 from dualform.query.engine import Engine, open_memory
 from dualform.questions import GroupSum, TopK, Vectors
-from dualform_studies.images.datasets import Dataset, digits
-from dualform_studies.images.network import build_network, layer_names
-from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.stream import Batch, batch_rows, batches
-from dualform_studies.images.training import train
+from dualform_studies.images.data.datasets import Dataset, digits
+from dualform_studies.images.training.network import build_network, layer_names
+from dualform_studies.images.training.recipe import Recipe
+from dualform_studies.images.training.stream import Batch, batch_rows, batches
+from dualform_studies.images.training.updates import train
 from dualform_studies.limits.sizes import sizes_of
 from dualform_studies.pages.folder import Report
 

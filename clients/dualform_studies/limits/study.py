@@ -6,7 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from dualform_studies.assignment import Assignment
-from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.training.recipe import Recipe
 from dualform_studies.limits.claims import limits_claims
 from dualform_studies.limits.costs import Trial, compare_replay, measure, scoring_seconds
 from dualform_studies.limits.page import limits_page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dualform_studies.data_folder import data_folder
-from dualform_studies.images.download import _FILES, _local
+from dualform_studies.images.data.download import _FILES, _local
 
 
 def at_hand(name: str, data: Path | None) -> bool:

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from dualform_studies.images import continual, joint, single
-from dualform_studies.images.datasets import Images
+from dualform_studies.images.continual import study as continual
+from dualform_studies.images.data.datasets import Images
+from dualform_studies.images.joint import study as joint
+from dualform_studies.images.single import study as single
 
 FEWER = 1000
 """Test images of the real data that a study in miniature looks at: it counts over all of them, time after time."""

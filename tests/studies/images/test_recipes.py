@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from dualform_studies.assignment import Assignment
-from dualform_studies.images import continual, joint, single
-from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.continual import study as continual
+from dualform_studies.images.joint import study as joint
+from dualform_studies.images.single import study as single
+from dualform_studies.images.training.recipe import Recipe
 
 
 class Trained(Exception):

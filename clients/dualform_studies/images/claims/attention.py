@@ -17,8 +17,8 @@ from dualform.answers import GroupKey
 from dualform.methods import Answers
 from dualform.questions import ProbeRows
 from dualform_studies.images.claims.datapoints import Datapoints
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.training.recorded import Checkpoint
 
 TOP = 3
 """The paper shows the three training images of greatest weight."""

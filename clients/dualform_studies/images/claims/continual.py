@@ -18,8 +18,8 @@ from dualform_studies.images.claims.prevalence import (
     over_layers,
     prevalence_claim,
 )
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.training.recorded import Checkpoint
 
 MISTAKE = (1, 3)
 """The paper's example: a "1" taken for a "3", for the attention that it gives to Fashion-MNIST's dresses."""

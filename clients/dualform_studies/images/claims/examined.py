@@ -13,9 +13,9 @@ from dualform_studies.images.claims.date_figure import draw_dates
 from dualform_studies.images.claims.dates import Period, ask_dates, date_claims, dates_report
 from dualform_studies.images.claims.hub_figures import draw_hub_distribution, draw_hubs
 from dualform_studies.images.claims.hubs import ask_hubs, hubs_report
-from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.query_figure import Query
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.claims import Claim
 from dualform_studies.pages.folder import Report
 

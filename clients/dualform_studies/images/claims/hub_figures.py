@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dualform_studies.images.claims.attention import TOP
 from dualform_studies.images.claims.hubs import GREATEST, LayerHubs
-from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.query_figure import show_picture
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.frame import INK, MARKS, new_figure

@@ -17,7 +17,7 @@ from dualform.methods import Answers
 from dualform_studies.images.claims.attention import LayerAttention, best_images, sampled_rows
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.prevalence import OFTEN
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.folder import Report
 
 HEADING = "Hubs"

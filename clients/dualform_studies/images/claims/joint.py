@@ -19,7 +19,7 @@ from dualform_studies.images.claims.prevalence import (
     over_layers,
     prevalence_claim,
 )
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.training.recorded import Checkpoint
 
 DRESS, COAT, SANDAL, BOOT = 3, 4, 5, 9
 _DIGITS = "mnist"

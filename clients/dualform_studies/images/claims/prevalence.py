@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.images.datasets import Dataset
+from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.query_figure import Query
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report

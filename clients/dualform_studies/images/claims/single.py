@@ -21,7 +21,7 @@ from dualform_studies.images.claims.prevalence import (
     over_layers,
     prevalence_claim,
 )
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.training.recorded import Checkpoint
 
 SIX, ZERO, THREE = 6, 0, 3
 _CLOSE = 0.9

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from dualform_studies.images.compact.update import Update
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.network import accuracy, with_weights
+from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.training.network import accuracy, with_weights
 from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress, or_silent
 

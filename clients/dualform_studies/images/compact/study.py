@@ -23,12 +23,12 @@ from dualform_studies.images.compact.ranks import (
 )
 from dualform_studies.images.compact.span import ask_span
 from dualform_studies.images.compact.update import Update, mixture, update_of, with_bias
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.download import load_dataset
-from dualform_studies.images.network import layer_names
-from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.recorded import probe_name, record
-from dualform_studies.images.stream import batch_rows, batches
+from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.data.download import load_dataset
+from dualform_studies.images.training.network import layer_names
+from dualform_studies.images.training.recipe import Recipe
+from dualform_studies.images.training.recorded import probe_name, record
+from dualform_studies.images.training.stream import batch_rows, batches
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.progress import Progress, or_silent
 from dualform_studies.recorded_memory import open_recorded

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dualform.query.engine import Engine, open_memory
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.download import load_dataset
-from dualform_studies.images.recipe import Recipe
-from dualform_studies.images.recorded import Checkpoint, record
-from dualform_studies.images.split import Split
-from dualform_studies.images.stream import mixed_batches
+from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.data.download import load_dataset
+from dualform_studies.images.data.split import Split
+from dualform_studies.images.training.recipe import Recipe
+from dualform_studies.images.training.recorded import Checkpoint, record
+from dualform_studies.images.training.stream import mixed_batches
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
 STEPS, BATCH = 60, 32

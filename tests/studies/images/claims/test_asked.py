@@ -10,7 +10,7 @@ from dualform_studies.images.claims.attention import ask_attention, ask_greatest
 from dualform_studies.images.claims.datapoints import ask_datapoints, ask_key_norms
 from dualform_studies.images.claims.dates import SAMPLED, Period, ask_dates
 from dualform_studies.images.claims.hubs import COMPARED, ask_hubs
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.training.recorded import Checkpoint
 from tests.studies.images.claims.conftest import BATCH, LAYERS, STEPS, Recorded
 
 

@@ -16,7 +16,7 @@ from dualform_studies.images.claims.dates import (
     dates_report,
 )
 from dualform_studies.images.claims.page import show_dates
-from dualform_studies.images.datasets import digits
+from dualform_studies.images.data.datasets import digits
 from dualform_studies.images.query_figure import Query
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
 from dualform_studies.pages.items import Table

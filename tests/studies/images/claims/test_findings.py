@@ -16,9 +16,9 @@ from dualform_studies.images.claims.findings import Findings
 from dualform_studies.images.claims.joint import joint_findings
 from dualform_studies.images.claims.prevalence import EVERY, SOME, Prevalence
 from dualform_studies.images.claims.single import single_findings
-from dualform_studies.images.datasets import Dataset
-from dualform_studies.images.download import load_dataset
-from dualform_studies.images.recorded import Checkpoint
+from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.data.download import load_dataset
+from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
 
 LAYERS = ("layer-0", "layer-1", "layer-2")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dualform_studies.images.claims.forgetting import forgetting_claims
-from dualform_studies.images.continual_page import interference_in_words
+from dualform_studies.images.continual.page import interference_in_words
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
 
 

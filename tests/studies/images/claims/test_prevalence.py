@@ -14,8 +14,8 @@ from dualform_studies.images.claims.prevalence import (
     prevalence_claim,
     prevalence_table,
 )
-from dualform_studies.images.datasets import Dataset, Images
-from dualform_studies.images.split import every_row
+from dualform_studies.images.data.datasets import Dataset, Images
+from dualform_studies.images.data.split import every_row
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
 
 YES, NO = True, False

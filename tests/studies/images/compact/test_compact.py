@@ -15,9 +15,9 @@ from dualform_studies.assignment import Assignment
 from dualform_studies.images.compact.order import compare_orders, pairs_of, record_pairs
 from dualform_studies.images.compact.study import run_compact
 from dualform_studies.images.compact.update import mixture, update_of
-from dualform_studies.images.download import load_dataset
-from dualform_studies.images.network import accuracy, with_weights
-from dualform_studies.images.recipe import Recipe
+from dualform_studies.images.data.download import load_dataset
+from dualform_studies.images.training.network import accuracy, with_weights
+from dualform_studies.images.training.recipe import Recipe
 
 LAYERS = ("layer-0", "layer-1", "layer-2")
 WIDTHS = (784, 24, 16, 10)
