@@ -66,7 +66,7 @@ def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset
     ]
     compared = next(iter(hubs.values()))["compared"]
     title = f"The greatest hubs: class, share of {compared:,} test images, length of the key"
-    with new_figure(path, 0.3 + 1.12 * len(rows), title) as figure:
+    with new_figure(path, 0.3 + 1.22 * len(rows), title) as figure:
         grid = figure.subplots(len(rows), GREATEST, squeeze=False)
         for panels, (words, images, share) in zip(grid, rows, strict=True):
             panels[0].set_ylabel(words, fontsize=7.5)
@@ -74,8 +74,7 @@ def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset
                 panel.set_axis_off()
             for panel, image in zip(panels, images, strict=False):
                 source = sources[image["dataset"]]
-                caption = (
-                    f"{source.label_names[image['label']]}: {100 * image[share]:.1f} %\nlength {image['norm']:.1f}"
-                )
+                name, part = source.label_names[image["label"]], f"{100 * image[share]:.1f} %"
+                caption = f"{name}\n{part}\nlength {image['norm']:.1f}"
                 show_picture(panel, source.picture(source.train.pixels[image["sample"]]), caption)
     return path
