@@ -26,7 +26,7 @@ def draw_many_heads(path: Path, many: ManyHeads) -> Path:
             [sets.own for sets in many.own_sets]
         ),
     }
-    with new_figure(path, 3.6) as figure:
+    with new_figure(path, 4.2) as figure:
         left, right = figure.subplots(1, 2)
         for at, (words, accuracy) in enumerate(accuracies.items()):
             low, middle, high = quartiles(list(accuracy))
@@ -38,7 +38,6 @@ def draw_many_heads(path: Path, many: ManyHeads) -> Path:
             )  # fmt: skip
         left.set_ylabel("accuracy over the 25 pairs (%)\nmedian and quartiles over the seeds")
         left.set_ylim(0, 104)
-        left.legend(loc="lower right", fontsize=7)
         by_hand = np.array(many.heads_by_hand())
         numbers_by_hand = np.arange(1, max([len(numbers), *by_hand.tolist()]) + 1)
         made = [(by_hand <= number).sum() / len(many.by_hand) for number in numbers_by_hand]
@@ -57,8 +56,8 @@ def draw_many_heads(path: Path, many: ManyHeads) -> Path:
             )  # fmt: skip
         right.set_ylabel("networks whose heads alone know\nsets of their own (%)")
         right.set_ylim(-3, 104)
-        right.legend(loc="upper left", fontsize=7)
         for panel in (left, right):
             panel.set_xlabel("heads")
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7)  # curves go everywhere above
     return path
