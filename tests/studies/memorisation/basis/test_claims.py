@@ -111,6 +111,8 @@ def ways(free: list[int], shared: list[int], frozen: list[int]):
         ([25] * 5, [15] * 5, IN_PART),
         ([25] * 7, [25] * 7, FAILS),
         ([20] * 7, [25] * 7, FAILS),
+        # Most seeds know all either way, and of the others none knows more.
+        ([25] * 24, [25] * 14 + [15] * 10, HOLDS),
     ],
 )
 def test_boosting_fails_only_where_it_knows_as_much(free, boosted, verdict):
