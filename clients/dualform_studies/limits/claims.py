@@ -92,12 +92,13 @@ def _in_words(measured: Sequence[Report], added: Sequence[str]) -> str:
 def _asking(measured: Report) -> Claim:
     name = max(ATTENTION, key=lambda one: measured["cold_seconds"][one])
     share = measured["cold_seconds"][name] / measured["plain_seconds"]
+    again = max(measured["warm_seconds"][one] for one in ATTENTION) / measured["plain_seconds"]
     return Claim(
         "appendix D",
         "Computing the attention weights of a test input is nothing compared to the training.",
         "no figure",
         f"{percent(share, '.3g')} of the time of the training without recording ({name}, the dearest question, asked "
-        f"once of {measured['slots']:,} slots)",
+        f"once of {measured['slots']:,} slots); asked again, {percent(again, '.2g')} at most",
         verdict_at_most(share, _NOTHING, _LITTLE),
         f"every question about attention weights, at all layers, of a memory just opened, at most "
         f"{percent(_NOTHING, 'g')}; in part {percent(_LITTLE, 'g')}",

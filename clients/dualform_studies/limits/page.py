@@ -42,7 +42,7 @@ def _limits_table(report: Report) -> Table:
     short, long = report["measured"][0], report["measured"][-1]
     gpt_3 = next(row for row in report["storage"] if row["name"] == GPT_3.name)
     replayed, stored = report["replay"]["bytes"], short["bytes"]
-    best, signed = (1e6 * long["warm_seconds"][name] for name in (BEST_SLOTS, SIGNED_SUMS))
+    best, signed = (1e3 * long["warm_seconds"][name] for name in (BEST_SLOTS, SIGNED_SUMS))
     slower = long["warm_seconds"][SIGNED_SUMS] / short["warm_seconds"][SIGNED_SUMS]
     cancelled = max(long["cancellation"].values())
     rows = [
@@ -56,7 +56,7 @@ def _limits_table(report: Report) -> Table:
         ),
         (
             "Computing attention weights takes time that grows linearly with the training, once (appendix D).",
-            f"{best:,.0f} µs for the ten best of {long['slots']:,} slots, {signed:,.0f} µs for the signed weights of "
+            f"{best:.1f} ms for the ten best of {long['slots']:,} slots, {signed:.1f} ms for the signed weights of "
             f"each label, at all layers, asked again; the latter took {slower:.2g} times as long as of "
             f"{short['slots']:,} slots.",
             "Most keys are ruled out by eight-bit codes, and the rest scored exactly. Sums of keys are kept by group, "
@@ -143,7 +143,7 @@ def _costs_table(report: Report) -> Table:
     ]
     for way in ("cold", "warm"):
         for name in QUESTIONS:
-            rows.append((f"{name}, {way} (µs)", *(f"{1e6 * one[f'{way}_seconds'][name]:,.0f}" for one in measured)))
+            rows.append((f"{name}, {way} (ms)", *(f"{1e3 * one[f'{way}_seconds'][name]:,.1f}" for one in measured)))
     columns = ("", *(f"{one['slots']:,} slots" for one in measured))
     return Table("costs", "Costs by the length of the training.", columns, rows)
 

@@ -22,6 +22,7 @@ def made_up(*slots: int, power: float = 1.0, cold: float = 0.001) -> Report:
             "scoring_seconds": 0.5 + 1e-6 * count**power,
             "plain_seconds": 2.0,
             "cold_seconds": dict.fromkeys(QUESTIONS, cold) | {"output without one label": 50.0},
+            "warm_seconds": dict.fromkeys(QUESTIONS, 0.005) | {"output without one label": 50.0},
         }
         for count in slots
     ]
@@ -61,3 +62,4 @@ def test_asking_is_held_against_a_plain_training_the_first_time(cold: float, ver
     claim: Claim = next(one for one in limits_claims(made_up(1, 2, 3, cold=cold)) if "nothing" in one.claim)
     assert claim.verdict == verdict
     assert "without recording" in claim.ours
+    assert claim.ours.endswith("asked again, 0.25 % at most")
