@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from dualform_studies.pages.claims import Verdict, verdict, verdict_at_most
-from dualform_studies.pages.words import percent
+from dualform_studies.pages.words import in_fraction, percent
 
 
 def section(part: Literal["the network", "the attention layer", "attention heads"]) -> str:
     """Where the text makes a claim."""
     return f"second study, {part}"
-
-
-def share(number: float) -> str:
-    """As "2/3"."""
-    return str(Fraction(number).limit_denominator(100))
 
 
 def plain_percent(number: float) -> str:
@@ -39,7 +33,7 @@ class Criterion:
     in_part: float
     at_most: bool = False
     """Whether the measure speaks for the claim the smaller it is: then both numbers are greatest values."""
-    told: Callable[[float], str] = share
+    told: Callable[[float], str] = in_fraction
     """Words for the two numbers."""
 
     def judge(self, measured: float) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?( %)?")
 _NOTHING = ("", "-")
@@ -12,6 +13,11 @@ _NOTHING = ("", "-")
 def percent(share: float, form: str = ".1f") -> str:
     """A share of 1 in per cent, its number in the given form: "97.4 %"."""
     return f"{100 * share:{form}} %"
+
+
+def in_fraction(share: float) -> str:
+    """A share as a fraction of small numbers, as "2/3"."""
+    return str(Fraction(share).limit_denominator(100))
 
 
 def listed(words: Sequence[str]) -> str:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from dualform_studies.exact_tests import CHANCE, is_gain
 from dualform_studies.images.claims.attention import TOP, LayerAttention
 from dualform_studies.images.claims.datapoints import Datapoints
-from dualform_studies.images.claims.prevalence import HEADING, OFTEN, Prevalence, in_fraction, over_layers
+from dualform_studies.images.claims.prevalence import HEADING, OFTEN, Prevalence, over_layers
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
+from dualform_studies.pages.words import in_fraction
 
 _EXAMPLES = {"section 5.3": "one example (Figures 6 and 11)", "section 5.4": "one example (Figures 23 to 25)"}
 _NEAR = f"an image of the other dataset is among the {TOP} best images"

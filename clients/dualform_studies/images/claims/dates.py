@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from dualform.methods import Answers
 from dualform_studies.images.claims.attention import best_slots, sampled_rows
 from dualform_studies.images.claims.datapoints import Datapoints
-from dualform_studies.images.claims.prevalence import in_fraction
 from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report
+from dualform_studies.pages.words import in_fraction
 
 HEADING = "When the best datapoints were trained on"
 BEST = 500

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.images.claims.prevalence import MOST, in_fraction
+from dualform_studies.images.claims.prevalence import MOST
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
-from dualform_studies.pages.words import percent
+from dualform_studies.pages.words import in_fraction, percent
 
 HEADING = "Weighted by the error's norm"
 TRENDS = {

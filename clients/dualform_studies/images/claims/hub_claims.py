@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from dualform_studies.images.claims.attention import TOP
 from dualform_studies.images.claims.hubs import HEADING
-from dualform_studies.images.claims.prevalence import OFTEN, in_fraction
+from dualform_studies.images.claims.prevalence import OFTEN
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.study_report import OftenFound
-from dualform_studies.pages.words import percent
+from dualform_studies.pages.words import in_fraction, percent
 
 _DIGITS, _ZERO = "mnist", 0
 _PAPER = 'a "0" (Figure 10a)'

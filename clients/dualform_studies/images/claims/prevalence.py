@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import reduce
 
 import numpy as np
@@ -15,6 +14,7 @@ from dualform_studies.images.query_figure import Query
 from dualform_studies.pages.claims import Claim, verdict
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
+from dualform_studies.pages.words import in_fraction
 
 HEADING = "How often the observations hold"
 EVERY, SOME = "every layer", "some layer"
@@ -88,11 +88,6 @@ def prevalence_claim(
     )
     judged = verdict(measured.share, holds, in_part)
     return [Claim(section, claim, paper, str(measured), judged, criterion, HEADING)]
-
-
-def in_fraction(share: float) -> str:
-    """A share as a fraction of small numbers, as "2/3"."""
-    return str(Fraction(share).limit_denominator(100))
 
 
 @dataclass(frozen=True)

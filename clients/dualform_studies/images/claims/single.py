@@ -17,11 +17,11 @@ from dualform_studies.images.claims.prevalence import (
     OFTEN,
     SOME,
     choose_showing,
-    in_fraction,
     over_layers,
     prevalence_claim,
 )
 from dualform_studies.images.training.recorded import Checkpoint
+from dualform_studies.pages.words import in_fraction
 
 SIX, ZERO, THREE = 6, 0, 3
 _CLOSE = 0.9

@@ -105,7 +105,7 @@ def ask_kernels(
 ) -> Report:
     """Accuracies by kernel, with medians of the effective number of slots over the test images."""
     recipe, say = recipe or KernelsRecipe(), or_silent(progress)
-    weights = [_weights(out, layer) for layer in layers]
+    weights = _weights(out, layers)
     last, every = _examine(dataset, recipe.last, recipe.last), _examine(dataset, recipe.every, recipe.every // 2)
     say("asking with other kernels", 0, 2)
     report: Report = {"temperatures": list(recipe.temperatures), "last": _ask_last(out, layers, weights, last, recipe)}
@@ -115,12 +115,12 @@ def ask_kernels(
     return report
 
 
-def _weights(out: Path, layer: str) -> Weights:
+def _weights(out: Path, layers: Sequence[str]) -> list[Weights]:
     memory = Snapshot.open(out)
     initial, final = memory.initial(), memory.final()
     assert initial is not None, "the recorder stores it first"
     assert final is not None, "the training came to its end"
-    return Weights(initial[f"{layer}.weight"], final[f"{layer}.weight"], final[f"{layer}.bias"])
+    return [Weights(initial[f"{layer}.weight"], final[f"{layer}.weight"], final[f"{layer}.bias"]) for layer in layers]
 
 
 def _examine(dataset: Dataset, tested: int, held_out: int) -> Examined:

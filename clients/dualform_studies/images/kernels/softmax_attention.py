@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
-from dualform_studies.recorded_memory import open_recorded
+from dualform_studies.recorded_memory import layer_info, open_recorded
 
 _BLOCK = 2048
 """Slots whose scores are held at once."""
@@ -48,7 +48,7 @@ class Attended:
 
 def attend(memory: Engine, layer: str, queries: NDArray[np.float32], shares: Sequence[Share]) -> list[Attended]:
     """What each share of float32[m, d_in] attends to at the end of the training; shares may have queries in common."""
-    info = next(one for one in memory.info().layers if one.name == layer)
+    info = layer_info(memory, layer)
     slots = np.arange(info.slots)
     coefficients = memory.coefficients(layer, slots).astype(np.float32)
     running = [_Running(queries[share.queries], share.temperature, info.d_out) for share in shares]

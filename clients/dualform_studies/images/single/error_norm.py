@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import LayerInfo
 from dualform.query.engine import Engine
+from dualform_studies.recorded_memory import layer_info
 
 _ROWS = 4096
 
@@ -23,7 +23,7 @@ def error_norms(memory: Engine, layer: str, at_step: int | None = None) -> NDArr
 
     A slot of a later step has brought nothing yet: 0. Raises NotFound where no values were recorded.
     """
-    slots = np.arange(_info(memory, layer).slots)
+    slots = np.arange(layer_info(memory, layer).slots)
     norms = np.abs(memory.coefficients(layer, slots, at_step))
     for block in _blocks(slots):
         norms[block] *= np.linalg.norm(memory.values(layer, block).astype(np.float64), axis=1)
@@ -37,7 +37,7 @@ def error_norm_sums(
 
     Raises NotFound where the layer, its values or the probe are missing.
     """
-    queries, info = memory.probe(probe, layer).queries, _info(memory, layer)
+    queries, info = memory.probe(probe, layer).queries, layer_info(memory, layer)
     assert queries is not None, "the layer was named"
     slots = np.arange(info.slots)
     labels = memory.slots(slots, info.space)["label"]
@@ -87,7 +87,3 @@ def _scanned(
 
 def _blocks(numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     return (numbers[start : start + _ROWS] for start in range(0, len(numbers), _ROWS))
-
-
-def _info(memory: Engine, layer: str) -> LayerInfo:
-    return next(one for one in memory.info().layers if one.name == layer)

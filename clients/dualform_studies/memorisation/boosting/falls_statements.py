@@ -10,12 +10,13 @@ import numpy as np
 from dualform_studies.exact_tests import more_often, sign_test
 from dualform_studies.memorisation.boosting.falls import FALL, NEAR, WINDOW, HeadOne
 from dualform_studies.memorisation.heads.own_sets import PAIRS
-from dualform_studies.memorisation.second_study import plain_percent, share
+from dualform_studies.memorisation.second_study import plain_percent
 from dualform_studies.pages.items import Table
+from dualform_studies.pages.words import in_fraction
 
 LEVEL = 0.05
 """Greatest p at which a statement is shown."""
-FALL_IN_WORDS = f"a loss of {round(FALL * PAIRS)} pairs or more within {share(WINDOW)} of the training"
+FALL_IN_WORDS = f"a loss of {round(FALL * PAIRS)} pairs or more within {in_fraction(WINDOW)} of the training"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 from dualform_studies.memorisation.heads.overlap import Alone, Overlaps
 from dualform_studies.memorisation.heads.simplex import Simplex, classes_of
 from dualform_studies.memorisation.heads.simplex_patterns import PATTERNS, RULES, Triangles
-from dualform_studies.memorisation.second_study import share
 from dualform_studies.memorisation.transformer.facts import Facts
 from dualform_studies.memorisation.transformer.network import HEADS
 from dualform_studies.pages.items import Cell, Table
+from dualform_studies.pages.words import in_fraction
 
 
 def heads(simplex: Simplex, alone: Alone, facts: Facts) -> Table:
@@ -82,7 +82,7 @@ def patterns(triangles: Triangles) -> Table:
         shown = "-" if example is None else f"seed {example.seed}, {example.token}"
         rows.append([pattern, meaning, *(counts[pattern] for counts in by_rule), shown])
     rows += [[f"none: {kind}", "", count, "-", "-", "-"] for kind, count in triangles.unpatterned().items()]
-    numbers = [f"in {name} {share(rule.large)} and {share(rule.greater)}" for name, rule in RULES.items()]
+    numbers = [f"in {name} {in_fraction(rule.large)} and {in_fraction(rule.greater)}" for name, rule in RULES.items()]
     return Table(
         "patterns",
         f"What the triangles of {len(triangles.classes)} classes show, in {len(triangles.centres)} networks. A corner "
