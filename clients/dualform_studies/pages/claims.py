@@ -70,6 +70,11 @@ def verdict(measure: float, holds: float, in_part: float) -> Verdict:
     return HOLDS if measure >= holds else IN_PART if measure >= in_part else FAILS
 
 
+def verdict_of(holds: bool, in_part: bool) -> Verdict:
+    """The verdict of a criterion that is met or not, and of what it is met in part by."""
+    return HOLDS if holds else IN_PART if in_part else FAILS
+
+
 def verdict_at_most(measure: float, holds: float, in_part: float) -> Verdict:
     """The verdict of a measure that speaks for a claim the smaller it is; `holds` and `in_part` are greatest values.
 

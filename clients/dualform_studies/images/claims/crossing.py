@@ -12,7 +12,7 @@ from dualform_studies.exact_tests import CHANCE, is_gain
 from dualform_studies.images.claims.attention import TOP, LayerAttention
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.prevalence import HEADING, OFTEN, Prevalence, over_layers
-from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.claims import Claim, verdict_of
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.words import in_fraction
@@ -57,15 +57,14 @@ def crossing_prevalence(attention: Sequence[LayerAttention], datapoints: Datapoi
 
 def crossing_claim(section: str, near: Sequence[Prevalence]) -> Claim:
     """Whether attention of Fashion-MNIST to MNIST grows from layer to layer; `near` in the order of the layers."""
-    measure = 0
-    if near[-1].share >= OFTEN:
-        measure = 2 if all(_rises(*pair) for pair in pairwise(near)) else int(_rises(near[0], near[-1]))
+    often = near[-1].share >= OFTEN
+    everywhere, at_all = all(_rises(*pair) for pair in pairwise(near)), _rises(near[0], near[-1])
     return Claim(
         section,
         "Attention from Fashion-MNIST crosses to MNIST in late layers, as the output is shared.",
         _EXAMPLES[section],
         ", ".join(f"{100 * one.share:.1f} % at {one.layer}" for one in near) + f" of {near[0].total:,} {near[0].among}",
-        verdict(measure, 2, 1),
+        verdict_of(often and everywhere, often and at_all),
         f"the share of Fashion-MNIST test images with MNIST among their {TOP} best images is at least "
         f"{in_fraction(OFTEN)} at the last layer, and rises from each layer to the next beyond chance (paired sign "
         f"test, p < {CHANCE:g}); in part, rises so from the first layer to the last",

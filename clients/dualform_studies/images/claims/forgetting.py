@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform_studies.exact_tests import CHANCE, is_gain
-from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.claims import Claim, verdict_of
 from dualform_studies.pages.words import percent
 
 HEADING = "Forgetting"
@@ -39,7 +39,7 @@ def forgetting_claims(recognised: Mapping[str, NDArray[np.bool_]]) -> list[Claim
             "MNIST is forgotten when Fashion-MNIST is learned after it: the interference is severe.",
             f"{percent(_AFTER, '.0f')} after MNIST, {percent(_END, '.0f')} at the end",
             f"{reached}; of {len(after):,} test images {lost:,} are lost and {gained:,} gained",
-            verdict(2 if forgotten and fallen >= _SEVERE else int(forgotten), 2, 1),
+            verdict_of(forgotten and fallen >= _SEVERE, forgotten),
             f"the accuracy on MNIST falls {test} and by at least {100 * _SEVERE:.0f} points, half of what the paper's "
             "falls by; in part, falls beyond chance",
             HEADING,
@@ -49,7 +49,7 @@ def forgetting_claims(recognised: Mapping[str, NDArray[np.bool_]]) -> list[Claim
             "With Fashion-MNIST masked, the network reproduces the good performance on MNIST of the first part.",
             f"{percent(_AFTER, '.0f')} after MNIST; the mask is not tried",
             f"{percent(masked.mean())} with the mask; {reached}",
-            verdict(2 if half and near else int(half), 2, 1),
+            verdict_of(half and bool(near), half),
             f"the accuracy falls {test}, at least half of the loss comes back, and what is reached is within "
             f"{100 * _POINT:.0f} point of the accuracy after MNIST, as the paper's are whole per cents; in part, at "
             "least half of the loss comes back",

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from dualform_studies.images.claims.attention import TOP
 from dualform_studies.images.claims.hubs import HEADING
 from dualform_studies.images.claims.prevalence import OFTEN
-from dualform_studies.pages.claims import Claim, verdict
+from dualform_studies.pages.claims import Claim, verdict, verdict_of
 from dualform_studies.pages.study_report import OftenFound
 from dualform_studies.pages.words import in_fraction, percent
 
@@ -86,7 +86,7 @@ def hub_claims(settings: Settings) -> list[Claim]:
             f'The training image that is often found is a "{_ZERO}".',
             _PAPER,
             ours,
-            verdict(2 if hub and hub.is_zero else int(any(one.is_zero for one in hubs)), 2, 1),
+            verdict_of(hub is not None and hub.is_zero, any(one.is_zero for one in hubs)),
             ZERO,
             HEADING,
         ),
