@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot, unfold
+from torch.nn import functional
+from torch.nn.functional import one_hot
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Capture:
@@ -48,8 +52,8 @@ def keys_of(module: nn.Module, argument: Tensor, dtype: torch.dtype) -> Tensor:
     """[..., d_in]: one-hot rows of an embedding, [B, P, d_in] patches of a convolution."""
     if isinstance(module, nn.Embedding):
         return one_hot(argument, module.num_embeddings)
-    if isinstance(module, nn.Conv2d):
-        return unfold(argument, module.kernel_size, module.dilation, module.padding, module.stride).transpose(1, 2)
+    if isinstance(module, CONVOLUTIONS):
+        return patches_of(module, argument)
     return argument.to(dtype)
 
 
@@ -57,7 +61,15 @@ def errors_of(module: nn.Module, argument: Tensor, gradient: Tensor) -> Tensor:
     """[..., d_out] of the gradient of a module's output; nothing of it reaches an embedding's row for padding."""
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         return gradient * (argument != module.padding_idx).unsqueeze(-1)
-    return gradient.flatten(2).transpose(1, 2) if isinstance(module, nn.Conv2d) else gradient
+    return gradient.flatten(2).transpose(1, 2) if isinstance(module, CONVOLUTIONS) else gradient
+
+
+def patches_of(module: nn.Module, maps: Tensor) -> Tensor:
+    """[B, P, d_in]: each number of each patch by itself, by a convolution of a weight that is 1 at its place alone."""
+    width = module.in_channels * math.prod(module.kernel_size)
+    one = torch.eye(width, dtype=maps.dtype).reshape(width, module.in_channels, *module.kernel_size)
+    convolve = getattr(functional, f"conv{len(module.kernel_size)}d")
+    return convolve(maps, one, None, module.stride, module.padding, module.dilation).flatten(2).transpose(1, 2)
 
 
 class _Call:

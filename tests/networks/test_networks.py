@@ -10,7 +10,7 @@ from torch import nn
 import dualform
 
 from . import samples, tokens  # noqa: F401  (they name their networks)
-from .capture import Capture
+from .capture import CONVOLUTIONS, Capture
 from .network import NETWORKS, Network, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")  # of one network it is true
@@ -34,7 +34,7 @@ def recorded(network: Network, tmp_path_factory):
 
 
 def names(network: Network, model: nn.Module) -> list[str]:
-    kinds = nn.Linear | nn.Embedding | nn.Conv2d
+    kinds = (nn.Linear, nn.Embedding, *CONVOLUTIONS)
     found = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     return sorted(found if network.layers is None else network.layers)
 
@@ -43,7 +43,7 @@ def product(module: nn.Module, queries: torch.Tensor) -> torch.Tensor:
     """What the module computes of keys."""
     if isinstance(module, nn.Embedding):
         return queries @ module.weight
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, CONVOLUTIONS):
         return nn.functional.linear(queries, module.weight.flatten(1), module.bias)
     return module(queries)
 

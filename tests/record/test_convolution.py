@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, pad, unfold
 
 import dualform
 from dualform.errors import BadInput, RecordingError
-from dualform.record.taps import convolution
+from dualform.record.taps import ModuleTap, convolution
+from tests.networks.capture import patches_of
 
 from .test_blocks import assert_exact, assert_live
 
@@ -75,6 +77,79 @@ def test_a_convolution(tmp_path, options):
         np.testing.assert_allclose(np.asarray(memory.output("first", patches[:5])), live, atol=1e-5)
         masked = memory.weights(where="label = 1 AND dataset = 'a'")
         assert masked["first.weight"].shape == conv.weight.shape
+
+
+class Volumes(nn.Module):
+    """Convolutions of one dimension, or of three."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = kind(2, 5, **{"kernel_size": 3, **options}), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.first(x)).flatten(2).mean(2))
+
+
+OF_OTHER_DIMENSIONS = {
+    "one": (nn.Conv1d, (9,), {"stride": 2, "padding": 2, "dilation": 2}),
+    "one, circular": (nn.Conv1d, (7,), {"kernel_size": 4, "padding": 3, "padding_mode": "circular"}),
+    "three": (nn.Conv3d, (3, 4, 5), {"kernel_size": (2, 1, 3), "stride": (1, 2, 2), "padding": (1, 0, 1)}),
+    "three, same": (nn.Conv3d, (3, 2, 4), {"kernel_size": (1, 2, 3), "padding": "same", "dilation": (1, 1, 2)}),
+    "three, reflected": (nn.Conv3d, (2, 3, 3), {"padding": 1, "padding_mode": "reflect", "bias": False}),
+    "lazy": (lambda _, *of, **options: nn.LazyConv1d(*of, **options), (9,), {"stride": 2}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'", "ignore:Lazy modules")  # torch's own
+@pytest.mark.parametrize(("kind", "size", "options"), OF_OTHER_DIMENSIONS.values(), ids=OF_OTHER_DIMENSIONS)
+def test_convolutions_of_other_dimensions(tmp_path, kind, size, options):
+    model = Volumes(kind, **options)
+    model(torch.zeros(1, 2, *size))
+    images = train(model, tmp_path / "m", size)
+    conv = model.first
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["first", "head"])
+        assert_live(memory, model)
+        if conv.padding_mode != "zeros" or conv.padding == "same":
+            mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+            images = pad(images, conv._reversed_padding_repeated_twice, mode)
+            conv.padding = 0
+        keys = patches_of(conv, images).flatten(0, 1).numpy()
+        np.testing.assert_array_equal(memory.keys("first"), keys)
+        assert memory.info().layers[0].slots == len(keys)
+        assert memory.weights(where="label = 1")["first.weight"].shape == conv.weight.shape
+
+
+@st.composite
+def convolutions(draw):
+    """A convolution in float64, and maps that it fits."""
+    dimensions = draw(st.integers(1, 3))
+
+    def numbers(least, most):
+        return tuple(draw(st.integers(least, most)) for _ in range(dimensions))
+
+    kernel, stride, padding, dilation = numbers(1, 3), numbers(1, 3), numbers(0, 2), numbers(1, 3)
+    sizes = [far * (k - 1) + 1 + draw(st.integers(0, 3)) for k, far in zip(kernel, dilation, strict=True)]
+    torch.manual_seed(0)
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
+    conv = kind(2, 3, kernel, stride, padding, dilation).double()
+    return conv, torch.randn(2, 2, *sizes, dtype=torch.float64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(convolutions())
+def test_keys_and_values_make_the_gradient(made):
+    conv, maps = made
+    tap, output = ModuleTap.kind_of(conv)("conv", conv), conv(maps)
+    error = torch.randn_like(output)
+    output.backward(error)
+    key = tap.call_of((maps,), {}, output).key
+    keys = torch.cat([rows for _, rows in tap.key_form.blocks(key)])
+    values = tap.error_of(key, (), (error,)).flatten(0, 1)
+    assert (len(maps), len(keys) // len(maps)) == tap.key_form.leading(key)
+    torch.testing.assert_close(values.T @ keys, conv.weight.grad.flatten(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(values.sum(0), conv.bias.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_spaces(tmp_path):

@@ -1,6 +1,7 @@
-"""The tap for nn.Conv2d: y = W p + b at each place of its output, where the key p is the patch of its input there.
+"""The taps for nn.Conv1d, 2d and 3d: y = W p + b at each place of the output, and the key p is the input's patch there.
 
-Shapes: B images of feature maps [C, H, W]; P places of the output; d_in = C kh kw, channels first; n = B P slots.
+Shapes: B feature maps [C, *size] of one to three dimensions; P = prod(places) places of the output;
+d_in = C prod(kernel), channels first; n = B P slots.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad, unfold
+from torch.nn.functional import pad
 
 from dualform.errors import BadInput
 from dualform.record.key_form import KeyForm
@@ -26,21 +27,23 @@ _AT_ONCE = 1 << 22
 """Numbers of patches that are unfolded at once; one feature map in any case."""
 
 
-class TappedConv2d(ModuleTap, module_type=nn.Conv2d):
-    module: nn.Conv2d
+class TappedConvolution(ModuleTap):
+    """What nn.Conv1d, 2d and 3d share."""
 
-    def __init__(self, name: str, module: nn.Conv2d, values: bool = True) -> None:
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+    def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, values: bool = True) -> None:
         super().__init__(name, module, values)
         self.stand_for("weight", "bias")
         self.batch_dim = 0
         self._padded = module.padding_mode != "zeros" or isinstance(module.padding, str)
         """Whether maps are padded before they are handed over: the store pads by zeros, alike on both sides."""
-        padding = (0, 0) if self._padded else module.padding
+        padding = (0,) * len(module.kernel_size) if self._padded else module.padding
         self.key_form = FeatureMaps(module.kernel_size, module.stride, padding, module.dilation)
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         if module.groups > 1:
             return f"its channels are convolved in {module.groups} groups"
         return super().refusal(module)
@@ -52,15 +55,31 @@ class TappedConv2d(ModuleTap, module_type=nn.Conv2d):
             mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
             maps = pad(maps, self.module._reversed_padding_repeated_twice, mode)
         maps = maps.to(output.dtype)  # last: autocast pads in float32
-        return Call(maps if maps.dim() == 4 else maps[None], (output,), raw=not argument.requires_grad)
+        return Call(self._batched(maps), (output,), raw=not argument.requires_grad)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         error = super().error_of(key, kept, gradients)
-        return (error if error.dim() == 4 else error[None]).flatten(2).transpose(1, 2)
+        return self._batched(error).flatten(2).transpose(1, 2)
+
+    def _batched(self, maps: Tensor) -> Tensor:
+        """[B, C, *size]: a call may have no axis for the batch."""
+        return maps if maps.dim() == len(self.module.kernel_size) + 2 else maps[None]
+
+
+class TappedConv1d(TappedConvolution, module_type=nn.Conv1d):
+    pass
+
+
+class TappedConv2d(TappedConvolution, module_type=nn.Conv2d):
+    pass
+
+
+class TappedConv3d(TappedConvolution, module_type=nn.Conv3d):
+    pass
 
 
 class FeatureMaps(KeyForm):
-    """Keys [B, C, H, W] stay what they are, float32: the patches of each are P slots."""
+    """Keys [B, C, *size] stay what they are, float32: the patches of each are P slots."""
 
     space = "patch"
     batch_axis = 0
@@ -118,8 +137,14 @@ class FeatureMaps(KeyForm):
     def blocks(self, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         each = prod(self._places(keys.shape[1:]))
         size = max(1, _AT_ONCE // max(1, each * keys.shape[1] * prod(self._sizes["kernel"])))
-        sizes = {name: own for name, own in self._sizes.items() if name != "kernel"}
         for start in range(0, max(1, len(keys)), size):
-            patches = unfold(keys[start : start + size], self._sizes["kernel"], **sizes)
-            rows = patches.transpose(1, 2).reshape(-1, patches.shape[1])
+            rows = self._patches(keys[start : start + size])
             yield slice(start * each, start * each + len(rows)), rows
+
+    def _patches(self, maps: Tensor) -> Tensor:
+        """[B P, d_in]: the patch at each place of each map."""
+        kernel, stride, padding, dilation = self._sizes.values()
+        windows = pad(maps, [zeros for own in reversed(padding) for zeros in (own, own)]) if any(padding) else maps
+        for axis, (size, step, far) in enumerate(zip(kernel, stride, dilation, strict=True), 2):
+            windows = windows.unfold(axis, far * (size - 1) + 1, step)[..., ::far]
+        return windows.movedim(1, 1 + len(kernel)).reshape(-1, maps.shape[1] * prod(kernel))
