@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import dualform
 from dualform.errors import RecordingError
-from dualform.record.taps import Call, ModuleTap, Parameter, Tap
+from dualform.record.taps import Call, Parameter, Tap
 
 STEPS, B, L, D, CLASSES = 24, 6, 5, 8, 3
 
@@ -92,7 +92,9 @@ def assert_live(memory, model):
 
 
 class Conv1D(nn.Module):
-    """y = x W + b, with W [d_in, d_out]."""
+    """y = x W + b, with W [d_in, d_out]: what the class of this name is in transformers, which need not be here."""
+
+    __module__ = "transformers.pytorch_utils"
 
     def __init__(self, d_in, d_out):
         super().__init__()
@@ -100,12 +102,6 @@ class Conv1D(nn.Module):
 
     def forward(self, x):
         return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
-
-
-class TappedConv1D(ModuleTap, module_type=Conv1D):
-    def __init__(self, name, module, values=True):
-        super().__init__(name, module, values)
-        self.stand_for("weight", "bias", transposed=True)
 
 
 class Transposed(nn.Module):
@@ -134,6 +130,16 @@ def test_a_transposed_weight(tmp_path, momentum_before):
         )
         np.testing.assert_array_equal(memory.weights(at_step=0)["up.weight"].numpy(), initial["up.weight"].numpy())
         assert memory.weights().not_recorded == ()
+
+
+def test_a_transposed_weight_with_a_forward_of_its_own_is_not_recorded(tmp_path):
+    class Doubled(Conv1D):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = nn.Sequential(Conv1D(D, 5), Doubled(5, CLASSES))
+    recorder = dualform.Recorder(model, sgd(model), tmp_path / "m")
+    assert recorder.skipped == {"1": "Doubled has a forward of its own"}
 
 
 # q, k and v of one packed parameter.

@@ -71,9 +71,9 @@ def test_a_pattern_that_matches_nothing(tmp_path):
 
 
 def test_nothing_to_record(tmp_path):
-    model = nn.Conv1d(1, 1, 3)
+    model = nn.PReLU()
     with pytest.raises(
-        RecordingError, match=r"^the model has no layer to record: the model itself: there is no tap for Conv1d\.$"
+        RecordingError, match=r"^the model has no layer to record: the model itself: there is no tap for PReLU\.$"
     ):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 

@@ -45,7 +45,7 @@ class TappedRecurrent(ModuleTap):
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
         assert isinstance(module, nn.RNNBase)
-        kind = cls.module_type.__name__
+        kind = module.mode
         if module.num_layers > 1:
             return (
                 f"it stacks {module.num_layers} layers and shows only the last one's states: use one nn.{kind} for each"
@@ -58,9 +58,7 @@ class TappedRecurrent(ModuleTap):
             return "a weight of it is parametrized: the optimizer does not update the weight itself"
         if not all(isinstance(getattr(module, name), nn.Parameter) for name in module._flat_weights_names):
             return "a weight of it is computed from others"
-        if type(module).forward is not cls.module_type.forward or "forward" in vars(module):
-            return f"{type(module).__name__} has a forward of its own"
-        return ""
+        return cls.other_forward(module)
 
     @staticmethod
     @abstractmethod

@@ -121,10 +121,11 @@ class ModuleTap(Tap):
     As it stands it reads calls that take the key as their first argument and return the product alone.
     """
 
-    module_type: ClassVar[type[nn.Module]]
-    _kinds: ClassVar[dict[type[nn.Module], type[ModuleTap]]] = {}
+    module_type: ClassVar[type[nn.Module] | str]
+    """A string is the qualified name of a class of a package that need not be there."""
+    _kinds: ClassVar[dict[type[nn.Module] | str, type[ModuleTap]]] = {}
 
-    def __init_subclass__(cls, *, module_type: type[nn.Module] | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, module_type: type[nn.Module] | str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if module_type is not None:
             cls.module_type = module_type
@@ -133,7 +134,8 @@ class ModuleTap(Tap):
     @staticmethod
     def kind_of(module: nn.Module) -> type[ModuleTap] | None:
         """The kind that taps a module, by the closest of its types; None where there is none."""
-        return next((ModuleTap._kinds[base] for base in type(module).__mro__ if base in ModuleTap._kinds), None)
+        names = (name for base in type(module).__mro__ for name in (base, _qualified(base)))
+        return next((ModuleTap._kinds[name] for name in names if name in ModuleTap._kinds), None)
 
     def __init__(self, name: str, module: nn.Module, values: bool = True) -> None:
         """`values`: error signals are wanted, too."""
@@ -148,7 +150,13 @@ class ModuleTap(Tap):
             return "its weight is parametrized: the optimizer does not update the weight itself"
         if not isinstance(getattr(module, "weight", None), nn.Parameter):
             return "its weight is not a parameter yet, or is computed from others"
-        if type(module).forward is not cls.module_type.forward or "forward" in vars(module):
+        return cls.other_forward(module)
+
+    @classmethod
+    def other_forward(cls, module: nn.Module) -> str:
+        """Why a module does not compute what the type that this kind taps does; empty where it does."""
+        kind: Any = next(base for base in type(module).__mro__ if cls.module_type in (base, _qualified(base)))
+        if type(module).forward is not kind.forward or "forward" in vars(module):
             return f"{type(module).__name__} has a forward of its own"
         return ""
 
@@ -190,6 +198,10 @@ class ModuleTap(Tap):
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+
+def _qualified(base: type) -> str:
+    return f"{base.__module__}.{base.__qualname__}"
 
 
 class _Hook:
