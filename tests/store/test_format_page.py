@@ -53,7 +53,8 @@ def test_the_page_reads_every_key_source(tmp_path):
     names: dict[str, Any] = {"np": np}
     exec(code, names)
     geometry = {layer.name: layer.geometry for layer in Manifest.read(tmp_path / "memory").layers}
-    arguments = {"half": ("bfloat16",), "numbers": ("row_numbers", twins.TOKENS), "conv": ("patches", geometry["conv"])}
+    halved = {"half": ("bfloat16",), "half16": ("float16",)}
+    arguments = halved | {"numbers": ("row_numbers", twins.TOKENS), "conv": ("patches", geometry["conv"])}
     for layer, (source, *more) in arguments.items():
         file = tmp_path / "memory" / "shard-00000" / "layers" / layer / "keys-000000.npy"
         wanted = np.concatenate([one.layers[f"{layer}-rows"][0].keys for one in given])

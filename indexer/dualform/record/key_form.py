@@ -19,6 +19,8 @@ from dualform.store.parameter import Parameter
 
 SLOTS_AT_ONCE = 1024
 """Whose chosen columns are made at once."""
+HALVED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""Types of half of float32's bytes, by the name that the store has for them, and for keys of them."""
 
 
 class KeyForm:
@@ -35,7 +37,7 @@ class KeyForm:
 
     def source_of(self, dtype: torch.dtype) -> str:
         """The store's key source for them (store/sources/); `dtype`: what the training computed the layer in."""
-        return "bfloat16" if dtype == torch.bfloat16 else "rows"
+        return HALVED.get(dtype, "rows")
 
     @property
     def geometry(self) -> Mapping[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.record.blocks import name_alike
+from dualform.record.key_form import HALVED
 from dualform.record.optimizers import buffers_of, rule_of, why_no_rule
 from dualform.record.state import arrays, state_of
 from dualform.record.taps import Tap
@@ -93,7 +94,7 @@ def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype
         source=tap.key_form.source_of(dtype) if keys else "none",
         repeats=repeats and keys,
         values=tap.values,
-        dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        dtype=HALVED.get(dtype, "float32"),
         reason=tap.why_no_values,
         geometry=tap.key_form.geometry if keys else {},
     )

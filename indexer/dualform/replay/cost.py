@@ -1,6 +1,6 @@
 """What a training's answers will take, in bytes and seconds, with keys stored and with the training run again.
 
-For T slots, layers of widths d and n queries: stored keys are T * d numbers a layer, float32 or bfloat16; a replay
+For T slots, layers of widths d and n queries: stored keys are T * d numbers a layer, float32 or half of that; a replay
 keeps T rows of slot columns and two digests a step and layer, trains twice, and scores every key on its way past.
 """
 
@@ -65,7 +65,7 @@ def estimate(
 ) -> Cost:
     """What `slots` slots of layers of these widths d_in, recorded over `steps` steps, and `queries` queries to each
     layer will take. `seconds_per_step` is the training's own, measured over some steps; `number_bytes` are those of one
-    number of a key, 2 where the layer computes in bfloat16.
+    number of a key, 2 where the layer computes in bfloat16 or float16.
 
     Raises BadInput for a negative number.
     """

@@ -12,6 +12,9 @@ from dualform.store.matrix_file import MatrixForm, npy
 from dualform.store.parameter import Parameter
 from dualform.store.sources import FORMATS, Geometry, KeyFormat
 
+PRECISIONS = ("bfloat16", "float16", "float32")
+"""What a layer is computed in, the coarsest first."""
+
 
 def affine(d_in: int, weight: str, bias: str | None) -> tuple[Parameter, ...]:
     """The parameters of a layer with one weight [d_out, d_in] and at most one bias [d_out]."""
@@ -38,7 +41,7 @@ class Layer:
     values: bool = True
     """Whether error signals are stored."""
     dtype: str = "float32"
-    """What the training computed in: "float32" or "bfloat16"."""
+    """What the training computed in: one of PRECISIONS."""
     reason: str = ""
     """Why values are not stored, where it is the kind of layer that has none."""
     geometry: Geometry = field(default_factory=dict, hash=False)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
-from dualform.store.layer import Layer
+from dualform.store.layer import PRECISIONS, Layer
 from dualform.store.manifest import Manifest
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Rows
@@ -140,8 +140,8 @@ def _by_name(manifest: Manifest) -> dict[str, Layer]:
 
 def _layer(runs: Sequence[Layer]) -> Layer:
     """A layer of all runs, of which each has its own way to store keys that repeat."""
-    halved = [layer.dtype for layer in runs if layer.dtype != "float32"]
-    return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=halved[0] if halved else runs[0].dtype)
+    coarsest = min((layer.dtype for layer in runs), key=PRECISIONS.index)
+    return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=coarsest)
 
 
 def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path) -> None:

@@ -182,6 +182,8 @@ def test_files_are_as_small_as_their_source_makes_them(tmp_path):
     assert [source.stored.dtype.str for source in own["half"]] == ["<u2", "<u2"]
     assert [source.stored.dtype.str for source in own["numbers"]] == ["<u4", "<u4"]
     assert [type(source).__name__ for source in own["mixed"]] == ["Bfloat16Rows", "SegmentRows"] * 2
+    assert [source.stored.dtype.str for source in own["half16"]] == ["<f2", "<f2"]
+    assert [type(source).__name__ for source in own["mixed16"]] == ["Float16Rows", "SegmentRows"] * 2
     stored = {name: sum(s.segment.rows for s in sources) for name, sources in own.items()}
     assert stored["conv"] * 6 == entries["conv"]
     assert stored["conv-repeats"] * 8 == entries["conv-repeats"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -17,6 +18,7 @@ from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
 from dualform.store.sources import FORMATS
 from dualform.store.sources.bfloat16 import Bfloat16
+from dualform.store.sources.float16 import Float16
 from dualform.store.sources.held_rows import HeldRows
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
 
@@ -97,6 +99,30 @@ def test_a_float32_that_is_no_bfloat16_is_never_stored_as_one(keys):
     assert made.encoded(keys, made.forms[1]).tobytes() == keys.tobytes()
 
 
+@PLAIN
+@given(bits=hnp.arrays(np.uint16, (3, 4), elements=st.integers(0, 2**16 - 1)))
+def test_every_float16_reads_back_bit_for_bit(bits):
+    made = Float16(4, {})
+    infinite = bits & 0x7C00 == 0x7C00  # such a step is not recorded
+    keys = torch.from_numpy(np.where(infinite, 1, bits).astype(np.uint16).view(np.float16)).float().numpy()
+    stored = made.encoded(made.accepted(keys), made.forms[0])
+    assert stored is not None
+    source = made.source(HeldRows("half16", 0, np.ascontiguousarray(stored)))
+    assert source.read(0, 3).tobytes() == keys.tobytes()
+    matrix, places = source.holding(np.array([2, 0, 2]))
+    assert matrix[places].tobytes() == keys[[2, 0, 2]].tobytes()
+
+
+@PLAIN
+@given(keys=hnp.arrays(np.float32, (2, 3), elements=st.floats(width=32)))
+def test_a_float32_that_is_no_float16_is_never_stored_as_one(keys):
+    made = Float16(3, {})
+    stored = made.encoded(made.accepted(keys), made.forms[0])
+    back = torch.from_numpy(keys).half().float().numpy()
+    assert (stored is not None) == (back.tobytes() == keys.tobytes())
+    assert made.encoded(keys, made.forms[1]).tobytes() == keys.tobytes()
+
+
 def of_layer(name: str, step: int) -> Batch:
     """A batch of one layer, whose slots are samples."""
     given = batch(step)
@@ -104,25 +130,25 @@ def of_layer(name: str, step: int) -> Batch:
     return replace(given, extents=extents, layers={name: given.layers[name]})
 
 
-def test_keys_that_are_no_bfloat16_go_to_a_file_of_their_own_until_the_next_commit(tmp_path):
-    mixed = [pair.layer for pair in PAIRS if pair.layer.name == "mixed"]
+@pytest.mark.parametrize("name", ["mixed", "mixed16"])
+def test_keys_that_do_not_fit_half_go_to_a_file_of_their_own_until_the_next_commit(tmp_path, name):
+    mixed = [pair.layer for pair in PAIRS if pair.layer.name == name]
     made = writer(tmp_path / "memory", [*mixed])
     whole = []
     for step in range(8):
-        given = of_layer("mixed", step)
-        whole.append(given.layers["mixed"][0].keys)
+        given = of_layer(name, step)
+        whole.append(given.layers[name][0].keys)
         made.append(given)
         if step in (3, 4):
             made.commit()
     made.abandon()
     memory = Snapshot.open(tmp_path / "memory")
     said = [
-        (source.first_row, source.rows, source.made, source.segment is None)
-        for source in memory.sources["mixed", "keys"]
+        (source.first_row, source.rows, source.made, source.segment is None) for source in memory.sources[name, "keys"]
     ]
     # Steps 1, 2, 5 and 6 are float32; a commit came after steps 3 and 4; the rest is in the journal.
     assert said == [(0, 4, True, False), (4, 12, False, False), (16, 4, True, False), (20, 12, False, True)]
-    assert memory.keys("mixed").block(0, 32).tobytes() == np.concatenate(whole).tobytes()
+    assert memory.keys(name).block(0, 32).tobytes() == np.concatenate(whole).tobytes()
     assert check_memory(tmp_path / "memory") == []
 
 

@@ -46,6 +46,8 @@ PAIRS = [
     Pair(layer("half", "sample", 5, "bfloat16")),
     Pair(layer("half-repeats", "sample", 5, "bfloat16", repeats=True)),
     Pair(layer("mixed", "sample", 5, "bfloat16")),
+    Pair(layer("half16", "sample", 5, "float16")),
+    Pair(layer("mixed16", "sample", 5, "float16")),
     Pair(layer("numbers", "token", TOKENS, "row numbers")),
     Pair(layer("numbers-repeat", "token", TOKENS, "row numbers", repeats=True)),
     Pair(layer("conv", "patch", 12, "patches", geometry=GEOMETRY)),
@@ -66,8 +68,8 @@ def unfolded(maps: np.ndarray) -> np.ndarray:
     return found.transpose(1, 2).reshape(-1, found.shape[1]).contiguous().numpy()
 
 
-def halved(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return torch.from_numpy(rng.normal(size=shape).astype(np.float32)).bfloat16().float().numpy()
+def halved(rng: np.random.Generator, dtype: torch.dtype, *shape: int) -> np.ndarray:
+    return torch.from_numpy(rng.normal(size=shape).astype(np.float32)).to(dtype).float().numpy()
 
 
 def handed_over(rng: np.random.Generator, name: str, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -80,10 +82,10 @@ def handed_over(rng: np.random.Generator, name: str, step: int) -> tuple[np.ndar
         if name == "conv-repeats":
             maps[2] = maps[0]
         return maps, unfolded(maps)
-    keys = halved(rng, ROWS, 5)
+    keys = halved(rng, torch.float16 if name.endswith("16") else torch.bfloat16, ROWS, 5)
     if name == "half-repeats":
         keys[1:3] = [0.0] * 5, [-0.0] * 5
-    if name == "mixed" and step % 4 in (1, 2):
+    if name.startswith("mixed") and step % 4 in (1, 2):
         keys = rng.normal(size=(ROWS, 5)).astype(np.float32)
     return keys, keys
 

@@ -1,4 +1,4 @@
-"""Keys of a layer that was computed in bfloat16 take half the disk, and are read back to the bit."""
+"""Keys of a layer that was computed in bfloat16 or float16 take half the disk, and are read back to the bit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from dualform.store.snapshot import Snapshot
 STEPS = 6
 
 
-def recorded(path, halved):
-    """Train with the steps `halved` under autocast; returns the inputs, and the keys that the second layer saw."""
+BOTH = pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+
+
+def recorded(path, halved, kind=torch.bfloat16):
+    """Train with the steps `halved` under autocast to `kind`; returns the inputs, and the keys of the second layer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, seen = torch.randn(5, 6), []
     with dualform.Recorder(model, optimizer, path) as recorder:
         for step in range(STEPS):
-            dtype = torch.bfloat16 if step in halved else torch.float32
+            dtype = kind if step in halved else torch.float32
             with recorder.step(label=range(5)):
-                with torch.autocast("cpu", torch.bfloat16, enabled=step in halved):
+                with torch.autocast("cpu", kind, enabled=step in halved):
                     hidden = model[:2](inputs)
                     loss = model[2](hidden).float().square().sum()
                 seen.append(hidden.detach().to(dtype).float())
@@ -37,16 +40,17 @@ def stored_bytes(path, layer):
     return sum(file.stat().st_size for file in (path / "shard-00000" / "layers" / layer).glob("keys-*"))
 
 
-def test_a_training_under_autocast_stores_half_the_bytes(tmp_path):
-    inputs, seen = recorded(tmp_path / "m", range(STEPS))
+@BOTH
+def test_a_training_under_autocast_stores_half_the_bytes(tmp_path, kind):
+    inputs, seen = recorded(tmp_path / "m", range(STEPS), kind)
+    name = str(kind).removeprefix("torch.")
     memory = Snapshot.open(tmp_path / "m")
-    assert {layer.name: (layer.source, layer.repeats) for layer in memory.layers.values()} == {
-        "0": ("bfloat16", True), "2": ("bfloat16", False),
-    }  # fmt: skip
+    assert [(layer.source, layer.dtype, layer.repeats) for layer in memory.layers.values()] == [
+        (name, name, True), (name, name, False),
+    ]  # fmt: skip
     assert memory.keys("2").block(0, 30).tobytes() == seen.numpy().tobytes()
     assert (
-        memory.keys("0").entry_block(0, 30).tobytes()
-        == torch.cat([inputs.bfloat16().float()] * STEPS).numpy().tobytes()
+        memory.keys("0").entry_block(0, 30).tobytes() == torch.cat([inputs.to(kind).float()] * STEPS).numpy().tobytes()
     )
     header = 128
     assert stored_bytes(tmp_path / "m", "2") == header + 30 * 8 * 2
@@ -55,12 +59,13 @@ def test_a_training_under_autocast_stores_half_the_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("halved", [range(3), [0, 2, 4]], ids=["autocast ends", "autocast comes and goes"])
-def test_steps_outside_autocast_lose_no_bit(tmp_path, halved):
-    _, seen = recorded(tmp_path / "m", halved)
+@BOTH
+def test_steps_outside_autocast_lose_no_bit(tmp_path, halved, kind):
+    _, seen = recorded(tmp_path / "m", halved, kind)
     memory = Snapshot.open(tmp_path / "m")
-    assert memory.layers["2"].source == "bfloat16"
+    assert memory.layers["2"].source == str(kind).removeprefix("torch.")
     assert memory.keys("2").block(0, 30).tobytes() == seen.numpy().tobytes()
-    assert (seen.bfloat16().float() != seen).any()
+    assert (seen.to(kind).float() != seen).any()
     assert check_memory(tmp_path / "m") == []
 
 
