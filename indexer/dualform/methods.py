@@ -6,16 +6,18 @@ client with an awaitable. Shapes: n queries, G groups, d_out outputs of a layer.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Hits
+from dualform.answers import Hits, Weights
 from dualform.errors import BadInput
 from dualform.questions import (
     GroupSum,
@@ -34,6 +36,9 @@ from dualform.questions import (
     as_ids,
     as_queries,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -203,6 +208,26 @@ class Answers(_Methods, ABC):
     def close(self) -> None:
         """Let go of what answering holds."""
 
+    def applied(
+        self,
+        model: nn.Module,
+        where: str | Mapping[str, str] | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+    ) -> AbstractContextManager[Weights]:
+        """A context in which the model computes with what `weights` answers, and after which it has its own weights
+        again, bit for bit. What is not recorded stays as the model has it; what the context yields says which.
+
+        Raises as `weights`, and as dualform.live.applied.
+        """
+        from dualform.live.applied import applied
+
+        with warnings.catch_warnings():
+            # Here they stand as the model has them, not as at the end of the training.
+            warnings.filterwarnings("ignore", message="not recorded, so they stand as at the end of the training")
+            weights = self.weights(where, at_step, allow_inexact)
+        return applied(model, weights)
+
     def __enter__(self) -> Self:
         return self
 
@@ -222,6 +247,20 @@ class AsyncAnswers(_Methods, ABC):
     @abstractmethod
     async def close(self) -> None:
         """Let go of what answering holds."""
+
+    @asynccontextmanager
+    async def applied(
+        self,
+        model: nn.Module,
+        where: str | Mapping[str, str] | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+    ) -> AsyncIterator[Weights]:
+        """As Answers.applied, entered with `async with`."""
+        from dualform.live.applied import applied
+
+        with applied(model, await self.weights(where, at_step, allow_inexact)) as weights:
+            yield weights
 
     async def __aenter__(self) -> Self:
         return self

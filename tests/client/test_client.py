@@ -44,7 +44,8 @@ def test_importing_the_client_loads_neither_torch_nor_faiss_nor_duckdb():
 def test_has_the_methods_of_the_protocol_with_the_same_arguments(client):
     for name, method in inspect.getmembers(Answers, inspect.isfunction):
         if not name.startswith("_"):
-            assert inspect.signature(getattr(client, name)) == inspect.signature(method), name
+            own = inspect.signature(getattr(client, name))
+            assert own.parameters == inspect.signature(method).parameters, name
 
 
 def test_who_is_not_there_is_named_with_the_command_that_starts_one():

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.metadata import Metadata
+from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.plan import Plan
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
@@ -123,6 +124,7 @@ class Recorder:
         for tap in self._taps:
             tap.attach(self._collector)
         self._handle = around_each_update(self._plan.optimizer, self._updating, self._updated)
+        OPEN.add(self._plan.model)
         return self
 
     def __exit__(
@@ -143,6 +145,7 @@ class Recorder:
                 error.add_note(f"Closing the memory failed, too: {failure}")
 
     def _detach(self) -> None:
+        OPEN.discard(self._plan.model)
         for tap in self._taps:
             tap.detach()
         if self._handle is not None:

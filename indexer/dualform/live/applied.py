@@ -1,0 +1,85 @@
+"""A model that computes with the weights of an answer for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from dualform.answers import Weights
+from dualform.errors import BadInput, RecordingError
+from dualform.record.open_models import recorded_parameters
+from dualform.record.unwrapped import unwrapped_model
+
+
+@contextmanager
+def applied(model: nn.Module, weights: Weights) -> Iterator[Weights]:
+    """Inside, the model computes with `weights`, in the types and on the devices that it has; after it, its own tensors
+    have their bits again, whatever was raised.
+
+    What no recorded layer has (`weights.not_recorded`) stays the model's own. Yields the weights that were applied,
+    by name, with the names that were left as `not_recorded`.
+
+    Raises BadInput, before anything is written, for a model that lacks a parameter of the weights or has it in another
+    shape; RecordingError for one that is being recorded, and where its weights were written inside, which is lost.
+    """
+    own = _tensors(unwrapped_model(model))
+    names = [name for name in weights if name not in weights.not_recorded]
+    _check(own, {name: weights.arrays[name].shape for name in names})
+    _refuse_recorded(own, names)
+    # A tied tensor has several names, and its weights under each of them.
+    places = {id(own[name]): (own[name], weights[name]) for name in names}
+    kept = [(tensor, tensor.detach().clone()) for tensor, _ in places.values()]
+    left = (*(name for name in own if name not in names), *(part for part in weights.not_recorded if part not in own))
+    try:
+        _write(places.values())
+        versions = [tensor._version for tensor, _ in kept]
+        yield replace(weights, arrays={name: weights.arrays[name] for name in names}, not_recorded=left)
+        if versions != [tensor._version for tensor, _ in kept]:
+            raise RecordingError(
+                "the model's weights were written while others were applied, and what was written is lost.",
+                hint="Train the model outside `applied`, or a copy of it inside.",
+            )
+    finally:
+        _write(kept)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by each of their names."""
+    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
+
+
+def _check(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    missing = [name for name in shapes if name not in own]
+    if missing:
+        raise BadInput(
+            f"the model has no {', '.join(map(repr, missing))}, which the memory was recorded with.",
+            hint="Give the model that was recorded, not one that holds it or a part of it.",
+            field="model",
+        )
+    for name, shape in shapes.items():
+        if tuple(own[name].shape) != tuple(shape):
+            raise BadInput(
+                f"{name!r} is {list(own[name].shape)} in the model and {list(shape)} in the memory.",
+                hint="Give the model that was recorded.",
+                field="model",
+            )
+
+
+def _refuse_recorded(own: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    recorded = recorded_parameters()
+    if any(id(own[name]) in recorded for name in names):
+        raise RecordingError(
+            "a recorder is open on this model: weights that are applied would be taken for what training made of it.",
+            hint="Leave `with recorder` first, or apply the weights to a copy of the model.",
+        )
+
+
+def _write(places: Iterable[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, numbers in places:
+            tensor.copy_(numbers)
