@@ -16,6 +16,7 @@ from dualform.store.rows import Keys
 from dualform.store.shard_tables import HeldTables
 from dualform.store.snapshot import Snapshot
 from dualform.store.sources.held_rows import HeldRows
+from dualform.store.stored_optimizer import StoredOptimizer
 from dualform.store.tables import SAMPLES, arrow_table, rows_table
 
 SETTINGS = {
@@ -86,9 +87,7 @@ def memory(
     manifest = Manifest(
         layers=layers,
         skipped={},
-        optimizer="SGD" if rule else "Rprop",
-        rule=rule,
-        reason="" if rule else "Rprop has no update rule.",
+        optimizers=[StoredOptimizer("SGD" if rule else "Rprop", rule, "" if rule else "Rprop has no update rule.")],
         spaces=["sample"],
         columns={"samples": kinds, "steps": SETTINGS, "sample": {}},
         shards=[Shard(commits=1)],

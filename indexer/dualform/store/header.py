@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from dualform.store.layer import Layer
+from dualform.store.stored_optimizer import StoredOptimizer
 from dualform.store.tables import SETTINGS, ColumnTypes
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -23,9 +24,9 @@ class Header:
     """The memory's folder."""
     layers: Sequence[Layer]
     optimizer: str
-    """The name of its class."""
+    """The name of its class; of the first one where there are several."""
     rule: str
-    """The update rule that the optimizer follows; "" where none is known."""
+    """The update rule that it follows; "" where none is known."""
     reason: str
     """Why there is no rule; empty where there is one."""
     initial: Mapping[str, NDArray[Any]]
@@ -39,7 +40,13 @@ class Header:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of recorded parameters in the state dict -> the name they are recorded under."""
     settings: ColumnTypes = field(default_factory=lambda: SETTINGS)
-    """DuckDB types of the settings that the update rule names; others get columns when they are first seen."""
+    """DuckDB types of the settings that the update rules name; others get columns when they are first seen."""
+    further_optimizers: Sequence[StoredOptimizer] = ()
+    """Those that update blocks beside the one named above."""
+
+    @property
+    def optimizers(self) -> Sequence[StoredOptimizer]:
+        return [StoredOptimizer(self.optimizer, self.rule, self.reason), *self.further_optimizers]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
 from dualform.store.header import Header
 from dualform.store.layer import Layer
-from dualform.store.tables import SAMPLES, SETTINGS, TABLES, ColumnTypes, extents_table, extents_types
+from dualform.store.stored_optimizer import StoredOptimizer, for_one
+from dualform.store.tables import FIRST_STEP, SAMPLES, SETTINGS, TABLES, ColumnTypes, extents_table, extents_types
 
 FORMAT = 2
 FILE = "memory.json"
@@ -70,16 +71,14 @@ class Manifest:
     layers: list[Layer]
     skipped: dict[str, str]
     """Layers that were not recorded, with the reason."""
-    optimizer: str
-    rule: str
-    """The update rule that the optimizer follows; "" where none is known, so that weights cannot be rebuilt."""
-    reason: str
-    """Why there is no rule, where there is none."""
+    optimizers: list[StoredOptimizer]
+    """At least one."""
     spaces: list[str]
     """Names of the slot spaces; the view of the first is `slots`, that of each other has the space's name."""
     columns: dict[str, dict[str, str]]
     """DuckDB types of what differs from memory to memory: "samples" (all columns of that table), "steps" (settings of
-    the optimizer), and by space the token columns, under the type of one slot."""
+    the optimizer), "factors" (where each optimizer has its own `first_step`), and by space the token columns, under
+    the type of one slot."""
     shards: list[Shard]
     files: dict[str, FileMark] = field(default_factory=dict)
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -97,6 +96,7 @@ class Manifest:
         settings, base = self.columns["steps"], dict(TABLES)
         for name in ("steps", "parameter_groups"):
             base[name] = {**TABLES[name], **settings}
+        base["factors"] = {**TABLES["factors"], **self.columns.get("factors", {})}
         extents = {extents_table(space): extents_types(self.columns[space]) for space in self.spaces}
         return {"samples": self.columns["samples"], **extents, **base}
 
@@ -104,7 +104,7 @@ class Manifest:
         """Replace memory.json, or a shard's shard.json, durably."""
         fields = {
             "format": self.format,
-            "optimizer": {"name": self.optimizer, "rule": self.rule, "reason": self.reason},
+            "optimizer": for_one(self.optimizers),
             "layers": [layer.to_json() for layer in self.layers],
             "skipped": self.skipped,
             "spaces": self.spaces,
@@ -116,6 +116,8 @@ class Manifest:
             "aliases": self.aliases,
             "recording": self.recording,
         }
+        if len(self.optimizers) > 1:
+            fields["optimizers"] = [optimizer.to_json() for optimizer in self.optimizers]
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
         write_whole(folder / file, text.encode())
 
@@ -148,13 +150,11 @@ class Manifest:
 
     @classmethod
     def _from_json(cls, fields: dict[str, Any]) -> Manifest:
-        optimizer = fields["optimizer"]
+        optimizers = fields.get("optimizers") or [fields["optimizer"] | {"blocks": ()}]
         return cls(
             layers=[Layer.from_json(layer) for layer in fields["layers"]],
             skipped=fields["skipped"],
-            optimizer=optimizer["name"],
-            rule=optimizer["rule"],
-            reason=optimizer["reason"],
+            optimizers=[StoredOptimizer.from_json(optimizer) for optimizer in optimizers],
             spaces=fields["spaces"],
             columns=fields["columns"],
             shards=[Shard.from_json(shard) for shard in fields["shards"]],
@@ -170,14 +170,15 @@ class Manifest:
 def first_manifest(header: Header, shards: list[Shard]) -> Manifest:
     """The manifest before the first batch."""
     spaces = list(dict.fromkeys(layer.space for layer in header.layers)) or ["sample"]
+    columns = {"samples": dict(SAMPLES), "steps": {**SETTINGS, **header.settings}, **{space: {} for space in spaces}}
+    if len(header.optimizers) > 1:
+        columns["factors"] = dict(FIRST_STEP)
     return Manifest(
         layers=list(header.layers),
         skipped=dict(header.skipped),
-        optimizer=header.optimizer,
-        rule=header.rule,
-        reason=header.reason,
+        optimizers=list(header.optimizers),
         spaces=spaces,
-        columns={"samples": dict(SAMPLES), "steps": {**SETTINGS, **header.settings}, **{space: {} for space in spaces}},
+        columns=columns,
         aliases=dict(header.aliases),
         shards=shards,
     )

@@ -23,6 +23,7 @@ from dualform.store.run_tables import RUN, RunTables
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import stacked
 from dualform.store.snapshot import Snapshot
+from dualform.store.stored_optimizer import joined_optimizers
 
 
 class Runs(Snapshot):
@@ -116,16 +117,10 @@ def _joined(manifests: Sequence[Manifest], paths: Sequence[Path]) -> Manifest:
     first, last = manifests[0], manifests[-1]
     for manifest, path in zip(manifests[1:], paths[1:], strict=True):
         _check_alike(first, manifest, paths[0], path)
-    rules = list(dict.fromkeys(manifest.rule for manifest in manifests))
-    reasons = [manifest.reason for manifest in manifests if manifest.reason]
-    if len(rules) > 1 and not reasons:
-        reasons = [f"the runs follow different update rules: {', '.join(rules)}."]
     return replace(
         last,
         layers=[_layer([_by_name(manifest)[layer.name] for manifest in manifests]) for layer in first.layers],
-        optimizer=" then ".join(dict.fromkeys(manifest.optimizer for manifest in manifests)),
-        rule=rules[0] if len(rules) == 1 else "",
-        reason=reasons[0] if reasons else "",
+        optimizers=joined_optimizers([manifest.optimizers for manifest in manifests]),
         spaces=first.spaces,
         columns=_columns(manifests, paths),
         shards=[part for manifest in manifests for part in manifest.shards],

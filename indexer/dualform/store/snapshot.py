@@ -29,6 +29,7 @@ from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.space import Space
+from dualform.store.stored_optimizer import StoredOptimizer, names_of
 from dualform.store.weights import read_buffers, read_weights
 
 
@@ -42,7 +43,8 @@ class Snapshot:
         self.path, self.manifest, self.format = path, manifest, manifest.format
         self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
         self.skipped, self.aliases = manifest.skipped, manifest.aliases
-        self.optimizer, self.rule, self.reason = manifest.optimizer, manifest.rule, manifest.reason
+        self.optimizer = names_of(manifest.optimizers)
+        """What the optimizers are called."""
         self.spaces = list(manifest.spaces)
         self.sources = sources
         self.frames = contents.frames if contents else 0
@@ -127,6 +129,11 @@ class Snapshot:
         if name not in self._spaces:
             raise NotFound(f"no space {name!r}.", hint=f"Spaces: {', '.join(self.spaces)}.", field="space")
         return self._spaces[name]
+
+    def optimizer_of(self, block: str) -> StoredOptimizer:
+        """The one that updates a parameter block, by the block's name."""
+        first, *others = self.manifest.optimizers
+        return next((optimizer for optimizer in others if block in optimizer.blocks), first)
 
     @property
     def spaces_of_layers(self) -> list[str]:

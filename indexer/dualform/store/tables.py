@@ -67,6 +67,8 @@ SLOTS: ColumnTypes = {
 """The columns of a space's view that every memory has; user columns follow."""
 SETTINGS: ColumnTypes = {"lr": "DOUBLE"}
 """The setting that every optimizer has; the others are those that its update rule names."""
+FIRST_STEP: ColumnTypes = {"first_step": "BIGINT"}
+"""The further column of `factors` where several optimizers update: each uses the gradients of its own steps."""
 TABLES: Mapping[str, ColumnTypes] = {
     "entries": {"layer": "VARCHAR", "first_slot": "BIGINT", "slots": "BIGINT"},
     "key_rows": {"layer": "VARCHAR", "first_entry": "BIGINT", "key_rows": "BIGINT[]"},

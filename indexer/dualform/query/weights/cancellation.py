@@ -16,11 +16,11 @@ from dualform.errors import Inexact
 from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
 from dualform.query.view import Check, View
+from dualform.query.weights.coefficients import weighs_no_slot
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
-from dualform.rules import LinearRule, named
 from dualform.store.layer import Layer
 
 
@@ -32,10 +32,9 @@ def cancellation(
     Raises Inexact as `require` says, and where the optimizer gives no slot a coefficient.
     """
     check_step(at_step, view.snapshot.steps)
-    rule = named(view.snapshot.rule)
-    if rule is not None and not isinstance(rule, LinearRule):
+    if (optimizer := weighs_no_slot(view.snapshot, layer.weights)) is not None:
         raise Inexact(
-            f"how much the slots of layer {layer.name!r} cancel is not measured under {view.snapshot.optimizer}: the "
+            f"how much the slots of layer {layer.name!r} cancel is not measured under {optimizer}: the "
             "size of each slot's share would take a pass over the training of its own.",
             hint="Ask for weights or outputs under the mask: they follow all the same.",
             field="layer",

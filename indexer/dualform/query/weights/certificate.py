@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, watched, why_scores_only
+from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, unwatched, why_scores_only
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.store.layer import Layer
 
@@ -42,8 +42,8 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
         return Certificate(None, cut_off if measured.exact else measured)
     error, moved = length(terms), length(way(view, layer))
     if not moved:  # a layer that never moved is rebuilt exactly or not at all
-        return _confirmed(math.inf if error else 0.0, measured, watched(view))
-    return _confirmed(error / moved, measured, watched(view))
+        return _confirmed(math.inf if error else 0.0, measured, not unwatched(view, layer))
+    return _confirmed(error / moved, measured, not unwatched(view, layer))
 
 
 def _confirmed(error: float, measured: Grade, was_watched: bool) -> Certificate:

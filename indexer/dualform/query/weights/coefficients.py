@@ -15,7 +15,7 @@ from dualform.rules import Coefficients, LinearRule, Settings, Update, UpdateRul
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
-__all__ = ["Coefficients", "coefficients", "rule_of", "updates"]
+__all__ = ["Coefficients", "coefficients", "rule_of", "updates", "weighs_no_slot"]
 
 
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *, factors: bool = True) -> Coefficients:
@@ -29,10 +29,11 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *
     block = _block_named(memory, parameter)
     check_step(at_step, memory.steps)
     stop = memory.steps if at_step is None else at_step
-    rule = rule_of(memory)
+    rule = rule_of(memory, block.block_name)
     if not isinstance(rule, LinearRule):
+        optimizer = memory.optimizer_of(block.block_name).name
         raise Inexact(
-            f"{memory.optimizer} gives a slot no coefficient: what it makes of one gradient depends on all of them.",
+            f"{optimizer} gives a slot no coefficient: what it makes of one gradient depends on all of them.",
             hint="Ask for outputs or weights under a mask: they take each slot's share through the same scales.",
             field="layer",
         )
@@ -42,12 +43,26 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *
     return rule.coefficients(made, stop, block.name in memory.buffers())
 
 
-def rule_of(memory: Snapshot) -> UpdateRule:
-    """The update rule of a training. Raises Inexact where there is none."""
-    rule = named(memory.rule)
+def rule_of(memory: Snapshot, block: str) -> UpdateRule:
+    """The update rule that moved a block, by its name. Raises Inexact where there is none."""
+    optimizer = memory.optimizer_of(block)
+    rule = named(optimizer.rule)
     if rule is None:
-        raise Inexact(f"there is no update rule for {memory.optimizer}.", field="layer")
+        raise Inexact(f"there is no update rule for {optimizer.name}.", field="layer")
     return rule
+
+
+def weighs_no_slot(memory: Snapshot, blocks: Iterable[Parameter]) -> str | None:
+    """The name of an optimizer of one of some blocks that gives slots no coefficients; None where there is none.
+
+    An optimizer without a rule is not named: nothing at all can be rebuilt of its blocks.
+    """
+    for block in blocks:
+        optimizer = memory.optimizer_of(block.block_name)
+        rule = named(optimizer.rule)
+        if rule is not None and not isinstance(rule, LinearRule):
+            return optimizer.name
+    return None
 
 
 def _block_named(memory: Snapshot, name: str) -> Parameter:
@@ -72,6 +87,7 @@ class _Log:
         self._factors = memory.table("factors")
         rows = _rows(memory, "steps", "step", "first_step", "updated")
         self._first = {step: first for step, first, updated in rows if updated}
+        """Where the optimizer is one alone: several say it with each factor."""
         self._settings = _settings(memory)
         self._updates: dict[str, list[Update]] = {}
 
@@ -83,10 +99,11 @@ class _Log:
     def _read(self, parameter: str) -> list[Update]:
         own = self._factors.filter(pc.equal(self._factors["parameter"], parameter))
         rows = zip(*(own[name].to_pylist() for name in ("step", "group", "factor")), strict=True)
+        said = own["first_step"].to_pylist() if "first_step" in own.column_names else [None] * own.num_rows
         found = [
-            Update(self._first[step], step, factor, self._settings[step, group])
-            for step, group, factor in rows
-            if factor is not None and step in self._first
+            Update(self._first[step] if first is None else first, step, factor, self._settings[step, group])
+            for (step, group, factor), first in zip(rows, said, strict=True)
+            if factor is not None and (first is not None or step in self._first)
         ]
         return sorted(found, key=lambda update: update.last_step)
 

@@ -25,8 +25,11 @@ from dualform.query.weights.coefficients import rule_of
 from dualform.query.weights.distances import Distances, distances
 from dualform.query.weights.seams import Seam
 from dualform.rules import named
+from dualform.rules.update_rule import ImageKind
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter
+from dualform.store.stored_optimizer import StoredOptimizer
 
 EXACT = 1e-3
 BFLOAT16 = 2.0**-7
@@ -40,8 +43,8 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     stop = view.snapshot.steps if at_step is None else at_step
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
-    if not watched(view):
-        reason = f"{view.snapshot.optimizer} was not watched while training; `verify` measures the end of it."
+    if optimizer := unwatched(view, layer):
+        reason = f"{optimizer} was not watched while training; `verify` measures the end of it."
         return Grade("off", reason=reason)
     found = [_reading(of, stop) for of in distances(view, layer)]
     known = [reading for reading in found if reading is not None]
@@ -76,25 +79,43 @@ def _first_of(seams: Sequence[Seam]) -> str:
     return f"{seams[0].reason} (from step {seams[0].step} on)." if seams else ""
 
 
-def watched(view: View) -> bool:
-    """Whether the weights were held against the record while training. Raises Inexact where there is no update rule."""
-    return bool(rule_of(view.snapshot).commutes_with)
+def unwatched(view: View, layer: Layer) -> str:
+    """The optimizer of a block of the layer that was not held against the record while training; empty where all were.
+
+    Raises Inexact where a block has no update rule.
+    """
+    return _moved_by(view, layer, "")
+
+
+def _moved_by(view: View, layer: Layer, image: ImageKind) -> str:
+    """The name of the first optimizer of a layer's blocks whose rule is watched through this image; empty for none."""
+    blocks = [block.block_name for block in layer.parameters]
+    found = [name for name in blocks if rule_of(view.snapshot, name).commutes_with == image]
+    return view.snapshot.optimizer_of(found[0]).name if found else ""
 
 
 def why_scores_only(view: View, layer: Layer) -> str:
     """Why a layer cannot be rebuilt, one sentence; empty where it can."""
     if not layer.keys:
         return "neither keys nor error signals were recorded (keys=False)."
-    if not view.snapshot.rule:
-        reason = view.snapshot.reason or f"there is no update rule for {view.snapshot.optimizer}"
-        return f"{reason.rstrip('.')}."
-    rule = named(view.snapshot.rule)
-    if rule is None:
-        return f"its update rule {view.snapshot.rule!r} is not known here (dualform.rules.register tells of it)."
-    if not rule.commutes_with and any(block.rows or block.columns for block in layer.parameters):
-        return f"{view.snapshot.optimizer} is run again on whole parameters, of which this layer stands for a part."
+    for block in layer.parameters:
+        if reason := _why_not_rebuilt(view.snapshot.optimizer_of(block.block_name), block):
+            return reason
     if not layer.values:
         return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
+    return ""
+
+
+def _why_not_rebuilt(optimizer: StoredOptimizer, block: Parameter) -> str:
+    """As `why_scores_only`, of one block and the optimizer that moved it."""
+    if not optimizer.rule:
+        reason = optimizer.reason or f"there is no update rule for {optimizer.name}"
+        return f"{reason.rstrip('.')}."
+    rule = named(optimizer.rule)
+    if rule is None:
+        return f"its update rule {optimizer.rule!r} is not known here (dualform.rules.register tells of it)."
+    if not rule.commutes_with and (block.rows or block.columns):
+        return f"{optimizer.name} is run again on whole parameters, of which this layer stands for a part."
     return ""
 
 
@@ -173,13 +194,13 @@ def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
         return f"{reason.rstrip('.')} (from step {step} on)."
     if since is not None and (share := _unexplained(view, layer, since)) > TOLERANCE:
         return f"{share:.1e} of the gradient of step {since} is not in the recorded slots."
-    if since is not None and rule_of(view.snapshot).commutes_with == "entries":  # what was written is a defect
-        return f"{view.snapshot.optimizer}'s update of step {since} was not what its rule makes of the record."
+    if since is not None and (optimizer := _moved_by(view, layer, "entries")):  # what was written is a defect
+        return f"{optimizer}'s update of step {since} was not what its rule makes of the record."
     if since is not None:
         return f"weights were changed outside the optimizer's update, after that of step {since}."
     if layer.dtype == "bfloat16":
         return "rounding of gradients and weights to bfloat16."
-    if rule_of(view.snapshot).commutes_with != "directions":
+    if _moved_by(view, layer, "entries") or _moved_by(view, layer, ""):
         return "float32 rounding of small steps, or of gradients near zero, which the optimizer scales up."
     return "float32 rounding of small steps."
 

@@ -40,10 +40,9 @@ def build(
 ) -> dict[str, Doubles]:
     """The layer's blocks by name, of the record alone, whatever its grade."""
     found: dict[str, Doubles] = {}
-    linear = isinstance(rule_of(view.snapshot), LinearRule)
     for block in layer.parameters:
         holders = _holders(view, layer, block, selection, partners)
-        if linear:
+        if isinstance(rule_of(view.snapshot, block.block_name), LinearRule):
             found[block.block_name] = _summed(view, layer, block, holders, at_step, check)
         else:
             found[block.block_name] = trajectory(view, block, holders, at_step, check)

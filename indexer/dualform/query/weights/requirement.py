@@ -6,7 +6,7 @@ from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights.certificate import certificate
-from dualform.query.weights.exactness import grade, watched
+from dualform.query.weights.exactness import grade, unwatched
 from dualform.store.layer import Layer
 
 BOUND = 0.1
@@ -23,15 +23,16 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, 
     if found.name == "scores only":
         hint = "Its scores (topk, group_sum) are exact all the same." if layer.keys else "Record it with its keys."
         raise Inexact(f"layer {layer.name!r} cannot be rebuilt: {found.reason}", hint=hint, field="layer")
-    if at_end and not found.exact and not watched(view):
+    if at_end and not found.exact and unwatched(view, layer):
         found = certificate(view, layer, check).grade
     if found.name != "off" or allow_inexact:
         return found
     if found.error is not None and found.error <= BOUND and (at_end or found.since is None):
         return found
+    known = at_end or not unwatched(view, layer)
     raise Inexact(
         f"layer {layer.name!r} is {sentence(found)}",
-        hint=f"Ask with allow_inexact=True to have it all the same{_elsewhere(found, at_end or watched(view))}.",
+        hint=f"Ask with allow_inexact=True to have it all the same{_elsewhere(found, known)}.",
         field="layer",
     )
 

@@ -70,7 +70,7 @@ def _before(run: Snapshot, block: str, end: Doubles, between: Seam | None) -> Do
     known.
     """
     gain = 1.0
-    if isinstance(rule_of(run), LinearRule):
+    if isinstance(rule_of(run, block), LinearRule):
         gain = max(1.0, abs(coefficients(run, block).initial))
     apart = between.distance if between else 0.0
     return np.array([apart, gain * (end[_ACCUMULATED] + apart), end[_WAY], gain * end[_ROUNDING], 0.0])

@@ -58,7 +58,7 @@ def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping
 
 def _buffers(run: Snapshot, block: Parameter) -> dict[str, str | None]:
     """The checksum of each buffer that a run's updates went on with, as it was at the beginning; None where missing."""
-    rule = named(run.rule)
+    rule = named(run.optimizer_of(block.block_name).rule)
     if rule is None or not any(rule.keeps(update.settings) for update in updates(run, block.block_name, run.steps)):
         return {}
     held = run.buffers().get(block.name, {})

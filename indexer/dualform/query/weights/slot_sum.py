@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from dualform.kernels.workers import cores, share
 from dualform.query.sums.runs import added_in_order, begins
 from dualform.query.view import Check, View
+from dualform.query.weights.coefficients import weighs_no_slot
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter
 from dualform.store.rows import Keys, Rows
 
 BUDGET = 256 << 20
@@ -58,10 +60,17 @@ class SlotSum:
 
 def slot_coefficients(view: View, layer: Layer, selection: Selection, at_step: int | None) -> SlotCoefficients:
     steps = view.slot_steps(layer)[selection.entries]
-    per_step = np.array([view.coefficients(layer, p.block_name, at_step).per_step for p in layer.parameters])
+    per_step = np.array([_per_step(view, layer, block, at_step) for block in layer.parameters])
     used = (per_step != 0).any(axis=0)[steps]
     own = per_step[:, steps[used]]
     return SlotCoefficients(selection.entries[used], own[: len(layer.weights)], own[len(layer.weights) :])
+
+
+def _per_step(view: View, layer: Layer, block: Parameter, at_step: int | None) -> NDArray[np.float64]:
+    """float64[T]; zeros for a block whose optimizer gives slots no coefficients, which is rebuilt by other means."""
+    if weighs_no_slot(view.snapshot, [block]) is not None:
+        return np.zeros(view.snapshot.steps)
+    return view.coefficients(layer, block.block_name, at_step).per_step
 
 
 def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> SlotSum:

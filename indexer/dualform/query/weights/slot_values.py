@@ -21,11 +21,10 @@ from dualform.answers import Grade
 from dualform.errors import Inexact
 from dualform.query.score.key_rows import key_norms
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import updates
+from dualform.query.weights.coefficients import updates, weighs_no_slot
 from dualform.query.weights.exactness import BFLOAT16, EXACT
 from dualform.query.weights.slot_sum import block_size
 from dualform.query.where.mask import Selection
-from dualform.rules import LinearRule, named
 from dualform.store.layer import Layer
 
 _HINT = 'Ask with kernel="linear".'
@@ -65,10 +64,9 @@ def slot_values(
 
 def refuse_without_values(view: View, layer: Layer) -> None:
     """Raises Inexact for a rule or a layer that gives its slots no values. `require` asks what was recorded."""
-    rule = named(view.snapshot.rule)
-    if rule is not None and not isinstance(rule, LinearRule):
+    if (optimizer := weighs_no_slot(view.snapshot, layer.parameters)) is not None:
         raise Inexact(
-            f"under {view.snapshot.optimizer} the slots of layer {layer.name!r} have no values of their own: what one "
+            f"under {optimizer} the slots of layer {layer.name!r} have no values of their own: what one "
             "gradient brings depends on all of them.",
             hint=_HINT,
             field="kernel",

@@ -37,7 +37,7 @@ def trajectory(view: View, block: Parameter, holders: Sequence[Holder], at_step:
 
 
 def _run(view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check) -> Doubles:
-    rule = rule_of(view.snapshot)
+    rule = rule_of(view.snapshot, block.block_name)
     states = _States(rule, *_start(view, block))
     gradients = SlotGradients(view, holders, states.whole.weight.shape)
     stop = view.snapshot.steps if at_step is None else at_step
