@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.functional import one_hot
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class Capture:
@@ -54,6 +55,8 @@ def keys_of(module: nn.Module, argument: Tensor, dtype: torch.dtype) -> Tensor:
         return one_hot(argument, module.num_embeddings)
     if isinstance(module, CONVOLUTIONS):
         return patches_of(module, argument)
+    if isinstance(module, TRANSPOSED):
+        return argument.flatten(2).transpose(1, 2)
     return argument.to(dtype)
 
 
@@ -61,7 +64,23 @@ def errors_of(module: nn.Module, argument: Tensor, gradient: Tensor) -> Tensor:
     """[..., d_out] of the gradient of a module's output; nothing of it reaches an embedding's row for padding."""
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         return gradient * (argument != module.padding_idx).unsqueeze(-1)
+    if isinstance(module, TRANSPOSED):
+        return reached_by(module, argument, gradient)
     return gradient.flatten(2).transpose(1, 2) if isinstance(module, CONVOLUTIONS) else gradient
+
+
+def reached_by(module: nn.Module, argument: Tensor, gradient: Tensor) -> Tensor:
+    """[B, P, O prod(kernel)]: the numbers of an output's gradient that each place of the input reaches, by the gradient
+    that a weight would get which has an input channel a place.
+    """
+    places = math.prod(argument.shape[2:])
+    one = torch.eye(places, dtype=gradient.dtype).reshape(1, places, *argument.shape[2:])
+    weight = torch.zeros(places, module.out_channels, *module.kernel_size, dtype=gradient.dtype, requires_grad=True)
+    convolve = getattr(functional, f"conv_transpose{argument.dim() - 2}d")
+    with torch.enable_grad():
+        output = convolve(one, weight, None, module.stride, module.padding, module.output_padding, 1, module.dilation)
+    gradients = (torch.autograd.grad(output, weight, own[None], retain_graph=True)[0] for own in gradient)
+    return torch.stack([own.flatten(1) for own in gradients])
 
 
 def patches_of(module: nn.Module, maps: Tensor) -> Tensor:

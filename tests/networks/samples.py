@@ -205,6 +205,15 @@ Network(
     lambda: labelled(2, 2, 3, 3),
     classify,
 )
+Network(
+    "autoencoder",
+    lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1, output_padding=1),
+        nn.Tanh(), nn.ConvTranspose2d(2, 1, 2, dilation=2, bias=False),
+    ),
+    lambda: labelled(1, 6, 6),
+    lambda m, x: mse_loss(m(x[0])[..., :6, :6], x[0]),
+)  # fmt: skip
 
 
 class Checkpointed(Residual):

@@ -10,7 +10,7 @@ from torch import nn
 import dualform
 
 from . import samples, tokens  # noqa: F401  (they name their networks)
-from .capture import CONVOLUTIONS, Capture
+from .capture import CONVOLUTIONS, TRANSPOSED, Capture
 from .network import NETWORKS, Network, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")  # of one network it is true
@@ -34,7 +34,7 @@ def recorded(network: Network, tmp_path_factory):
 
 
 def names(network: Network, model: nn.Module) -> list[str]:
-    kinds = (nn.Linear, nn.Embedding, *CONVOLUTIONS)
+    kinds = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED)
     found = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     return sorted(found if network.layers is None else network.layers)
 
@@ -45,6 +45,8 @@ def product(module: nn.Module, queries: torch.Tensor) -> torch.Tensor:
         return queries @ module.weight
     if isinstance(module, CONVOLUTIONS):
         return nn.functional.linear(queries, module.weight.flatten(1), module.bias)
+    if isinstance(module, TRANSPOSED):
+        return queries @ module.weight.flatten(1)
     return module(queries)
 
 

@@ -9,7 +9,9 @@ from torch.nn.functional import cross_entropy, pad, unfold
 
 import dualform
 from dualform.errors import BadInput, RecordingError
-from dualform.record.taps import ModuleTap, convolution
+from dualform.record import feature_maps
+from dualform.record.feature_maps import FeatureMaps, Unfolding
+from dualform.record.taps import ModuleTap
 from tests.networks.capture import patches_of
 
 from .test_blocks import assert_exact, assert_live
@@ -270,8 +272,8 @@ def test_a_mask_of_tokens_does_not_leave_out_patches(tmp_path):
 
 
 def test_patches_are_unfolded_a_few_maps_at_once(monkeypatch):
-    monkeypatch.setattr(convolution, "_AT_ONCE", 1)
-    form = convolution.FeatureMaps((3, 2), (2, 1), (1, 0), (1, 2))
+    monkeypatch.setattr(feature_maps, "_AT_ONCE", 1)
+    form = FeatureMaps(Unfolding((3, 2), (2, 1), (1, 0), (1, 2)))
     maps = torch.randn(5, 2, 7, 6)
     expected = unfold(maps, (3, 2), (1, 2), (1, 0), (2, 1)).transpose(1, 2)
     parts = list(form.blocks(maps))

@@ -23,8 +23,9 @@ def select(
     """Taps in the model's order, and name -> reason for every other layer that holds parameters.
 
     `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `given`: taps of layers
-    that are no modules. Raises NotFound for a pattern that matches no layer, and RecordingError for a model that is
-    compiled, distributed or not materialised, or where nothing is left to record.
+    that are no modules, and those that stand in place of the kind that would tap the module of their name. Raises
+    NotFound for a pattern that matches no layer, and RecordingError for a model that is compiled, distributed or not
+    materialised, or where nothing is left to record.
     """
     _refuse_compiled(model)
     _refuse_tensors(model)
@@ -32,11 +33,12 @@ def select(
     modules = dict(model.named_modules())
     _check_patterns(patterns, [name for name, module in modules.items() if ModuleTap.kind_of(module)])
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    given_names = {tap.name for tap in given}
     held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
     taps: list[Tap] = []
     skipped: dict[str, str] = {}
     for name, module in modules.items():
-        kind = ModuleTap.kind_of(module)
+        kind = None if name in given_names else ModuleTap.kind_of(module)
         if kind is None:
             if any(id(parameter) not in held for parameter in module.parameters(recurse=False)):
                 skipped[name] = f"there is no tap for {type(module).__name__}"
