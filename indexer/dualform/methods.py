@@ -154,6 +154,8 @@ class _Methods:
     ) -> MaskCancellation:
         """Cancellation: by layer (all, or the one named), how much the slots that `where` removes cancel each other.
 
+        Under rules that scale gradients, as Adam's does, slots have no terms that could cancel; `concentrations` of the
+        answer tell by layer how far the mask moves its weights, and in how few of their entries.
         Raises as `output`.
         """
         return MaskCancellation(where, at_step, layer, allow_inexact)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Cancellation, Outputs, Weights
+from dualform.answers import Cancellation, Concentration, Outputs, Weights
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
@@ -189,11 +189,19 @@ def decode_cancellation(message: pb.CancellationRequest) -> MaskCancellation:
 
 def encode_cancellation_answer(cancellation: Cancellation) -> pb.CancellationResponse:
     figures = [pb.Figure(layer=layer, figure=figure) for layer, figure in cancellation.items()]
-    return pb.CancellationResponse(figures=figures, scan=encode_scan(cancellation.scan))
+    concentrations = [
+        pb.Concentration(layer=layer, share=one.share, greatest=one.greatest)
+        for layer, one in cancellation.concentrations.items()
+    ]
+    return pb.CancellationResponse(figures=figures, scan=encode_scan(cancellation.scan), concentrations=concentrations)
 
 
 def decode_cancellation_answer(message: pb.CancellationResponse) -> Cancellation:
-    return Cancellation({one.layer: one.figure for one in message.figures}, decode_scan(message.scan))
+    return Cancellation(
+        {one.layer: one.figure for one in message.figures},
+        decode_scan(message.scan),
+        {one.layer: Concentration(one.share, one.greatest) for one in message.concentrations},
+    )
 
 
 def encode_masks(where: str | Mapping[str, str] | None) -> pb.Masks | None:

@@ -76,6 +76,7 @@ def test_output(dualform, address, engine):
         "grade": EXACT,
         "standing": 0.0,
         "cancellation": {"fc": 12.5},
+        "concentration": {"emb": {"share": 0.75, "greatest": 2.5}},
     }
     assert engine.asked[1:] == [
         Output("fc", ProbeRows("test", (0, 1)), "step < 3", 2),
@@ -113,7 +114,8 @@ def test_output_of_another_kernel(dualform, address, engine):
     assert told.out.startswith("fc: outputs of the softmax kernel at temperature 0.5")
     assert told.err == (
         "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to "
-        "the bias is taken out of it, by arithmetic. It is not retraining without them.\n"
+        "the bias is taken out of it, by arithmetic. It is not retraining without them. The grade is that of the "
+        "whole sum, of which a mask leaves a part.\n"
     )
     alone = dualform(*asked, "--no-initial", "--json")
     assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")

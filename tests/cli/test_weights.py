@@ -113,7 +113,7 @@ def test_what_a_server_is_asked_and_says(dualform, address, engine, tmp_path):
 
 
 def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
-    """The trajectory is run again; how much the slots cancel is not measured, and said so."""
+    """The trajectory is run again; how far the mask moves the weights is said in place of a cancellation."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -128,13 +128,18 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     out = tmp_path / "w.safetensors"
     told = dualform("weights", tmp_path / "run", "--where", "label <> 1", "--out", out, "--json")
     assert told.code == 0
-    assert told.json["cancellation"] is None
     assert told.json["grade"]["0"]["name"] == "exact"
-    assert "cancel is not measured under AdamW" in told.err
     with dualform_package.open(tmp_path / "run") as memory:
         expected = memory.weights("label <> 1")
+        moved = memory.cancellation("label <> 1").concentrations["0"]
+    assert told.json["cancellation"] == {}
+    assert told.json["concentration"] == {"0": {"share": moved.share, "greatest": moved.greatest}}
     assert all(torch.equal(value, expected[name]) for name, value in load_file(out).items())
     answer = dualform("output", tmp_path / "run", "--layer", "0", "--query", "test/1", "--where", "label <> 1")
     assert answer.code == 0
-    assert "cancel is not measured under AdamW" in answer.err
+    assert (
+        "Concentration of the mask (share of the squared distance from the whole in 1 % of the entries;" in answer.err
+    )
+    assert f"multiples of the way of the layer's weights): 0 {moved.share:.0%}, {moved.greatest:.2g}." in answer.err
+    assert "The grade is that of the whole sum, of which a mask leaves a part." in answer.err
     assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]

@@ -14,6 +14,7 @@ from dualform.answers import (
     Certificate,
     Certificates,
     Columns,
+    Concentration,
     Grade,
     GroupSums,
     Hits,
@@ -103,7 +104,7 @@ class Canned(Answers):
                 arrays = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7)}
                 return Weights(arrays, {"fc": OFF}, {"fc": 0.5}, ("steps",), {"sample": 3}, SCAN)
             case MaskCancellation():
-                return Cancellation({"fc": 12.5}, SCAN)
+                return Cancellation({"fc": 12.5}, SCAN, {"emb": Concentration(0.75, 2.5)})
             case SlotLookup():
                 return _columns(question.ids)
             case SqlStatement():

@@ -15,6 +15,7 @@ from dualform.answers import (
     Certificate,
     Certificates,
     Columns,
+    Concentration,
     Grade,
     GroupSums,
     Hits,
@@ -176,7 +177,8 @@ outputs_answers = outputs_values()
 parameters = st.sampled_from(["f2", "f4", "f8", "i8", "?"]).flatmap(
     lambda dtype: arrays.arrays(np.dtype(dtype), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )
-cancellations = st.builds(Cancellation, st.dictionaries(texts, st.floats(), max_size=3), scans)
+concentrations = st.dictionaries(texts, st.builds(Concentration, st.floats(), st.floats()), max_size=3)
+cancellations = st.builds(Cancellation, st.dictionaries(texts, st.floats(), max_size=3), scans, concentrations)
 
 
 @st.composite

@@ -18,6 +18,7 @@ from dualform_client.cli.masking import (
     cancellation,
     describe,
     describe_grade,
+    figures,
 )
 from dualform_client.cli.options import (
     abs_option,
@@ -178,13 +179,13 @@ def output(
     # What is left of a softmax grows: how far the removed terms cancel says nothing of it.
     removed = cancellation(memory, where, at_step, layer, allow_inexact) if kernel == "linear" else None
     if as_json:
-        print_json({**_outputs(outputs), **({"cancellation": removed} if removed is not None else {})})
+        print_json({**_outputs(outputs), **({} if removed is None else figures(removed))})
         return
     _print_outputs(layer, outputs)
     if where is not None:
         print_note(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
-        if removed:
-            print_note(describe(removed))
+        if said := describe(removed):
+            print_note(said)
 
 
 def _outputs(outputs: Outputs) -> dict[str, Any]:

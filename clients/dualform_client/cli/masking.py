@@ -1,21 +1,26 @@
-"""What is said wherever a mask is offered: what it means, and how much the removed terms cancel."""
+"""What is said wherever a mask is offered: what it means, how much the removed terms cancel or how far it moves the
+weights, and whose the grade is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from dualform.answers import Grade
+from dualform.answers import Cancellation, Grade
 from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
 from dualform_client.cli.printing import print_note
 
+_WHOSE_GRADE = "The grade is that of the whole sum, of which a mask leaves a part."
 WHAT_A_MASK_MEANS = (
     "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
-    "learned beside what is masked."
+    f"learned beside what is masked. {_WHOSE_GRADE}"
 )
 WHAT_A_SOFTMAX_MASK_MEANS = (
     "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to the "
-    "bias is taken out of it, by arithmetic. It is not retraining without them."
+    f"bias is taken out of it, by arithmetic. It is not retraining without them. {_WHOSE_GRADE}"
 )
 
 
@@ -25,11 +30,11 @@ def cancellation(
     at_step: int | None,
     layer: str | None = None,
     allow_inexact: bool = False,
-) -> Mapping[str, float] | None:
-    """By layer, the removed terms' sum of norms over the norm of their sum.
+) -> Cancellation | None:
+    """By layer, how much the removed terms cancel, or how far the mask moves the weights.
 
-    None without a mask, and, with a note, where it is not measured under the training's optimizer. For masks that were
-    answered: what else would be refused was refused with them.
+    None without a mask, and, with a note, where a server of an earlier version does not measure it under the training's
+    optimizer. For masks that were answered: what else would be refused was refused with them.
     """
     if where is None:
         return None
@@ -63,10 +68,31 @@ def describe_grade(grade: Grade, standing: float) -> str:
     return f"{grade}{reason}.{added}"
 
 
-def describe(figures: Mapping[str, float]) -> str:
-    """One sentence, or nothing where there are no figures."""
-    if not figures:
+def describe(removed: Cancellation | None) -> str:
+    """A sentence for each kind of figures; nothing where nothing was measured."""
+    if removed is None:
         return ""
-    listed = ", ".join(f"{layer} {figure:.3g}" for layer, figure in figures.items())
-    meaning = "1: its terms all push one way; tens or hundreds: they mostly cancel each other"
-    return f"Cancellation of what was masked ({meaning}): {listed}."
+    said = []
+    if removed.figures:
+        listed = ", ".join(f"{layer} {figure:.3g}" for layer, figure in removed.items())
+        meaning = "1: its terms all push one way; tens or hundreds: they mostly cancel each other"
+        said.append(f"Cancellation of what was masked ({meaning}): {listed}.")
+    if removed.concentrations:
+        listed = ", ".join(
+            f"{layer} {one.share:.0%}, {one.greatest:.2g}" for layer, one in removed.concentrations.items()
+        )
+        meaning = (
+            "share of the squared distance from the whole in 1 % of the entries; furthest move of an entry, in "
+            "multiples of the way of the layer's weights"
+        )
+        said.append(f"Concentration of the mask ({meaning}): {listed}.")
+    return " ".join(said)
+
+
+def figures(removed: Cancellation | None) -> dict[str, Any]:
+    """As JSON has them."""
+    concentrations = {} if removed is None else removed.concentrations
+    return {
+        "cancellation": None if removed is None else dict(removed),
+        "concentration": {layer: asdict(one) for layer, one in concentrations.items()},
+    }

@@ -13,7 +13,7 @@ import click
 from dualform.answers import Weights
 from dualform.errors import AlreadyExists
 from dualform.methods import Answers
-from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, one_mask
+from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, figures, one_mask
 from dualform_client.cli.options import (
     allow_inexact_option,
     at_step_option,
@@ -61,9 +61,9 @@ def weights(
         state = memory.weights(masks, at_step, allow_inexact)
     removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
     _save(state, out)
-    note = "" if masks is None else f"{WHAT_A_MASK_MEANS} {describe(removed or {})}".strip()
+    note = "" if masks is None else f"{WHAT_A_MASK_MEANS} {describe(removed)}".strip()
     if as_json:
-        masked = {} if masks is None else {"cancellation": removed, "note": note}
+        masked = {} if masks is None else {**figures(removed), "note": note}
         print_json({"out": str(out), **_report(state), **masked})
         return
     print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])

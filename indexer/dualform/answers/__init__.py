@@ -1,6 +1,6 @@
 """Answers of a memory, as plain values."""
 
-from dualform.answers.cancellation import Cancellation as Cancellation
+from dualform.answers.cancellation import Cancellation as Cancellation, Concentration as Concentration
 from dualform.answers.certificate import Certificate as Certificate, Certificates as Certificates
 from dualform.answers.columns import Columns as Columns
 from dualform.answers.grade import Grade as Grade

@@ -1,4 +1,4 @@
-"""How much the terms that a mask removes cancel each other."""
+"""What a mask takes out of the sum: how much its terms cancel or, under rules that scale, where their moves gather."""
 
 from __future__ import annotations
 
@@ -8,15 +8,33 @@ from dataclasses import dataclass, field
 from dualform.answers.scan import Scan
 
 
+@dataclass(frozen=True)
+class Concentration:
+    """How a mask moves a layer's weights under a rule that scales gradients, as Adam's does: bias included.
+
+    A slot's share of such an update is its share of the gradient, through the scale that the whole gradient made. Where
+    the whole gradient of an entry all but cancels, a share of it has no bound, and a few entries may hold the answer.
+    """
+
+    share: float
+    """Of the squared distance from the weights that all slots make: what the one per cent of the entries that moved
+    furthest, at least one entry, hold. 0.01 where all move alike; NaN where the mask moves nothing."""
+    greatest: float
+    """The furthest that one entry moved, relative to ||W_T - W_0||, the way of the layer's weights as a whole."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cancellation(Mapping[str, float]):
     """By layer, the sum of the removed terms' norms over the norm of their sum.
 
-    1 where they all push one way; tens or hundreds where they mostly cancel; NaN where they move nothing.
+    1 where they all push one way; tens or hundreds where they mostly cancel; NaN where they move nothing. Layers whose
+    update rule gives no slot a term of its own have none, and stand in `concentrations` instead.
     """
 
     figures: Mapping[str, float]
     scan: Scan = field(default_factory=Scan)
+    concentrations: Mapping[str, Concentration] = field(default_factory=dict)
+    """By layer, under rules that scale gradients."""
 
     def __getitem__(self, layer: str) -> float:
         return self.figures[layer]

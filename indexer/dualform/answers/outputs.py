@@ -23,7 +23,8 @@ class Outputs(NDArrayOperatorsMixin):
     space: str
     """The slot space of the layer, whose slots the mask chose among."""
     grade: Grade
-    """How exact the layer's record is as of the step that was asked for."""
+    """How exact the layer's record is as of the step that was asked for: that of the whole sum, whatever a mask
+    leaves."""
     standing: float = 0.0
     """Size of what moved the weights outside the record and was added to them, relative to the way they went; 0.0 where
     nothing was added."""

@@ -25,7 +25,8 @@ class Weights(Mapping[str, Any]):
     arrays: Mapping[str, NDArray[Any]]
     """Every parameter and buffer: those of recorded layers in the order of the layers, then the others by name."""
     grades: Mapping[str, Grade]
-    """By recorded layer: how exact its record is as of the step that was asked for."""
+    """By recorded layer: how exact its record is as of the step that was asked for. It is that of the whole sum,
+    whatever a mask leaves."""
     standing: Mapping[str, float]
     """By recorded layer: the size of what moved its weights outside the record and was added to them, relative to the
     way they went; 0.0 where nothing was added."""

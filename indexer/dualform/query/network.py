@@ -8,16 +8,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dualform.answers import Cancellation, Outputs, Scan, Weights
+from dualform.answers import Cancellation, Concentration, Outputs, Scan, Weights
 from dualform.errors import BadInput
 from dualform.query.resolved import Resolved
 from dualform.query.slots import check_space
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
+from dualform.query.weights.coefficients import weighs_no_slot
+from dualform.query.weights.concentration import concentration
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt import rebuild, rebuild_without_slots, tied
 from dualform.query.weights.softmax import softmax
 from dualform.query.where import mask
+from dualform.query.where.mask import Selection
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.store.layer import Layer
 
@@ -75,17 +78,37 @@ def _ordered(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
 
 
 def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancellation:
-    """The figure of each layer that the mask speaks of. Raises Inexact where the record does not explain one."""
+    """The figures of each layer that the mask speaks of. Raises Inexact where the record does not explain one."""
     began = time.perf_counter()
-    named = view.snapshot.layers.values() if question.layer is None else [view.snapshot.layer(question.layer)]
+    asked = view.snapshot.layers.values() if question.layer is None else [view.snapshot.layer(question.layer)]
     masks = _masks(view, question.where)
-    found, kept = dict[str, float](), dict[str, int]()
-    for layer in named:
-        where = masks.get(layer.space) if isinstance(masks, Mapping) else masks
-        if where is None:
+    found, moves, kept = dict[str, float](), dict[str, Concentration](), dict[str, int]()
+    for layer in asked:
+        if _mask_of(layer, masks) is None:
             continue
-        found[layer.name], kept[layer.space] = _figure(view, layer, where, question, check)
-    return Cancellation(found, _scan(view, kept, began))
+        selections = _selections(view, layer, masks)
+        kept[layer.space] = selections[layer.name].count
+        if weighs_no_slot(view.snapshot, layer.weights) is None:
+            own = selections[layer.name]
+            found[layer.name] = figures.cancellation(view, layer, own, question.at_step, question.allow_inexact, check)
+        else:
+            moves[layer.name] = concentration(view, layer, selections, question.at_step, question.allow_inexact, check)
+    return Cancellation(found, _scan(view, kept, began), moves)
+
+
+def _selections(view: View, layer: Layer, masks: str | Mapping[str, str]) -> dict[str, Selection]:
+    """What the masks leave of a layer, and of the others that hold one of its blocks."""
+    blocks = {block.block_name for block in layer.parameters}
+    holders = [
+        other
+        for other in view.snapshot.layers.values()
+        if other.name == layer.name or not blocks.isdisjoint(block.block_name for block in other.parameters)
+    ]
+    return {other.name: mask.selection(view, other, _mask_of(other, masks)) for other in holders}
+
+
+def _mask_of(layer: Layer, masks: str | Mapping[str, str]) -> str | None:
+    return masks.get(layer.space) if isinstance(masks, Mapping) else masks
 
 
 def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str]:
@@ -93,12 +116,6 @@ def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str
     for space in where if isinstance(where, Mapping) else ():
         check_space(view, space)
     return where
-
-
-def _figure(view: View, layer: Layer, where: str, question: MaskCancellation, check: Check) -> tuple[float, int]:
-    selection = mask.selection(view, layer, where)
-    figure = figures.cancellation(view, layer, selection, question.at_step, question.allow_inexact, check)
-    return figure, selection.count
 
 
 def _scan(view: View, kept: Mapping[str, int], began: float) -> Scan:

@@ -72,7 +72,9 @@ class NetworkWeights(Question[Weights]):
 
 @dataclass(frozen=True)
 class MaskCancellation(Question[Cancellation]):
-    """How much the terms that a mask removes cancel each other, by layer."""
+    """How much the terms that a mask removes cancel each other or, where a rule scales gradients, how far it moves the
+    weights: by layer.
+    """
 
     where: str | Mapping[str, str]
     """As in NetworkWeights. Layers of spaces that it does not name are left out of the answer."""

@@ -1007,20 +1007,53 @@ class CancellationResponse(google.protobuf.message.Message):
 
     FIGURES_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
+    CONCENTRATIONS_FIELD_NUMBER: builtins.int
     @property
-    def figures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Figure]: ...
+    def figures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Figure]:
+        """of layers whose update rule gives each slot a term of its own"""
+
     @property
     def scan(self) -> Global___Scan: ...
+    @property
+    def concentrations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Concentration]:
+        """of the others"""
+
     def __init__(
         self,
         *,
         figures: collections.abc.Iterable[Global___Figure] | None = ...,
         scan: Global___Scan | None = ...,
+        concentrations: collections.abc.Iterable[Global___Concentration] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["figures", b"figures", "scan", b"scan"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["concentrations", b"concentrations", "figures", b"figures", "scan", b"scan"]) -> None: ...
 
 Global___CancellationResponse: typing_extensions.TypeAlias = CancellationResponse
+
+@typing.final
+class Concentration(google.protobuf.message.Message):
+    """How far a mask moves a layer's weights, bias included, from those that all slots make."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    GREATEST_FIELD_NUMBER: builtins.int
+    layer: builtins.str
+    share: builtins.float
+    """of the squared distance, in the one per cent of the entries that moved furthest"""
+    greatest: builtins.float
+    """the furthest that one entry moved, relative to ||W_T - W_0||"""
+    def __init__(
+        self,
+        *,
+        layer: builtins.str = ...,
+        share: builtins.float = ...,
+        greatest: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["greatest", b"greatest", "layer", b"layer", "share", b"share"]) -> None: ...
+
+Global___Concentration: typing_extensions.TypeAlias = Concentration
 
 @typing.final
 class Figure(google.protobuf.message.Message):

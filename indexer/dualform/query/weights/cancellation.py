@@ -3,7 +3,8 @@
     sum_t ||a_t delta_t|| ||x_t||  /  || sum_t a_t delta_t x_t^T ||_F        over the removed slots
 
 1 where they all push one way; tens or hundreds, as is usual for SGD, mean that removing them moves the weights by a
-small difference of large terms: the result is not what training without them would give.
+small difference of large terms: the result is not what training without them would give. Of rules that give a slot no
+term of its own, concentration.py tells how far the mask moves the weights.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ import math
 
 import numpy as np
 
-from dualform.errors import Inexact
 from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import weighs_no_slot
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
 from dualform.query.where.mask import Selection
@@ -29,16 +28,9 @@ def cancellation(
 ) -> float:
     """The figure for the slots that `selection` leaves out; NaN where those move nothing.
 
-    Raises Inexact as `require` says, and where the optimizer gives no slot a coefficient.
+    Of layers whose rule gives slots coefficients. Raises Inexact as `require` says.
     """
     check_step(at_step, view.snapshot.steps)
-    if (optimizer := weighs_no_slot(view.snapshot, layer.weights)) is not None:
-        raise Inexact(
-            f"how much the slots of layer {layer.name!r} cancel is not measured under {optimizer}: the "
-            "size of each slot's share would take a pass over the training of its own.",
-            hint="Ask for weights or outputs under the mask: they follow all the same.",
-            field="layer",
-        )
     require(view, layer, at_step, allow_inexact, check)
     key = ("cancellation", layer.name, selection.identity, at_step)
     return view.cache.get(key, lambda: _measure(view, layer, selection, at_step, check))

@@ -17,6 +17,7 @@ from dualform.kernels.workers import share
 from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import rule_of, updates
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
+from dualform.query.where import mask
 from dualform.rules import Settings, State, UpdateRule, updated
 from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter, of_shape
@@ -30,13 +31,28 @@ def trajectory(view: View, block: Parameter, holders: Sequence[Holder], at_step:
 
     Raises Inexact where the optimizer has no update rule.
     """
-    chosen = tuple((layer.name, selection.identity) for layer, _, selection in holders)
-    key = ("trajectory", block.block_name, chosen, at_step)
-    found: Doubles = view.cache.get(key, lambda: _run(view, block, holders, at_step, check))
+    every = [(layer, place, mask.selection(view, layer, None)) for layer, place, _ in holders]
+    key, key_of_whole = _key(block, holders, at_step), _key(block, every, at_step)
+
+    def run() -> Doubles:
+        whole, kept = _run(view, block, holders, at_step, check)
+        if key != key_of_whole:  # it is at hand, and asked for beside a mask (concentration.py)
+            view.cache.get(key_of_whole, lambda: whole)
+        return kept
+
+    found: Doubles = view.cache.get(key, run)
     return found.T if block.transposed else found
 
 
-def _run(view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check) -> Doubles:
+def _key(block: Parameter, holders: Sequence[Holder], at_step: int | None) -> tuple[Any, ...]:
+    chosen = tuple((layer.name, selection.identity) for layer, _, selection in holders)
+    return ("trajectory", block.block_name, chosen, at_step)
+
+
+def _run(
+    view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
+) -> tuple[Doubles, Doubles]:
+    """The block as all slots make it, and as those that stay do."""
     rule = rule_of(view.snapshot, block.block_name)
     states = _States(rule, *_start(view, block))
     gradients = SlotGradients(view, holders, states.whole.weight.shape)
@@ -44,7 +60,7 @@ def _run(view: View, block: Parameter, holders: Sequence[Holder], at_step: int |
     for update in updates(view.snapshot, block.block_name, stop):
         whole, kept = gradients.of(update.first_step, update.last_step, check)
         states.advance(update.factor * whole, None if gradients.all_stay else update.factor * kept, update.settings)
-    return (states.whole if gradients.all_stay else states.kept).weight
+    return states.whole.weight, (states.whole if gradients.all_stay else states.kept).weight
 
 
 def _start(view: View, block: Parameter) -> tuple[Doubles, dict[str, Doubles]]:
