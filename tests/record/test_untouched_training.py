@@ -149,7 +149,7 @@ def test_keys_survive_a_loader_that_overwrites_its_buffer(tmp_path):
     assert [parameter.name for parameter in opened.sink.header.layers[0].parameters] == ["weight", "bias"]
 
 
-def test_calls_outside_a_step_or_in_eval_mode_are_not_recorded(tmp_path):
+def test_calls_outside_a_step_or_without_gradients_are_not_recorded(tmp_path):
     model = Mixed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     opened = Opened(model, optimizer, tmp_path / "m")
@@ -157,9 +157,8 @@ def test_calls_outside_a_step_or_in_eval_mode_are_not_recorded(tmp_path):
     with opened.recorder:
         model(other)
         with opened.recorder.step(label=y):
-            model.eval()
-            model(other).sum().backward()
-            optimizer.zero_grad()
+            with torch.no_grad():
+                model.eval()(other)
             model.train()
             cross_entropy(model(x), y).backward()
         model(other).sum().backward()

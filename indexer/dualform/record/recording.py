@@ -83,6 +83,8 @@ class Recording:
         if record is not None and not record.empty:
             self._update_inside(record)
             return
+        if record is not None:
+            self._tell_unseen(record)
         self._agree(UPDATES[1] if self._unrecorded or self._updates.awaited else UPDATES[2])
         if self._unrecorded:
             self._update_unrecorded(self._unrecorded)
@@ -166,6 +168,7 @@ class Recording:
         self._tell_misfits(record)
         slots = self._slot_maker.slots_of(record, first=not self.begun)
         self._admit(record, slots)
+        self._tell_unseen(record)
         rows = [(part.layer, part.keys, part.errors if part.layer in self._valued else None) for part in slots.rows]
         finite = self._updates.add(record.step, rows, record.fresh) and slots.surely_finite(self._valued)
         if not finite and not slots.finite():
@@ -190,6 +193,12 @@ class Recording:
             else:
                 self._unreached[layer] = what
 
+    def _tell_unseen(self, record: StepRecord) -> None:
+        """Calls of layers that could not be recorded: whether they matter, the gradient shows."""
+        for layer, what in record.unseen.items():
+            if layer in self._spaces.layers:
+                self._updates.defect(record.step, layer, "unseen", what)
+
     def _admit(self, record: StepRecord, slots: Slots) -> None:
         """Take in the layers that have slots for the first time."""
         known = {layer.name for layer in (*self._layers, *self._new)}
@@ -205,13 +214,14 @@ class Recording:
 
     def finish(self, record: StepRecord) -> None:
         """The step is over. Raises RecordingError and BadInput."""
+        if record.empty:
+            self._tell_unseen(record)
         self._unreached |= {layer: why for layer, why in record.reached.items() if layer not in record.layers}
         if record.empty and not self.begun:
             if not record.reached:
                 raise RecordingError(
                     "no gradient reached a recorded layer inside the first step.",
-                    hint="Run forward and backward inside it, in training mode, through the model the recorder was "
-                    "given.",
+                    hint="Run forward and backward inside it, through the model the recorder was given.",
                 )
             return
         if not record.settled:

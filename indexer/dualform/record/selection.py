@@ -43,7 +43,8 @@ def select(
             if any(id(parameter) not in held for parameter in module.parameters(recurse=False)):
                 skipped[name] = f"there is no tap for {type(module).__name__}"
             continue
-        reason = kind.refusal(module) or _unwanted(name, patterns) or _untrained(kind(name, module), trained)
+        reason = _frozen(module) or kind.refusal(module) or _unwanted(name, patterns)
+        reason = reason or _untrained(kind(name, module), trained)
         if reason:
             skipped[name] = reason
         else:
@@ -117,6 +118,12 @@ def matches(name: str, pattern: str) -> bool:
 def _unwanted(name: str, patterns: Sequence[str] | None) -> str:
     wanted = patterns is None or any(matches(name, pattern) for pattern in patterns)
     return "" if wanted else "layers= leaves it out"
+
+
+def _frozen(module: nn.Module) -> str:
+    """Asked before anything else: how a layer that is not trained computes, as a quantized one does, is no matter."""
+    weights = [parameter for parameter in module.parameters() if parameter.dim() > 1]
+    return "its weight is frozen" if weights and not any(weight.requires_grad for weight in weights) else ""
 
 
 def _untrained(tap: Tap, trained: set[int]) -> str:

@@ -5,6 +5,7 @@ Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,8 @@ class StepRecord:
         """Whether no gradient of an earlier step was there any more when the first of this one's arrived."""
         self.misfits: dict[str, str] = {}
         """Layer -> why a call of it is no row of the layer that was recorded."""
+        self.unseen: dict[str, str] = {}
+        """Layer -> why a call of it could not be recorded at all."""
         self._signals: dict[str, dict[int, Signal]] = {}
 
     @property
@@ -78,8 +81,13 @@ class StepRecord:
         if raw:
             self.raw.add(tap.name)
 
-    def called_without_gradient(self, tap: Tap) -> None:
-        self.reached.setdefault(tap.name, "it ran under torch.no_grad in every recorded step")
+    def called_without_gradient(self, tap: Tap, why: str) -> None:
+        self.reached.setdefault(tap.name, f"{why} in every recorded step")
+
+    def called_unseen(self, tap: Tap) -> None:
+        self.unseen[tap.name] = self.reached[tap.name] = (
+            f"it was called under a torch.func transform at step {self.step}"
+        )
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
         if self.settled or not key.numel():
@@ -156,6 +164,7 @@ class Collector:
         """The probe that is being taken."""
         self._late, self._refused = late, refused
         self._calls = 0
+        self._told_unseen = False
 
     def begin(self, step: int, metadata: Metadata) -> StepRecord:
         """Collect another step from now on."""
@@ -177,9 +186,23 @@ class Collector:
         self._calls += 1
         return self._calls - 1
 
-    def called_without_gradient(self, tap: Tap) -> None:
+    def called_without_gradient(self, tap: Tap, why: str) -> None:
         if self.step is not None:
-            self.step.called_without_gradient(tap)
+            self.step.called_without_gradient(tap, why)
+
+    def unseen(self, tap: Tap) -> None:
+        if self.step is None:
+            return
+        self.step.called_unseen(tap)
+        if not self._told_unseen:
+            self._told_unseen = True
+            warnings.warn(
+                f"layer {tap.name!r}: {self.step.unseen[tap.name]}. What such calls add to gradients is not recorded, "
+                "here and wherever it happens again; layers whose weights are trained by it have a grade that says so. "
+                "Train by loss.backward() what is to be recorded.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def refused(self, tap: Tap, error: RecordingError) -> None:
         if self.probe is not None:

@@ -41,8 +41,11 @@ class Listener(Protocol):
         `raw`: its key is data that came with the batch, no result of a computation.
         """
 
-    def called_without_gradient(self, tap: Tap) -> None:
-        """A forward call of a training under torch.no_grad."""
+    def called_without_gradient(self, tap: Tap, why: str) -> None:
+        """A forward call of a training that no gradient will come of; `why`: "it ran under torch.no_grad"."""
+
+    def unseen(self, tap: Tap) -> None:
+        """A forward call under a transform of torch.func, whose tensors are not those of one example or one pass."""
 
     def refused(self, tap: Tap, error: RecordingError) -> None:
         """A forward call that has no keys. May raise the error."""
@@ -103,16 +106,29 @@ class Tap(ABC):
 
     def passed(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
         """Report a forward call. Returns its outputs, which the network must go on with in place of the given ones."""
-        mode = listener.forward_mode()
+        mode = self.mode(listener)
         if mode == "probe":
             listener.probed(self, call.key)
+        elif mode == "step" and not any(tensor.requires_grad for tensor in self.parameters.values()):
+            listener.called_without_gradient(self, "its weight was frozen")
         elif mode == "step" and any(part.requires_grad for part in call.outputs):
             report = _Report(self, listener, listener.called(self, call.raw))
             outputs: tuple[Tensor, ...] = _Identity.apply(report, (call.key, *call.kept), *call.outputs)  # type: ignore[no-untyped-call]
             return outputs
-        elif mode == "step":
-            listener.called_without_gradient(self)
         return call.outputs
+
+    def mode(self, listener: Listener) -> str | None:
+        """As `Listener.forward_mode`, of a call that is made now; None also for one that cannot be recorded, which the
+        listener is told of.
+        """
+        mode = listener.forward_mode()
+        if mode is not None and torch._C._are_functorch_transforms_active():
+            listener.unseen(self)
+            return None
+        if mode == "step" and not torch.is_grad_enabled():
+            listener.called_without_gradient(self, "it ran under torch.no_grad")
+            return None
+        return mode
 
 
 class ModuleTap(Tap):
@@ -211,8 +227,7 @@ class _Hook:
         self._tap, self._listener = tap, listener
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        mode = self._listener.forward_mode()
-        if mode is None or (mode == "step" and not module.training):
+        if self._tap.mode(self._listener) is None:
             return None
         try:
             call = self._tap.call_of(args, kwargs, output)
@@ -252,6 +267,7 @@ class _Identity(torch.autograd.Function):
     def forward(ctx: Any, report: _Report, kept: tuple[Tensor, ...], *outputs: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*kept)
         ctx.report = report
+        ctx.shapes = [output.shape for output in outputs]
         ctx.set_materialize_grads(False)
         # No copies, and unlike views made here, later in-place operations (relu_) may write to them.
         return tuple(output.detach() for output in outputs)
@@ -261,3 +277,9 @@ class _Identity(torch.autograd.Function):
         key, *kept = ctx.saved_tensors
         ctx.report(key, kept, gradients)
         return None, None, *gradients
+
+    @staticmethod
+    def jvp(ctx: Any, report: None, kept: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        like = next(tangent for tangent in tangents if tangent is not None)
+        pairs = zip(tangents, ctx.shapes, strict=True)
+        return tuple(like.new_zeros(shape) if own is None else own.view_as(own) for own, shape in pairs)

@@ -1,0 +1,143 @@
+"""What trains is recorded, whatever mode its module is in; what does not has no slots."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import RecordingError
+from dualform.record.recorder import Recorder
+
+from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
+
+
+def train(model, opened, data, before=lambda number: None):
+    """Returns the weights before and after each step."""
+    snapshots = [snapshot(model)]
+    with opened.recorder:
+        for number, (x, y) in enumerate(data):
+            before(number)
+            with opened.recorder.step(label=y):
+                opened.optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                opened.optimizer.step()
+            snapshots.append(snapshot(model))
+    return snapshots
+
+
+def opened_on(model, path):
+    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), path)
+
+
+@pytest.mark.parametrize("evaluated", ["", "2"], ids=["all of it", "one layer"])
+def test_a_training_in_eval_mode(tmp_path, evaluated):
+    """As one of a network whose dropout is frozen."""
+    model = small_net()
+    model.get_submodule(evaluated).eval()
+    opened = opened_on(model, tmp_path / "m")
+    snapshots = train(model, opened, batches(3))
+    assert opened.sink.defects == []
+    assert opened.sink.layer_names == ["0", "2", "4"]
+    assert_rebuilt(opened.sink, snapshots)
+
+
+class Padded(nn.Module):
+    """Refuses sequences that are packed, as its tap would have to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(5, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+def test_what_is_evaluated_within_a_step_is_no_call_of_it(tmp_path):
+    model = Padded()
+    opened = opened_on(model, tmp_path / "m")
+    x = torch.randn(4, 6, 5)
+    with opened.recorder, opened.recorder.step():
+        model(x).square().sum().backward()
+        with torch.no_grad():
+            model.eval()(nn.utils.rnn.pack_padded_sequence(x, torch.full((4,), 6), batch_first=True))
+    assert len(opened.sink.keys("lstm")) == 24
+
+
+def test_a_layer_that_is_frozen_for_some_steps_has_no_slots_in_them(tmp_path):
+    model, steps = small_net(), {2, 3, 5}
+    opened = opened_on(model, tmp_path / "m")
+    snapshots = train(model, opened, batches(7), lambda number: model[2].requires_grad_(number not in steps))
+    assert opened.sink.defects == []
+    assert [step for step, _ in opened.sink.parts("2")] == [0, 1, 4, 6]
+    assert [step for step, _ in opened.sink.parts("0")] == [*range(7)]
+    assert_rebuilt(opened.sink, snapshots)
+
+
+def test_where_a_bias_alone_trains_its_slots_are_there(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    snapshots = train(model, opened, batches(4), lambda number: model[2].weight.requires_grad_(number < 2))
+    assert [step for step, _ in opened.sink.parts("2")] == [0, 1, 2, 3]
+    assert opened.sink.defects == []
+    assert_rebuilt(opened.sink, snapshots)
+
+
+def test_hits_of_a_frozen_layer_brought_something(tmp_path):
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(model, optimizer, tmp_path / "m")
+    with recorder:
+        for number, (x, y) in enumerate(batches(6)):
+            model[0].requires_grad_(number % 2 == 0)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    memory = dualform.open(tmp_path / "m")
+    query = np.ones((1, 5), dtype=np.float32)
+    hits = memory.topk("0", query, k=100)
+    assert sorted(memory.slots(hits.slots[0], "sample")["step"]) == [step for step in (0, 2, 4) for _ in range(8)]
+    assert int(memory.group_sum("0", query, by="step").counts.sum()) == 24
+    assert all(certificate.relative_error <= 1e-5 for certificate in memory.verify().values())
+
+
+def test_a_network_that_is_frozen_in_its_first_step_says_so(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    model.requires_grad_(False)
+    x, y = batches(1)[0]
+    with opened.recorder:
+        with opened.recorder.step(label=y):
+            model(x)
+        model.requires_grad_(True)
+        with opened.recorder.step(label=y):
+            cross_entropy(model(x), y).backward()
+    assert len(opened.sink.recorded) == 1
+
+
+class Quantized(nn.Linear):
+    """Computes in a way of its own, as quantized layers do."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.round(), self.bias)
+
+
+def test_frozen_is_said_before_a_forward_of_its_own(tmp_path):
+    model = nn.Sequential(Quantized(5, 5), Quantized(5, 5), nn.Linear(5, 3))
+    model[0].requires_grad_(False)
+    recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    assert recorder.skipped == {"0": "its weight is frozen", "1": "Quantized has a forward of its own"}
+
+
+def test_a_step_that_no_gradient_reaches_says_what_to_do(tmp_path):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with pytest.raises(RecordingError) as raised, opened.recorder, opened.recorder.step():
+        pass
+    assert str(raised.value) == (
+        "no gradient reached a recorded layer inside the first step. Run forward and backward inside it, through the "
+        "model the recorder was given."
+    )
