@@ -82,8 +82,8 @@ def test_a_batch_that_lies_the_other_way_names_both_remedies(tmp_path):
         one_step(opened, model, OBLONG, OBLONG)
     assert str(caught.value) == (
         "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. The layers of one space see the same "
-        "batch: give one of them another space, as spaces={'h': …}, say batch_dim={'h': 0} in recorder.step, or leave "
-        "it out with layers=."
+        "batch: give those that see another one a space, as spaces={'h': 'token_2'}, say batch_dim={'h': 0} in "
+        "recorder.step, or leave them out with layers=."
     )
 
 

@@ -63,8 +63,8 @@ def test_layers_of_other_lengths_in_one_space_are_refused(tmp_path):
         model(SOURCE, TARGET).sum().backward()
     assert str(caught.value) == (
         "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. The layers of one "
-        "space see the same batch: give one of them another space, as spaces={'decoder.0': …}, or leave it out with "
-        "layers=."
+        "space see the same batch: give those that see another one a space, as spaces={'decoder.*': 'token_2'}, or "
+        "leave them out with layers=."
     )
     assert opened.sinks == []
 

@@ -190,7 +190,8 @@ def test_layers_that_see_different_batches(tmp_path):
         shapes = "[8] and [3]" if space == "sample" else "[8, 2] and [3, 2]"
         assert str(caught.value) == (
             f"layers 'first' and 'second' saw different batches at step 0: {shapes}. The layers of one space see the "
-            "same batch: give one of them another space, as spaces={'second': …}, or leave it out with layers=."
+            f"same batch: give those that see another one a space, as spaces={{'second': '{space}_2'}}, or leave them "
+            "out with layers=."
         )
         assert opened.sinks == []
         assert not (tmp_path / "m").exists()

@@ -14,6 +14,7 @@ from dualform.record.batch_axis import BatchAxis
 from dualform.record.shape import Shape, misfit, oblong, square, turned
 from dualform.record.spaces import Space, Spaces, lost_call
 from dualform.record.step_record import Signal, StepRecord
+from dualform.record.suggested_spaces import suggested_spaces
 from dualform.record.taps import Tap
 
 
@@ -174,9 +175,11 @@ class Aligner:
         return {key: shape for key, (_, shape) in first.items()}
 
     def _part_from(self, tap: Tap, shape: Shape, other: str, agreed: Shape) -> None:
-        hint = (
-            f"The layers of one space see the same batch: give one of them another space, as spaces={{{tap.name!r}: …}}"
-        )
+        space = self._of[tap.name]
+        fitted = {name: own.values() for name, own in self._fitted.items() if self._of[name] == space}
+        seen = {name: s.leading for name, own in fitted.items() for s in own if s.call == shape.call}
+        spaces = suggested_spaces({other: agreed.leading, **seen}, space)
+        hint = f"The layers of one space see the same batch: give those that see another one a space, as {spaces=}"
         if turned(shape.leading, 1) == agreed.leading:
             hint += f", say batch_dim={{{tap.name!r}: {1 - shape.moved}}} in recorder.step"
         self._part(
@@ -184,7 +187,7 @@ class Aligner:
             shape.call,
             f"layers {other!r} and {tap.name!r} saw different batches at step {self._record.step}: "
             f"{agreed} and {shape}",
-            hint=f"{hint}, or leave it out with layers=.",
+            hint=f"{hint}, or leave them out with layers=.",
         )
 
     def _check_shown(self, tap: Tap, first: Mapping[tuple[str, int], tuple[str, Shape]]) -> None:
