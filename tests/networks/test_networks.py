@@ -12,6 +12,7 @@ import dualform
 from . import samples, tokens  # noqa: F401  (they name their networks)
 from .capture import CONVOLUTIONS, TRANSPOSED, Capture
 from .network import NETWORKS, Network, train
+from .tokens import PARTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")  # of one network it is true
 
@@ -62,8 +63,9 @@ def test_every_layer_is_recorded(network, recorded):
 
 
 def test_keys_and_values_are_what_the_layers_saw(network, recorded):
+    """Of all but recurrent layers, whose keys are their own states, and attention's, which are no modules."""
     model, memory = recorded
-    modules = [name for name in names(network, model) if name != "recurrent"]  # its keys are its own states
+    modules = [name for name in names(network, model) if name != "recurrent" and name not in PARTS]
     captured: list[Capture] = []
 
     def watch(model, optimizer):
@@ -95,7 +97,7 @@ def test_the_grade_is_what_the_pass_over_the_slots_measures(network, recorded):
 def test_the_last_output_is_the_networks_own(network, recorded):
     model, memory = recorded
     for layer in memory.info().layers:
-        if layer.grade.name == "scores only" or layer.name == "recurrent":
+        if layer.grade.name == "scores only" or layer.name == "recurrent" or layer.name in PARTS:
             continue
         queries = torch.randn(3, layer.d_in, generator=torch.Generator().manual_seed(4))
         module = model.get_submodule(layer.name)

@@ -85,16 +85,26 @@ def by_adamw(model: nn.Module) -> Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-ENCODER = tuple(f"encoder.layers.{n}.linear{k}" for n in range(2) for k in (1, 2))
+PARTS = tuple(f"encoder.layers.{n}.self_attn.{part}" for n in range(2) for part in ("q", "k", "v", "out_proj"))
+ENCODER = (*PARTS, *(f"encoder.layers.{n}.linear{k}" for n in range(2) for k in (1, 2)))
 Network("bert", lambda: Encoder(True), texts, next_token, layers=("embedding", *ENCODER, "head"))
-Network("bert-adamw", lambda: Encoder(True), texts, next_token, by_adamw, layers=("embedding", *ENCODER, "head"))
+Network(
+    "bert-adamw",
+    lambda: Encoder(True),
+    texts,
+    next_token,
+    by_adamw,
+    layers=("embedding", *ENCODER, "head"),
+    # The keys' bias moves no attention: its gradient is rounding alone, which Adam makes steps of.
+    grades=dict.fromkeys(PARTS[1::4], "off"),
+)
 Network(
     "gpt-adamw",
     Gpt,
     texts,
     next_token,
     by_adamw,
-    # The keys' bias moves no attention: its gradient is rounding alone, which Adam makes steps of.
+    # As above; the layer holds the weights of queries, keys and values.
     grades={"blocks.0.qkv": "off", "blocks.1.qkv": "off"},
 )
 Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, layers=("embedding", *ENCODER, "head"))

@@ -99,9 +99,12 @@ def labels_of(label: Any) -> NDArray[np.int64] | None:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)  # it shows no inputs of layers, and packs tokens otherwise
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for module, training in modes:
             module.training = training

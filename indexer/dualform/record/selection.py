@@ -31,24 +31,31 @@ def select(
     _refuse_tensors(model)
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     modules = dict(model.named_modules())
-    _check_patterns(patterns, [name for name, module in modules.items() if ModuleTap.kind_of(module)])
+    _check_patterns(patterns, _layer_names(modules))
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     given_names = {tap.name for tap in given}
     held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
     taps: list[Tap] = []
     skipped: dict[str, str] = {}
+    covered = set[str]()
     for name, module in modules.items():
+        if name in covered:
+            continue
         kind = None if name in given_names else ModuleTap.kind_of(module)
         if kind is None:
             if any(id(parameter) not in held for parameter in module.parameters(recurse=False)):
                 skipped[name] = f"there is no tap for {type(module).__name__}"
             continue
-        reason = _frozen(module) or kind.refusal(module) or _unwanted(name, patterns)
-        reason = reason or _untrained(kind(name, module), trained)
-        if reason:
+        covered.update(f"{name}.{own}" if name else own for own in kind.covered)
+        if reason := _frozen(module) or kind.refusal(module):
             skipped[name] = reason
-        else:
-            tap = kind(name, module, values)
+            continue
+        for tap in kind.taps_of(name, module, values):
+            if tap.name in given_names:
+                continue
+            if reason := _unwanted(tap.name, patterns) or _untrained(tap, trained):
+                skipped[tap.name] = reason
+                continue
             tap.batch_dim = batch_dim_of(modules, name) if tap.batch_dim is None else tap.batch_dim
             taps.append(tap)
     if not taps and not given:
@@ -97,6 +104,16 @@ def batch_dim_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
         if isinstance(around, nn.MultiheadAttention | nn.RNNBase | nn.Transformer):
             return 0 if around.batch_first else 1
     return None
+
+
+def _layer_names(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Of every layer that there is a tap for."""
+    found = list[str]()
+    for name, module in modules.items():
+        kind = ModuleTap.kind_of(module)
+        if kind is not None:
+            found += [name] if kind.refusal(module) else [tap.name for tap in kind.taps_of(name, module)]
+    return found
 
 
 def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str]) -> None:

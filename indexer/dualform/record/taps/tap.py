@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -26,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.record.key_form import KeyForm
+from dualform.record.taps.hook import ModelHook
 from dualform.store.parameter import Parameter
 
 
@@ -139,6 +139,8 @@ class ModuleTap(Tap):
 
     module_type: ClassVar[type[nn.Module] | str]
     """A string is the qualified name of a class of a package that need not be there."""
+    covered: ClassVar[Sequence[str]] = ()
+    """Modules inside one of this kind, by their names in it, that its taps stand for."""
     _kinds: ClassVar[dict[type[nn.Module] | str, type[ModuleTap]]] = {}
 
     def __init_subclass__(cls, *, module_type: type[nn.Module] | str | None = None, **kwargs: Any) -> None:
@@ -158,6 +160,11 @@ class ModuleTap(Tap):
         super().__init__(name, values)
         self.module = module
         self._handle: RemovableHandle | None = None
+
+    @classmethod
+    def taps_of(cls, name: str, module: nn.Module, values: bool = True) -> Sequence[Tap]:
+        """The layers that a module of that name is: one, unless the kind says otherwise."""
+        return [cls(name, module, values)]
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
@@ -220,8 +227,8 @@ def _qualified(base: type) -> str:
     return f"{base.__module__}.{base.__qualname__}"
 
 
-class _Hook:
-    """The forward hook of a tap. A copy of it, in a model that is copied or saved, does nothing."""
+class _Hook(ModelHook):
+    """The forward hook of a tap."""
 
     def __init__(self, tap: ModuleTap, listener: Listener) -> None:
         self._tap, self._listener = tap, listener
@@ -236,11 +243,6 @@ class _Hook:
             return None
         outputs = self._tap.passed(self._listener, call)
         return None if outputs is call.outputs else self._tap.output_of(outputs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A function of the standard library that takes any arguments and returns None, so that a saved model loads
-        # where dualform is not installed.
-        return getattr, (nullcontext(), "__exit__")
 
 
 @dataclass(frozen=True)

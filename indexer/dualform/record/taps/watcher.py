@@ -1,0 +1,162 @@
+"""Watchers of modules that multiply by their parameters themselves, without calling a module of torch for it.
+
+A hook before a module's forward enters a mode in which torch hands over every function that is called, and a hook that
+always runs leaves it. A product counts once: it belongs to the innermost watched module around it that holds its
+matrix, and a layer that has a tap of its own hides its products from the watchers around it.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from dualform.record.taps.hook import ModelHook
+from dualform.record.taps.product import Product, products_of
+from dualform.record.taps.tap import Listener
+
+WITHIN = "multi_head_attention_forward"
+"""A function of torch.nn.functional that is made of products, written in Python, which are wanted one by one."""
+
+
+class Watcher(ABC):
+    """One module under watch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.listener: Listener | None = None
+        self._handles: list[RemovableHandle] = []
+
+    @abstractmethod
+    def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor | None:
+        """What the network goes on with in place of a product's `output`; None for one that is not this module's.
+
+        `output` [..., d_out] belongs to the product's keys.
+        """
+
+    def used(self, name: str, args: tuple[Any, ...]) -> None:
+        """Another function of torch was called, with these arguments."""
+
+    def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module is called with these arguments."""
+
+    def ran_without_gradient(self, listener: Listener) -> None:
+        """The module is called under torch.no_grad in a training step."""
+
+    def attach(self, listener: Listener) -> None:
+        """Watch the module from now on; it may be said again."""
+        self.listener = listener
+        if not self._handles:
+            before = self.module.register_forward_pre_hook(_Enter(self), prepend=True, with_kwargs=True)
+            after = self.module.register_forward_hook(_Leave(), always_call=True)
+            self._handles = [before, after]
+
+    def detach(self) -> None:
+        """Nothing remains of the watcher."""
+        self.listener = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        # An interrupt from the keyboard passes even the hook that always runs.
+        while self in _AROUND.watchers:
+            _AROUND.leave()
+
+
+class _Around(threading.local):
+    """The modules that run, of those that are watched or hidden, the innermost last. A mode lies around each."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Watcher | None] = []
+        self._modes: list[_Mode | None] = []
+
+    def enter(self, watcher: Watcher | None) -> None:
+        mode = None if watcher is None or any(self._modes) else _Mode()
+        if mode is not None:
+            mode.__enter__()
+        self._modes.append(mode)
+        self.watchers.append(watcher)
+
+    def leave(self) -> None:
+        self.watchers.pop()
+        mode = self._modes.pop()
+        if mode is not None:
+            mode.__exit__(None, None, None)
+
+
+_AROUND = _Around()
+
+
+class _Enter(ModelHook):
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        watcher, listener = self._watcher, self._watcher.listener
+        mode = None if listener is None else listener.forward_mode()
+        if listener is not None and mode == "step" and not torch.is_grad_enabled():
+            watcher.ran_without_gradient(listener)
+            mode = None
+        if mode is not None:
+            watcher.begins(args, kwargs)
+        # What is let pass enters as well: each call is left once.
+        _AROUND.enter(watcher if mode is not None else None)
+
+
+class _Leave(ModelHook):
+    def __call__(self, *_: object) -> None:
+        if _AROUND.watchers:
+            _AROUND.leave()
+
+
+class _Mode(TorchFunctionMode):
+    """Sees every function of torch that is called from Python, and is left while it looks at one."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == WITHIN and isinstance(func, FunctionType):
+            with self:
+                return opened(func)(*args, **kwargs)
+        output = func(*args, **kwargs)
+        inner = _AROUND.watchers
+        found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
+        for watcher in reversed(inner):
+            if watcher is None or watcher.listener is None:
+                break
+            for product in found:
+                own = watcher.multiplied(watcher.listener, product, product.laid(output))
+                if own is not None:
+                    return product.laid(own)
+            if not found:
+                watcher.used(name, args)
+        return output
+
+
+def opened(func: FunctionType) -> Callable[..., Any]:
+    """A function of torch that runs under a mode without handing itself to it, so that the mode sees inside.
+
+    It asks `has_torch_function` whether to, and goes on by itself where the answer is no.
+    """
+    own = FunctionType(
+        func.__code__, {**func.__globals__, "has_torch_function": _no}, func.__name__, func.__defaults__, func.__closure__
+    )
+    own.__kwdefaults__ = func.__kwdefaults__
+    return own
+
+
+def opens(func: Callable[..., Any]) -> bool:
+    """Whether this torch's function can be `opened`."""
+    return "has_torch_function" in getattr(getattr(func, "__code__", None), "co_names", ())
+
+
+def _no(_: object) -> bool:
+    return False
