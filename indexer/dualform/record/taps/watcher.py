@@ -43,12 +43,15 @@ class Watcher(ABC):
 
     def used(self, name: str, args: tuple[Any, ...]) -> None:
         """Another function of torch was called, with these arguments."""
+        return
 
     def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module is called with these arguments."""
+        return
 
     def ran_without_gradient(self, listener: Listener) -> None:
         """The module is called under torch.no_grad in a training step."""
+        return
 
     def attach(self, listener: Listener) -> None:
         """Watch the module from now on; it may be said again."""
@@ -79,7 +82,7 @@ class _Around(threading.local):
     def enter(self, watcher: Watcher | None) -> None:
         mode = None if watcher is None or any(self._modes) else _Mode()
         if mode is not None:
-            mode.__enter__()
+            mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
         self.watchers.append(watcher)
 
@@ -87,7 +90,7 @@ class _Around(threading.local):
         self.watchers.pop()
         mode = self._modes.pop()
         if mode is not None:
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 _AROUND = _Around()
@@ -147,7 +150,11 @@ def opened(func: FunctionType) -> Callable[..., Any]:
     It asks `has_torch_function` whether to, and goes on by itself where the answer is no.
     """
     own = FunctionType(
-        func.__code__, {**func.__globals__, "has_torch_function": _no}, func.__name__, func.__defaults__, func.__closure__
+        func.__code__,
+        {**func.__globals__, "has_torch_function": _no},
+        func.__name__,
+        func.__defaults__,
+        func.__closure__,
     )
     own.__kwdefaults__ = func.__kwdefaults__
     return own
