@@ -223,6 +223,18 @@ def test_an_evaluation_between_steps_is_left_to_the_fused_path(tmp_path):
     assert "aten::_native_multi_head_attention" in [event.name for event in profile.events()]
 
 
+def test_in_a_step_a_pass_without_gradients_is_left_to_the_fused_path_and_told_of(tmp_path):
+    model = Net().eval()
+    x = torch.randn(B, L, E)
+    made = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    with made, torch.profiler.profile() as profile, made.step():
+        with torch.no_grad():
+            model(x, None)
+        model.inner(x).square().sum().backward()
+    assert "aten::_native_multi_head_attention" in [event.name for event in profile.events()]
+    assert made.skipped["attn.q"] == "it ran under torch.no_grad in every recorded step"
+
+
 def test_layers_that_are_left_out_or_frozen_are_named(tmp_path):
     model = Net(kdim=6, vdim=4)
     model.attn.v_proj_weight.requires_grad_(False)

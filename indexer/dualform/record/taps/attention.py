@@ -160,6 +160,6 @@ class _AttentionWatcher(Watcher):
                 (output,) = tap.passed(listener, Call(key, (output,), raw=not product.key.requires_grad))
         return output if found else None
 
-    def ran_without_gradient(self, listener: Listener) -> None:
+    def unseen(self, listener: Listener) -> None:
         for tap in self.taps:
-            listener.called_without_gradient(tap)
+            tap.mode(listener)  # which tells why

@@ -49,8 +49,8 @@ class Watcher(ABC):
         """The module is called with these arguments."""
         return
 
-    def ran_without_gradient(self, listener: Listener) -> None:
-        """The module is called under torch.no_grad in a training step."""
+    def unseen(self, listener: Listener) -> None:
+        """The module is called in a training step in a way that cannot be recorded."""
         return
 
     def attach(self, listener: Listener) -> None:
@@ -103,8 +103,9 @@ class _Enter(ModelHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         watcher, listener = self._watcher, self._watcher.listener
         mode = None if listener is None else listener.forward_mode()
-        if listener is not None and mode == "step" and not torch.is_grad_enabled():
-            watcher.ran_without_gradient(listener)
+        transformed = torch._C._are_functorch_transforms_active()
+        if listener is not None and mode == "step" and (transformed or not torch.is_grad_enabled()):
+            watcher.unseen(listener)
             mode = None
         if mode is not None:
             watcher.begins(args, kwargs)
