@@ -410,6 +410,27 @@ def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
 
     fleet.run(train, on_error="warn")
     memory = dualform.open(tmp_path / "m")
-    assert memory.info().cut_off == "the recording was cut off after step 3, or still runs."
+    assert memory.info().cut_off == (
+        "the recording was cut off after step 3, or still runs: shard-00001 did not come to its end."
+    )
     assert reasons(tmp_path / "m") == {"there are no final weights: the recording was cut off, or still runs."}
     assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
+
+
+@pytest.mark.filterwarnings("ignore:recording stopped after 4 steps")
+def test_where_every_rank_stops_the_memory_says_so(tmp_path):
+    fleet = Fleet(tmp_path / "m")
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(STEPS):
+            x, y = data(rank, step)
+            with recorder.step(label=y[:2] if step == 4 else y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                fleet.average(rank, model)
+                optimizer.step()
+
+    fleet.run(train, on_error="warn")
+    assert dualform.open(tmp_path / "m").info().cut_off == (
+        f"the recording was cut off after step 3, or still runs: none of its {COUNT} shards came to its end."
+    )

@@ -107,7 +107,17 @@ class Snapshot:
         if not self.recording:
             return ""
         after = f"after step {self.steps - 1}" if self.steps else "before its first step"
-        return f"the recording was cut off {after}, or still runs."
+        return f"the recording was cut off {after}, or still runs{self._unended()}."
+
+    def _unended(self) -> str:
+        """Of several shards, those that did not come to their end: the memory ends where the first of them does."""
+        shards = [part for part, _ in self._contents.state] if self._contents else []
+        open_ones = [part.shards[0].folder for part in shards if part.recording]
+        if len(shards) < 2 or not open_ones:
+            return ""
+        if len(open_ones) == len(shards):
+            return f": none of its {len(shards)} shards came to its end"
+        return f": {', '.join(open_ones)} did not come to {'their' if len(open_ones) > 1 else 'its'} end"
 
     def moved(self) -> bool:
         """Whether the memory on disk holds more by now."""
