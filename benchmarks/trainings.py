@@ -64,7 +64,7 @@ def _train(pair: tuple[Dataset, Dataset], recipe: Recipe, memory: Path | None, *
             train_part(network, optimizer, dataset, recipe, seed=0, part=part)
         return perf_counter() - start
     start = perf_counter()
-    with Recorder(network, optimizer, memory, values=values) as recorder:
+    with Recorder(network, optimizer, memory, values=values, quiet=True) as recorder:
         for part, dataset in enumerate(pair):
             train_part(network, optimizer, dataset, recipe, seed=0, part=part, recorder=recorder)
     return perf_counter() - start

@@ -75,5 +75,5 @@ def test_a_model_of_several_inputs_that_returns_no_matrix(tmp_path):
 
 def test_a_probe_needs_a_memory(tmp_path):
     _, opened = recorded(tmp_path)
-    with opened.recorder, pytest.raises(RecordingError, match=r"^there is no memory before the first recorded step\."):
+    with pytest.raises(RecordingError, match=r"^there is no memory before the first recorded step\."), opened.recorder:
         opened.recorder.probe("test", torch.zeros(1, 5))

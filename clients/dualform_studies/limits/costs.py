@@ -60,7 +60,7 @@ class Trial:
         network = build_network(self.recipe.widths(digits()), self.seed)
         optimizer = self.recipe.optimizer(network)
         dataset = digits()
-        with Recorder(network, optimizer, folder, keys=keys, values=keys) as recorder:
+        with Recorder(network, optimizer, folder, keys=keys, values=keys, quiet=True) as recorder:
             start = perf_counter()
             train(network, optimizer, self._stream(dataset), self.recipe.clip, recorder=recorder)
             recorder.flush()

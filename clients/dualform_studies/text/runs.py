@@ -57,7 +57,9 @@ class Task:
         network, optimizer = self._begin()
         names = {self.corpus.name: self.vocabulary.words}
         start = perf_counter()
-        with Recorder(network, optimizer, out, [LAYER], values=False, label_names=names, keys=keys) as recorder:
+        with Recorder(
+            network, optimizer, out, [LAYER], values=False, label_names=names, keys=keys, quiet=True
+        ) as recorder:
             self._train(network, optimizer, recorder, "training, recorded", watch)
         return network, perf_counter() - start
 

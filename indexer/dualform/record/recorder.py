@@ -12,6 +12,7 @@ The training comes out bit for bit as it would without the recorder.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from dualform.record.selection import select
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Collector, Step, StepRecord
+from dualform.record.summary import Summary, listed, readable, summary_of, tell
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.unwrapped import unwrapped, unwrapped_model
@@ -61,6 +63,7 @@ class Recorder:
         routed: str | Sequence[str] = (),
         taps: Sequence[Tap] = (),
         on_error: Literal["raise", "warn"] = "raise",
+        quiet: bool = False,
         sink: Callable[[Header], Sink] = Writer,
         rank: int = 0,
         ranks: int | TrainingShard = 1,
@@ -75,8 +78,9 @@ class Recorder:
         `step(at=…)` gives it.
 
         `on_error`: what a failure of writing does, and metadata that stops fitting its batches: end the training, or
-        warn once and stop recording. The first step always raises. `taps`: of layers that are no modules. `sink`: makes
-        what takes the batches, on a thread of its own, in place of the store's writer.
+        warn once and stop recording. The first step always raises. `quiet`: the table of what is recorded is not
+        written to stderr, as with the environment variable DUALFORM_QUIET; warnings stay. `taps`: of layers that are no
+        modules. `sink`: makes what takes the batches, on a thread of its own, in place of the store's writer.
 
         `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
         `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
@@ -107,7 +111,10 @@ class Recorder:
             dict(label_names or {}), self._ranks,
         )  # fmt: skip
         self._on_error = on_error
+        self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._state = "new"
+        self._failed = False
+        """Whether the last step was refused, or raised something."""
         self._handle: UpdateHooks | None = None
         self._recording: Recording | None = None
         self._collector = Collector(self._late, self._refused)
@@ -117,6 +124,11 @@ class Recorder:
         """Steps recorded so far."""
         return 0 if self._recording is None else self._recording.steps
 
+    @property
+    def summary(self) -> Summary:
+        """What is recorded, as it stands now; its text is the table that was said at the start."""
+        return summary_of(self._plan, None if self._recording is None else self._recording.bytes_a_step)
+
     def __enter__(self) -> Recorder:
         if self._state != "new":
             raise RecordingError("a recorder records one training.", hint="Make another, with a folder of its own.")
@@ -125,6 +137,7 @@ class Recorder:
             tap.attach(self._collector)
         self._handle = around_each_update(self._plan.optimizer, self._updating, self._updated)
         OPEN.add(self._plan.model)
+        self._say(str(self.summary))
         return self
 
     def __exit__(
@@ -132,7 +145,11 @@ class Recorder:
     ) -> None:
         stopped, self._state = self._state == "stopped", "closed"
         self._detach()
-        if stopped or self._recording is None or not self._recording.begun:
+        if stopped:
+            return
+        if self._recording is None or not self._recording.begun:
+            if error is None and not self._failed:
+                self._tell_empty()
             return
         try:
             self._recording.close(finished=error is None)
@@ -184,6 +201,7 @@ class Recorder:
         self._require_open("step")
         if self._collector.step is not None:
             raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
+        self._failed = True
         record = self._begin_step(
             dataset=dataset, label=label, sample=sample, position=position, mask=mask, at=at, batch_dim=batch_dim,
             columns=columns,
@@ -194,6 +212,7 @@ class Recorder:
             self._end_step(record, failed=True)
             raise
         self._end_step(record, failed=False)
+        self._failed = False
 
     def _begin_step(self, **said: Any) -> StepRecord | None:
         """None where recording has stopped."""
@@ -217,6 +236,7 @@ class Recorder:
         if failed and not record.updated:
             recording.forget(record)
             return
+        begun = recording.begun
         try:
             # Once the weights have moved, everything after a step that is missing would be inexact.
             recording.finish(record)
@@ -224,6 +244,9 @@ class Recorder:
             if record.step == self.steps:
                 recording.forget(record)
             self._fail(error)
+        if recording.begun and not begun:
+            yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
+            self._say(f"dualform: {readable(recording.bytes_a_step or 0)} a step{yet}")
 
     def flush(self) -> None:
         """Returns once every finished step is on disk. Raises what went wrong with writing."""
@@ -257,6 +280,18 @@ class Recorder:
         finally:
             self._collector.probe = None
         self._recording.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+
+    def _say(self, text: str) -> None:
+        if self._says:
+            tell(text)
+
+    def _tell_empty(self) -> None:
+        """A training came to its end and left no memory."""
+        why = "no step was begun. Put each batch into one `with recorder.step(...)`"
+        if self._recording is not None:
+            why = "; ".join(f"{name}: {reason}" for name, reason in self._recording.unreached.items())
+        empty = f"nothing was recorded, and there is no memory in {self.path}"
+        warnings.warn(f"{empty}: {why}.", RuntimeWarning, stacklevel=3)
 
     def _late(self, tap: Tap) -> None:
         """A gradient came outside the step of its forward pass."""

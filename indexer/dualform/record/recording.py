@@ -20,6 +20,7 @@ from dualform.record.spaces import Spaces, lost_call
 from dualform.record.start import Start, layer_of
 from dualform.record.state import state_of
 from dualform.record.step_record import StepRecord
+from dualform.record.summary import stored_bytes
 from dualform.record.taps import Tap
 from dualform.record.training_shard import UPDATES
 from dualform.record.updates import Updates
@@ -58,6 +59,8 @@ class Recording:
         self._sink: SinkThread | None = None
         self.steps = 0
         """Steps recorded so far."""
+        self.bytes_a_step: int | None = None
+        """About what the first recorded step takes on disk; None before it."""
 
     @property
     def begun(self) -> bool:
@@ -250,32 +253,37 @@ class Recording:
             self._updates.await_update(record.step, record.dtypes)
         self._updates.look(record.step)
         logs, defects, watch = self._updates.take()
-        self.sink.put(
-            Batch(
-                record.step,
-                slots.samples,
-                slots.extents,
-                slots.layer_rows(self._valued),
-                unknown=slots.unknown,
-                joined=joined,
-                logs=logs,
-                defects=defects,
-                watch=watch,
-            )
+        batch = Batch(
+            record.step,
+            slots.samples,
+            slots.extents,
+            slots.layer_rows(self._valued),
+            unknown=slots.unknown,
+            joined=joined,
+            logs=logs,
+            defects=defects,
+            watch=watch,
         )
+        if self.bytes_a_step is None:
+            self.bytes_a_step = stored_bytes(batch, self._layers)
+        self.sink.put(batch)
+
+    @property
+    def unreached(self) -> dict[str, str]:
+        """Layers that have no slots yet, with the reason."""
+        recorded = {layer.name for layer in self._layers}
+        never = "it was not called in a recorded step"
+        return {t.name: self._unreached.get(t.name, never) for t in self._plan.taps if t.name not in recorded}
 
     def _skip(self) -> None:
-        """List the layers that have no slots yet, with the reason."""
-        recorded = {layer.name for layer in self._layers}
-        for tap in self._plan.taps:
-            if tap.name in recorded:
-                self._plan.skipped.pop(tap.name, None)
-            else:
-                why = self._unreached.get(tap.name, "it was not called in a recorded step")
-                self._plan.skipped[tap.name] = why
+        """List the layers that have no slots yet."""
+        for layer in self._layers:
+            self._plan.skipped.pop(layer.name, None)
+        self._plan.skipped.update(self.unreached)
 
     def forget(self, record: StepRecord) -> None:
         """A step comes to nothing."""
+        self._unreached |= dict.fromkeys(record.layers, "every step that reached it failed, or held NaN or infinity")
         self._slots = None
         self._updates.forget(record.step)
 

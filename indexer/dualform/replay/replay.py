@@ -86,7 +86,7 @@ class Replay(Recorder):
             own = {tap.name for tap in taps}
             layers = [name for name in memory.layers if name not in own]
             super().__init__(
-                model, optimizer, path, layers, keys=False, spaces=spaces, routed=routed, taps=taps,
+                model, optimizer, path, layers, keys=False, spaces=spaces, routed=routed, taps=taps, quiet=True,
                 sink=self._open_replay,
             )  # fmt: skip
         except NotFound as error:
@@ -96,6 +96,9 @@ class Replay(Recorder):
         forms = {tap.name: tap.key_form for tap in self._taps}
         self._replayed = ReplaySink(header, self._first, self._gatherers, forms)
         return self._replayed
+
+    def _tell_empty(self) -> None:
+        """`answers` does."""
 
     def answers(self) -> list[Answer]:
         """The answers, in the order of the questions: those of a memory that had stored the keys (running_best.py,

@@ -60,7 +60,7 @@ def record_pairs(pairs: Pairs, order: NDArray[np.int64], folder: Path) -> None:
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with Recorder(model, optimizer, folder) as recorder:
+    with Recorder(model, optimizer, folder, quiet=True) as recorder:
         for start in range(0, len(order), _PAIRS_A_STEP):
             rows = order[start : start + _PAIRS_A_STEP]
             with recorder.step(dataset="pairs", label=torch.from_numpy(pairs.labels[rows]), sample=rows):

@@ -77,7 +77,7 @@ def record(
         if progress is not None:
             progress(label, done + taken, recipe.steps)
 
-    with Recorder(network, optimizer, folder, values=values, label_names=names) as recorder:
+    with Recorder(network, optimizer, folder, values=values, label_names=names, quiet=True) as recorder:
         for moment in (*moments, recipe.steps):
             start = perf_counter()
             train(network, optimizer, islice(stream, moment - done), recipe.clip, recorder=recorder, tell=tell)

@@ -52,7 +52,7 @@ def train_in_succession(
     if record_to is None:
         return _train(network, optimizer, pair, recipe, seed, None, progress)
     names = {dataset.name: list(dataset.label_names) for dataset in pair}
-    recorder = Recorder(network, optimizer, record_to, values=True, label_names=names)
+    recorder = Recorder(network, optimizer, record_to, values=True, label_names=names, quiet=True)
     with recorder:
         trained = _train(network, optimizer, pair, recipe, seed, recorder, progress)
         for dataset in pair:

@@ -79,7 +79,7 @@ def train_recorded(
     optimizer = recipe.sgd(list(network.parameters()))
     letters = [[TOKENS[token] for token in pair] for pair in facts.pairs.tolist()]
     first, second = (list(column) for column in zip(*letters, strict=True))
-    with Recorder(network, optimizer, record_to, label_names={DATASET: list(TOKENS)}) as recorder:
+    with Recorder(network, optimizer, record_to, label_names={DATASET: list(TOKENS)}, quiet=True) as recorder:
         for done in range(1, recipe.steps + 1):
             with recorder.step(
                 dataset=DATASET, label=facts.next_tokens, sample=torch.arange(len(facts)),

@@ -1,0 +1,158 @@
+"""What a recorder says of itself as recording starts, and after the first step: what it records, and what it takes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from dualform.record.optimizers import why_no_rule
+from dualform.record.plan import Plan
+from dualform.record.taps import Tap
+from dualform.store.batch import Batch
+from dualform.store.layer import Layer
+
+LISTED = 8
+"""Names that are listed one by one; of more, those that differ in numbers alone are one."""
+SHOWN = 10
+"""Lines of recorded layers, and of reasons, that the table has at most."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is recorded of a training. Its text is a short table."""
+
+    path: Path
+    layers: Mapping[str, tuple[int, int]]
+    """Layer -> d_in and d_out, of those that are recorded, or will be once a gradient reaches them."""
+    skipped: Mapping[str, str]
+    """Layer -> why it is not."""
+    trained: int
+    """Numbers of the model that its optimizer trains."""
+    recorded: int
+    """How many of them the layers stand for."""
+    answers: str
+    """What can be asked under the training's optimizer, one sentence."""
+    bytes_a_step: int | None = None
+    """About what the first recorded step takes on disk; None before it. Inputs that repeat take less later on."""
+
+    def __str__(self) -> str:
+        share = f" ({self.recorded / self.trained:.1%})" if self.trained else ""
+        lines = [
+            f"dualform records {self.recorded:,} of {self.trained:,} trained numbers{share} in {self.path}",
+            *_block("recorded", _recorded(self.layers)),
+            *_block("skipped", _skipped(self.skipped)),
+            f"  {self.answers}",
+        ]
+        return "\n".join(lines if self.bytes_a_step is None else [*lines, f"  {readable(self.bytes_a_step)} a step"])
+
+
+def summary_of(plan: Plan, bytes_a_step: int | None) -> Summary:
+    """As it stands now."""
+    taps = [tap for tap in plan.taps if tap.name not in plan.skipped]
+    optimized = {id(tensor) for group in plan.optimizer.param_groups for tensor in group["params"]}
+    trained = {id(p): p for p in plan.model.parameters() if p.requires_grad and id(p) in optimized}
+    return Summary(
+        path=plan.path,
+        layers={tap.name: (tap.d_in, tap.d_out) for tap in taps},
+        skipped=dict(plan.skipped),
+        trained=sum(tensor.numel() for tensor in trained.values()),
+        recorded=_numbers(taps, trained),
+        answers=_answers(plan),
+        bytes_a_step=bytes_a_step,
+    )
+
+
+def stored_bytes(batch: Batch, layers: Iterable[Layer]) -> int:
+    """About what a batch takes on disk: its keys, its values, and what is said of its slots."""
+    total = batch.said_bytes
+    for layer in layers:
+        for rows in batch.layers.get(layer.name, ()):
+            total += len(rows.keys) * layer.key_format.forms[0].row_bytes if layer.keys else 0
+            total += 0 if rows.values is None else rows.values.nbytes
+    return total
+
+
+def readable(count: float) -> str:
+    """A number of bytes, for people."""
+    unit, *larger = ("bytes", "kB", "MB", "GB", "TB")
+    while count >= 1000 and larger:
+        count, unit, *larger = (count / 1000, *larger)
+    return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.3g} {unit}"
+
+
+def tell(text: str) -> None:
+    """Say something on stderr, where there is one: no training ends by what is said of it."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{text}\n")
+
+
+def _numbers(taps: Iterable[Tap], trained: Mapping[int, Tensor]) -> int:
+    """Numbers of trained parameters that layers stand for; a block that several hold counts once."""
+    blocks = {
+        (id(tensor), place.block_name): place.stored_block_of(tensor).numel()
+        for tap in taps
+        for place, tensor in tap.parameters.items()
+        if id(tensor) in trained
+    }
+    return sum(blocks.values())
+
+
+def _answers(plan: Plan) -> str:
+    if not plan.keys:
+        return "no keys are stored: a Replay answers for scores and sums"
+    if not any(tap.values for tap in plan.taps):
+        return "scores and sums can be asked; outputs and weights would need values=True"
+    if reason := why_no_rule(plan.optimizer):
+        return reason
+    return f"{type(plan.optimizer).__name__}: scores, outputs and weights can be asked, masked and as of every step"
+
+
+def _recorded(layers: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Layers, and from what width to what width they go."""
+    shown = _patterns(layers)
+    width = max((len(name) for name in shown), default=0)
+    lines = []
+    for name, own in shown.items():
+        shapes = list(dict.fromkeys(f"{layers[one][0]} -> {layers[one][1]}" for one in own))
+        lines.append(f"{name:{width}}  {shapes[0]}{' and others' if len(shapes) > 1 else ''}")
+    return lines
+
+
+def _skipped(skipped: Mapping[str, str]) -> list[str]:
+    """Layers that share a reason, and the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in skipped.items():
+        by_reason.setdefault(reason, []).append(name or "the model itself")
+    return [f"{listed(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a line."""
+    shown = list(_patterns(names))
+    more = len(shown) - LISTED
+    return ", ".join(shown) if more <= 0 else f"{', '.join(shown[:LISTED])} and {more} more"
+
+
+def _patterns(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names as they are shown -> names: where there are many, with * for what those of a kind number."""
+    every, found = list(names), dict[str, list[str]]()
+    for name in every:
+        found.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
+    if len(every) <= LISTED:
+        return {name: [name] for name in every}
+    kinds = {f"{kind} ({len(own)})": own for kind, own in found.items() if len(own) > 2}
+    alone = {name: [name] for own in found.values() if len(own) <= 2 for name in own}
+    return dict(sorted((kinds | alone).items(), key=lambda shown: every.index(shown[1][0])))
+
+
+def _block(head: str, rows: Sequence[str]) -> list[str]:
+    """Lines with the head beside the first."""
+    lines = list(rows[:SHOWN])
+    lines += [f"and {len(rows) - SHOWN} lines more, which recorder.summary has"] if len(rows) > SHOWN else []
+    return [f"  {'' if number else head:8}  {line}" for number, line in enumerate(lines)]
