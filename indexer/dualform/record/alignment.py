@@ -178,7 +178,8 @@ class Aligner:
         space = self._of[tap.name]
         fitted = {name: own.values() for name, own in self._fitted.items() if self._of[name] == space}
         seen = {name: s.leading for name, own in fitted.items() for s in own if s.call == shape.call}
-        spaces = suggested_spaces({other: agreed.leading, **seen}, space)
+        elsewhere = [name for name in self._spaces.all_layers if self._of.get(name) != space]
+        spaces = suggested_spaces({other: agreed.leading, **seen}, space, elsewhere)
         hint = f"The layers of one space see the same batch: give those that see another one a space, as {spaces=}"
         if turned(shape.leading, 1) == agreed.leading:
             hint += f", say batch_dim={{{tap.name!r}: {1 - shape.moved}}} in recorder.step"

@@ -7,15 +7,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dualform.record.selection import matches
 
 
-def suggested_spaces(shapes: Mapping[str, Hashable], space: str) -> dict[str, str]:
+def suggested_spaces(shapes: Mapping[str, Hashable], space: str, elsewhere: Sequence[str] = ()) -> dict[str, str]:
     """Pattern -> space, for the layers of one space by the shape of the batch that each saw.
 
     Those of the first shape stay in `space`, each further shape gets one of its own. No pattern fits a layer of another
-    shape, so their order does not matter.
+    shape, nor one of `elsewhere`, the layers of other spaces; so their order does not matter.
     """
     found: dict[str, str] = {}
     for number, shape in enumerate(list(dict.fromkeys(shapes.values()))[1:], 2):
-        others = [name for name, seen in shapes.items() if seen != shape]
+        others = [*elsewhere, *(name for name, seen in shapes.items() if seen != shape)]
         for name in (name for name, seen in shapes.items() if seen == shape):
             if not any(matches(name, pattern) for pattern in found):
                 found[_widest(name, others)] = f"{space}_{number}"
