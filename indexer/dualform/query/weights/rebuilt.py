@@ -112,22 +112,31 @@ def _rebuild(
 def tied(view: View, layer: Layer, where: str | None) -> dict[str, Selection]:
     """The entries that a mask leaves of the other layers that hold a block of this one.
 
-    Raises BadInput for a mask where one of them has slots of another space, of which the mask says nothing.
+    Raises BadInput where one of them has slots of another space, and the mask names more than columns of the sample: it
+    says nothing of those slots then.
     """
     own = {block.block_name for block in layer.parameters}
     found = {}
     for other in view.snapshot.layers.values():
         if other.name == layer.name or own.isdisjoint(block.block_name for block in other.parameters):
             continue
-        if where is not None and other.space != layer.space:
+        if where is not None and other.space != layer.space and not _of_samples(view, where, layer, other):
             raise BadInput(
                 f"layer {layer.name!r} shares a parameter with layer {other.name!r}, whose slots are of space "
                 f"{other.space!r}.",
-                hint="Ask for the weights instead, with a mask for each space.",
+                hint="Name columns of the sample alone, or ask for the weights, with a mask for each space.",
                 field="where",
             )
         found[other.name] = mask.selection(view, other, where)
     return found
+
+
+def _of_samples(view: View, where: str, *layers: Layer) -> bool:
+    """Whether a mask names nothing but columns that say the same of a sample in the spaces of all those layers."""
+    everywhere = [view.snapshot.space(name) for name in view.snapshot.spaces]
+    spaces = [view.snapshot.space(layer.space) for layer in layers]
+    columns = mask.check(spaces[0], everywhere, where, view.datasets).columns
+    return all(space.sample_columns.issuperset(columns) for space in spaces)
 
 
 def _joined(layer: Layer, blocks: Mapping[str, Doubles], grade: Grade, standing: float) -> RebuiltWeights:

@@ -1,0 +1,56 @@
+"""A weight that layers of two spaces share, as a translator's embedding: what a mask says of both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import BadInput
+
+
+class Translator(nn.Module):
+    """Encoder and decoder embed words by one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.said = nn.Embedding(9, 4), nn.Embedding(9, 4)
+        self.said.weight = self.read.weight
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, source, target):
+        return self.head(self.said(target).mean(1) + self.read(source).mean(1))
+
+
+@pytest.fixture(scope="module", params=[torch.optim.SGD, torch.optim.AdamW])
+def memory(request, tmp_path_factory):
+    torch.manual_seed(0)
+    model = Translator()
+    optimizer = request.param(model.parameters(), lr=0.1)
+    path = tmp_path_factory.mktemp("tied") / "m"
+    with dualform.Recorder(model, optimizer, path, spaces={"said": "target"}) as recorder:
+        for step in range(6):
+            words = torch.randint(0, 9, (5, 7))
+            with recorder.step(dataset="ab"[step % 2], sample=np.arange(5)):
+                optimizer.zero_grad()
+                model(words[:, :4], words[:, 4:]).square().sum().backward()
+                optimizer.step()
+    with dualform.open(path) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("where", ["dataset = 'a'", "sample <> 1", "step > 2"])
+def test_a_mask_over_samples_holds_in_both_spaces(memory, where):
+    one_hot = np.eye(9, dtype=np.float32)
+    expected = memory.weights(where=where).arrays["read.weight"]
+    for layer in ("read", "said"):
+        assert np.asarray(memory.output(layer, one_hot, where=where)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_mask_over_tokens_speaks_of_one_space(memory):
+    with pytest.raises(BadInput, match=r"'read' shares .* layer 'said', whose slots are of space 'target'"):
+        BadInput, match=r"'read' shares a parameter with layer 'said', whose slots are of space 'target'"
+    ):
+        memory.output("read", np.eye(9, dtype=np.float32), where="position > 1")
