@@ -51,6 +51,4 @@ def test_a_mask_over_samples_holds_in_both_spaces(memory, where):
 
 def test_a_mask_over_tokens_speaks_of_one_space(memory):
     with pytest.raises(BadInput, match=r"'read' shares .* layer 'said', whose slots are of space 'target'"):
-        BadInput, match=r"'read' shares a parameter with layer 'said', whose slots are of space 'target'"
-    ):
         memory.output("read", np.eye(9, dtype=np.float32), where="position > 1")
