@@ -116,6 +116,15 @@ def read_groups(optimizer: Optimizer, rule: UpdateRule | None) -> tuple[Paramete
     )
 
 
+def united(settings: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
+    """The DuckDB types of several optimizers' settings: one that is a number for any of them is one for all."""
+    found: dict[str, str] = {}
+    for own in settings:
+        for name, kind in own.items():
+            found[name] = kind if found.setdefault(name, kind) == kind else "DOUBLE"
+    return found
+
+
 def group_of(optimizer: Optimizer) -> dict[int, int]:
     """id(parameter) -> index of its group."""
     return {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
-from torch.optim import Optimizer
 
+from dualform.record.owners import Owners
 from dualform.record.sink import Sink
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
@@ -20,7 +20,8 @@ class Plan:
     """What is to be recorded, and where to."""
 
     model: nn.Module
-    optimizer: Optimizer
+    owners: Owners
+    """The optimizers, and which parameters each of them updates."""
     path: Path
     taps: Sequence[Tap]
     skipped: dict[str, str]

@@ -100,22 +100,19 @@ class Ranks:
             )
         return cls(rank, ranks, ProcessExchange())
 
-    def agree(self, update: str, step: int, recorded: bool) -> bool:
-        """The optimizer of every rank is about to make this update, of or after this step; `recorded`: this rank has
+    def agree(self, update: str, step: int, recorded: bool, optimizer: int = 0) -> bool:
+        """This optimizer of every rank is about to make this update, of or after this step; `recorded`: this rank has
         slots of it. Whether all ranks have: a step that one leaves out for NaN is no step of the others.
         """
-        ranks = self._gathered(UPDATES.index(update), step, recorded)
+        ranks = self._gathered(optimizer, UPDATES.index(update), step, recorded)
         if ranks is None:
             return recorded
-        (first, steps, _), *others = ranks
-        for rank, (kind, own, _) in enumerate(others, start=1):
-            if (kind, own) != (first, steps):
-                self._part(
-                    f"rank {rank} made an update {UPDATES[int(kind)]}, after {int(own)} steps, where rank 0 made one "
-                    f"{UPDATES[int(first)]}, after {int(steps)}"
-                )
+        (*first, _), *others = ranks
+        for rank, (*own, _) in enumerate(others, start=1):
+            if own != first:
+                self._part(f"rank {rank} made an update {_told(*own)}, where rank 0 made one {_told(*first)}")
                 return recorded
-        return all(there for _, _, there in ranks)
+        return all(there for *_, there in ranks)
 
     def summed(self, numbers: Doubles, about: Sequence[float]) -> Doubles | None:
         """As TrainingShard says; `about` is compared over the ranks before anything is added up."""
@@ -173,6 +170,12 @@ class Ranks:
                 )
             time.sleep(0.01)
         return Writer(header, shard_number=self.number, shards=self.count)
+
+
+def _told(optimizer: float, kind: float, steps: float) -> str:
+    """An update in words, of the first optimizer unless another one is named."""
+    whose = f"of optimizer {int(optimizer)}, " if optimizer else ""
+    return f"{whose}{UPDATES[int(kind)]}, after {int(steps)} steps"
 
 
 def shard_of(rank: int, ranks: int | TrainingShard) -> TrainingShard | None:

@@ -10,7 +10,7 @@ transposed is projected as it is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -69,12 +69,15 @@ class RecordedParameter:
 class RecordedParameters(Sequence[RecordedParameter]):
     """All of them, in the order of the layers."""
 
-    def __init__(self, taps: Sequence[Tap], generator: np.random.Generator) -> None:
+    def __init__(
+        self, taps: Sequence[Tap], generator: np.random.Generator, own: Callable[[Tensor], bool] | None = None
+    ) -> None:
+        """`own`: which of the tensors count; None for all of them."""
         self.forms = {tap.name: tap.key_form for tap in taps}
         """By layer, how its keys lie."""
         self._all: list[RecordedParameter] = []
         stop = 0
-        for (_, name), terms in _held(taps).items():
+        for (_, name), terms in _held(taps, own).items():
             tap, place, tensor = terms[0]
             shape = place.stored_block_of(tensor.detach()).shape
             directions = Directions.drawn(shape[1], generator) if place.start < tap.d_in else None
@@ -157,12 +160,15 @@ class RecordedParameters(Sequence[RecordedParameter]):
         return self.project([None if array is None else torch.from_numpy(array) for array in held])
 
 
-def _held(taps: Sequence[Tap]) -> dict[tuple[int, str], list[tuple[Tap, Parameter, Tensor]]]:
+def _held(
+    taps: Sequence[Tap], own: Callable[[Tensor], bool] | None
+) -> dict[tuple[int, str], list[tuple[Tap, Parameter, Tensor]]]:
     """By tensor and block, the layers that hold it."""
     held: dict[tuple[int, str], list[tuple[Tap, Parameter, Tensor]]] = {}
     for tap in taps:
         for place, tensor in tap.parameters.items():
-            held.setdefault((id(tensor), place.block_name), []).append((tap, place, tensor))
+            if own is None or own(tensor):
+                held.setdefault((id(tensor), place.block_name), []).append((tap, place, tensor))
     return held
 
 

@@ -16,6 +16,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from dualform.record.blocks import check_blocks
 from dualform.record.metadata import Metadata
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
+from dualform.record.owners import Owners, optimizers_of
 from dualform.record.plan import Plan
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
 from dualform.record.ranks import shard_of
@@ -40,7 +42,7 @@ from dualform.record.step_record import Collector, Step, StepRecord
 from dualform.record.summary import Summary, listed, readable, summary_of, tell
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave
-from dualform.record.unwrapped import unwrapped, unwrapped_model
+from dualform.record.unwrapped import unwrapped_model
 from dualform.store.header import Header
 from dualform.store.probes import ProbeArrays
 from dualform.store.writer import Writer, check_new_folder
@@ -52,7 +54,7 @@ class Recorder:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         path: str | PathLike[str],
         layers: str | Sequence[str] | None = None,
         values: bool = True,
@@ -68,7 +70,10 @@ class Recorder:
         rank: int = 0,
         ranks: int | TrainingShard = 1,
     ) -> None:
-        """`layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
+        """`optimizer`: what updates the model, or all that do, as a list: each updates parameters of its own, at any steps
+        of its own; each backward pass is a step, also where an update of another optimizer comes in between.
+
+        `layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
         `keys=False`: keep a digest of each step instead of keys and values, for questions answered by a Replay.
 
@@ -99,15 +104,16 @@ class Recorder:
             sink = self._ranks.writer if sink is Writer else sink
         elif sink is Writer:
             check_new_folder(self.path)
-        own, model = unwrapped(optimizer), unwrapped_model(model)
-        found, self.skipped = select(model, own, layers, keys and values, taps)
+        model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
+        owners = Owners(optimizers, model)
+        found, self.skipped = select(model, optimizers, layers, keys and values, taps)
         """`skipped`: layer -> why it is not recorded."""
         self._taps = [*taps, *found]
         check_blocks(model, self._taps)
         routed = [routed] if isinstance(routed, str) else list(routed)
         Spaces(self._taps, spaces, routed)  # raises for what they cannot be
         self._plan = Plan(
-            model, own, self.path, self._taps, self.skipped, sink, dict(spaces or {}), routed, keys,
+            model, owners, self.path, self._taps, self.skipped, sink, dict(spaces or {}), routed, keys,
             dict(label_names or {}), self._ranks,
         )  # fmt: skip
         self._on_error = on_error
@@ -115,9 +121,9 @@ class Recorder:
         self._state = "new"
         self._failed = False
         """Whether the last step was refused, or raised something."""
-        self._handle: UpdateHooks | None = None
+        self._handles: list[UpdateHooks] = []
         self._recording: Recording | None = None
-        self._collector = Collector(self._late, self._refused)
+        self._collector = Collector(owners, self._late, self._refused)
 
     @property
     def steps(self) -> int:
@@ -135,7 +141,9 @@ class Recorder:
         self._state = "open"
         for tap in self._taps:
             tap.attach(self._collector)
-        self._handle = around_each_update(self._plan.optimizer, self._updating, self._updated)
+        for number, optimizer in enumerate(self._plan.owners.optimizers):
+            updating, updated = partial(self._updating, number), partial(self._updated, number)
+            self._handles.append(around_each_update(optimizer, updating, updated))
         OPEN.add(self._plan.model)
         self._say(str(self.summary))
         return self
@@ -165,8 +173,8 @@ class Recorder:
         OPEN.discard(self._plan.model)
         for tap in self._taps:
             tap.detach()
-        if self._handle is not None:
-            self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         leave(self._ranks)
 
     @contextmanager
@@ -304,17 +312,18 @@ class Recorder:
             raise error
         self._recording.note(tap, "refused", error.message.rstrip("."))
 
-    def _updating(self) -> None:
+    def _updating(self, number: int) -> None:
+        """The optimizer of this number is about to write the weights."""
         if self._recording is None or self._state == "stopped":
             return
         try:
-            self._recording.updating(self._collector.step)
+            self._recording.updating(number, self._collector.step)
         except DualformError as error:
             self._fail(error)
 
-    def _updated(self) -> None:
+    def _updated(self, number: int) -> None:
         if self._recording is not None and self._state != "stopped":
-            self._recording.updated()
+            self._recording.updated(number)
 
     def _fail(self, error: DualformError) -> None:
         """Raises the error, or warns of it and stops recording."""

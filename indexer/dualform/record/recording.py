@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from dualform.errors import RecordingError
+from dualform.record.all_updates import AllUpdates
 from dualform.record.metadata import Columns
 from dualform.record.placement import Placement
 from dualform.record.plan import Plan
@@ -23,7 +24,6 @@ from dualform.record.step_record import StepRecord
 from dualform.record.summary import stored_bytes
 from dualform.record.taps import Tap
 from dualform.record.training_shard import UPDATES
-from dualform.record.updates import Updates
 from dualform.store.batch import Batch
 from dualform.store.header import Ending
 from dualform.store.layer import Layer
@@ -38,12 +38,12 @@ class Recording:
         self._plan = plan
         for tap in plan.taps:
             tap.key_form.begin()
-        self._start = Start(plan.model, plan.optimizer, plan.taps)
+        self._start = Start(plan.model, plan.owners, plan.taps)
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
-        self._updates = Updates(
-            plan.optimizer, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks,
+        self._updates = AllUpdates(
+            plan.owners, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks,
             Placement(self._spaces),
         )  # fmt: skip
         self._valued = {tap.name for tap in plan.taps if tap.values}
@@ -54,8 +54,8 @@ class Recording:
         """Layers that have slots and that the sink does not know of yet."""
         self._unreached: dict[str, str] = {}
         """Layer -> why it had no slots when it was last called."""
-        self._unrecorded: list[str] = []
-        """Layers of the last step, where it was not recorded and its update may still come."""
+        self._unrecorded: dict[int, list[str]] = {}
+        """By optimizer whose update may still come, layers of the last step, where it was not recorded."""
         self._sink: SinkThread | None = None
         self.steps = 0
         """Steps recorded so far."""
@@ -81,63 +81,87 @@ class Recording:
         queries = {name: rows for name, rows in probe.queries.items() if name in recorded}
         self.sink.add_probe(replace(probe, queries=queries))
 
-    def updating(self, record: StepRecord | None) -> None:
-        """The gradients are what they will be, and the weights have not moved yet; `record`: the step that runs."""
+    def updating(self, number: int, record: StepRecord | None) -> None:
+        """The gradients of an optimizer are what they will be, and the weights have not moved yet; `record`: the step
+        that runs.
+        """
         if record is not None and not record.empty:
-            self._update_inside(record)
+            self._update_inside(number, record)
             return
         if record is not None:
             self._tell_unseen(record)
-        self._agree(UPDATES[1] if self._unrecorded or self._updates.awaited else UPDATES[2])
-        if self._unrecorded:
-            self._update_unrecorded(self._unrecorded)
-        elif self._updates.awaited:
-            self._updates.update_awaited()
+        unrecorded, awaited = self._unrecorded.get(number, []), self._updates.awaited(number)
+        self._agree(number, UPDATES[1] if unrecorded or awaited else UPDATES[2])
+        if unrecorded:
+            self._update_unrecorded(number, unrecorded)
+        elif awaited:
+            self._updates.update_awaited(number)
         elif self.steps:
-            self._updates.stray(self.steps - 1)
+            self._updates.stray(number, self.steps - 1)
 
-    def _agree(self, update: str) -> bool:
-        """Whether every rank has slots of the step that its optimizer is about to make an update of."""
+    def _agree(self, number: int, update: str) -> bool:
+        """Whether every rank has slots of the step that this optimizer of its is about to make an update of."""
         recorded = self._slots is not None
         if self._plan.ranks is None:
             return recorded
-        agreed = self._plan.ranks.agree(update, self.steps, recorded)
+        agreed = self._plan.ranks.agree(update, self.steps, recorded, *([number] if number else []))
         self._updates.tell_parted(self.steps if recorded else max(self.steps - 1, 0))
         return agreed
 
-    def updated(self) -> None:
-        """The optimizer has written the weights."""
-        self._updates.updated()
+    def updated(self, number: int) -> None:
+        """An optimizer has written its weights."""
+        self._updates.updated(number)
 
     def look(self) -> None:
         """A step begins: look at weights that were written since the last one."""
         if self.begun:
             self._updates.look(self.steps - 1)
 
-    def _update_inside(self, record: StepRecord) -> None:
-        if record.updated:
-            self._agree(UPDATES[2])
-            self._update_again(record)
+    def _update_inside(self, number: int, record: StepRecord) -> None:
+        if number in record.updated:
+            self._agree(number, UPDATES[2])
+            self._update_again(number, record)
             return
-        self._settle(record)
-        if not self._agree(UPDATES[0]):
+        if not record.settled:
+            self._settle(record)
+        if number in record.missed:
+            self._tell_missed(number, record)
+        if not self._agree(number, UPDATES[0]):
             self.forget(record)
         self._updates.close_step()
         if self._slots is None:
-            self._update_unrecorded(record.layers)
+            self._update_unrecorded(number, record.layers)
         else:
-            self._updates.update(record.step, record.dtypes)
-        record.updated = True
+            self._updates.update(number, record.step, record.dtypes)
+        record.updated.add(number)
 
-    def _update_again(self, record: StepRecord) -> None:
-        what = f"the optimizer stepped twice inside step {record.step}"
+    def _update_again(self, number: int, record: StepRecord) -> None:
+        what = f"{self._plan.owners.named(number)} stepped twice inside step {record.step}"
         if not self.begun:
             raise RecordingError(f"{what}.", hint="Open one `with recorder.step(...)` for each update.")
-        for layer in self._spaces.layers:
-            self._updates.defect(record.step, layer, "stray", what)
-        self._updates.stray(record.step)
+        for layer in self._updates.layers_of(number):
+            if layer in self._spaces.layers:
+                self._updates.defect(record.step, layer, "stray", what)
+        self._updates.stray(number, record.step)
 
-    def _update_unrecorded(self, layers: Sequence[str]) -> None:
+    def _tell_missed(self, number: int, record: StepRecord) -> None:
+        """A pass of its own brought gradients to an optimizer, in the step of another one's update."""
+        what = (
+            f"a backward pass that ran after another optimizer's update inside step {record.step} brought gradients to "
+            f"{self._plan.owners.named(number)}"
+        )
+        if not self.begun:
+            raise RecordingError(
+                f"{what}: slots of a step are made at its first update.",
+                hint="Put each forward and backward pass into a `with recorder.step(...)` of its own.",
+            )
+        for layer in self._updates.layers_of(number):
+            if layer in self._spaces.layers:
+                self._updates.defect(record.step, layer, "missed", what)
+            else:
+                self._unreached[layer] = what
+
+    def _update_unrecorded(self, number: int, layers: Sequence[str]) -> None:
         """The optimizer goes on with NaN or infinity, as it would without a recorder."""
         if not self.begun:
             return  # the weights as of the next step are W_0
@@ -146,10 +170,10 @@ class Recording:
             f"after step {before} the optimizer updated with NaN or infinity in a key or error signal, in a step that "
             "was not recorded"
         )
-        for layer in layers:
-            if layer in self._spaces.layers:
+        for layer in self._updates.layers_of(number):
+            if layer in layers and layer in self._spaces.layers:
                 self._updates.defect(before, layer, "stray", reason)
-        self._updates.stray(before)
+        self._updates.stray(number, before)
 
     def late(self, tap: Tap) -> None:
         """A gradient of an earlier step's forward pass arrived."""
@@ -230,7 +254,9 @@ class Recording:
         if not record.settled:
             self._settle(record)
         slots, self._slots = self._slots, None
-        self._unrecorded = [] if slots is not None or record.updated else record.layers
+        self._unrecorded = {}
+        if slots is None:
+            self._unrecorded = dict.fromkeys(self._plan.owners.numbers - record.updated, record.layers)
         if slots is not None:
             self._put(record, slots)
         elif not record.updated:
@@ -243,14 +269,14 @@ class Recording:
         self._layers, self._new = [*self._layers, *self._new], []
         self._skip()
         if not self.begun:
-            if self._start.why_no_rule and self._plan.keys and self._valued:
-                warnings.warn(f"{self._start.why_no_rule}.", RuntimeWarning, stacklevel=2)
+            for reason in self._start.why_no_rule if self._plan.keys and self._valued else ():
+                warnings.warn(f"{reason}.", RuntimeWarning, stacklevel=2)
             header = self._start.header(self._plan.path, self._layers, dict(self._plan.skipped), self._plan.label_names)
             self._sink = SinkThread(partial(self._plan.sink, header))
         self.steps += 1
         if not record.updated:
             self._updates.close_step()
-            self._updates.await_update(record.step, record.dtypes)
+        self._updates.await_update(self._plan.owners.numbers - record.updated, record.step, record.dtypes)
         self._updates.look(record.step)
         logs, defects, watch = self._updates.take()
         batch = Batch(

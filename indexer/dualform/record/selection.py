@@ -15,7 +15,7 @@ from dualform.record.taps import ModuleTap, Tap
 
 def select(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Sequence[Optimizer],
     layers: str | Sequence[str] | None,
     values: bool = True,
     given: Sequence[Tap] = (),
@@ -32,7 +32,7 @@ def select(
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     modules = dict(model.named_modules())
     _check_patterns(patterns, _layer_names(modules))
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {id(own) for optimizer in optimizers for group in optimizer.param_groups for own in group["params"]}
     given_names = {tap.name for tap in given}
     held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
     taps: list[Tap] = []

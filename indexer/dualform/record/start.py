@@ -10,28 +10,28 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dualform.record.blocks import name_alike
 from dualform.record.key_form import HALVED
-from dualform.record.optimizers import buffers_of, rule_of, why_no_rule
+from dualform.record.optimizers import buffers_of, rule_of, united, why_no_rule
+from dualform.record.owners import Owners
 from dualform.record.state import arrays, state_of
 from dualform.record.taps import Tap
 from dualform.rules import settings_of
 from dualform.store.header import Header
 from dualform.store.layer import Layer
+from dualform.store.stored_optimizer import StoredOptimizer
 from dualform.store.weights import Buffers
 
 
 class Start:
     """The network before the first recorded step: what was trained earlier is part of W_0."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, taps: Sequence[Tap]) -> None:
+    def __init__(self, model: nn.Module, owners: Owners, taps: Sequence[Tap]) -> None:
         name_alike(taps)
-        self._optimizer = optimizer
-        self._rule = rule_of(optimizer)
-        self.why_no_rule = why_no_rule(optimizer)
-        """Why weights cannot be rebuilt, as the memory will say it; empty where they can."""
+        self._owners = owners
+        self._rules = [rule_of(optimizer) for optimizer in owners.optimizers]
+        self._optimizers = [self._stored(number, taps) for number in range(len(self._rules))]
         self.initial: Mapping[str, NDArray[Any]] = state_of(model)
         """Every tensor of the state dict."""
         self.aliases = {name: known for name, known in aliases_of(model, taps).items() if name in self.initial}
@@ -40,32 +40,48 @@ class Start:
         self.buffers: Buffers = self.buffers_now()
         """What the optimizer keeps, by parameter and the optimizer's own name for it, of those that have any."""
 
+    def _stored(self, number: int, taps: Sequence[Tap]) -> StoredOptimizer:
+        """An optimizer as the memory names it, with its blocks of all layers that may be recorded."""
+        optimizer, rule = self._owners.optimizers[number], self._rules[number]
+        held = [
+            place.block_name for tap in taps for place, own in tap.parameters.items() if self._owners.of(own) == number
+        ]
+        blocks = tuple(dict.fromkeys(held)) if number else ()
+        name = "" if rule is None else rule.name
+        return StoredOptimizer(type(optimizer).__name__, name, why_no_rule(optimizer), blocks)
+
+    @property
+    def why_no_rule(self) -> Sequence[str]:
+        """Why weights cannot be rebuilt, of each optimizer that has no rule, as the memory will say it."""
+        return [optimizer.reason for optimizer in self._optimizers if optimizer.reason]
+
     def buffers_now(self) -> Buffers:
         """As `buffers`, at this moment."""
-        if self._rule is None:
-            return {}
         found: dict[str, dict[str, NDArray[Any]]] = {}
-        kinds = (*self._rule.buffers, *self._rule.statistics)
-        places = [(name, kind) for name in self._parameters for kind in kinds]
-        held = buffers_of(self._optimizer, self._rule, self._parameters.values())
-        for (name, kind), buffer in zip(places, held, strict=True):
-            if buffer is not None:
-                tensor = buffer if isinstance(buffer, Tensor) else torch.tensor(float(buffer), dtype=torch.float64)
-                found.setdefault(name, {}).update(arrays({kind: tensor}))
+        for number, (optimizer, rule) in enumerate(zip(self._owners.optimizers, self._rules, strict=True)):
+            own = {name: tensor for name, tensor in self._parameters.items() if self._owners.of(tensor) == number}
+            kinds = () if rule is None else (*rule.buffers, *rule.statistics)
+            places = [(name, kind) for name in own for kind in kinds]
+            held = [] if rule is None else buffers_of(optimizer, rule, own.values())
+            for (name, kind), buffer in zip(places, held, strict=True):
+                if buffer is not None:
+                    tensor = buffer if isinstance(buffer, Tensor) else torch.tensor(float(buffer), dtype=torch.float64)
+                    found.setdefault(name, {}).update(arrays({kind: tensor}))
         return found
 
     def header(
         self, path: Path, layers: Sequence[Layer], skipped: Mapping[str, str], label_names: Mapping[str, Sequence[str]]
     ) -> Header:
-        rule = "" if self._rule is None else self._rule.name
+        first, *others = self._optimizers
         return Header(
             path=path,
             layers=layers,
             skipped=skipped,
-            optimizer=type(self._optimizer).__name__,
-            rule=rule,
-            settings=settings_of(rule),
-            reason=self.why_no_rule,
+            optimizer=first.name,
+            rule=first.rule,
+            settings=united([settings_of(optimizer.rule) for optimizer in self._optimizers]),
+            reason=first.reason,
+            further_optimizers=others,
             initial=self.initial,
             buffers=self.buffers,
             label_names=label_names,

@@ -16,6 +16,7 @@ from torch import Tensor
 from dualform.errors import RecordingError
 from dualform.record.key_form import KeyForm, owned_rows
 from dualform.record.metadata import Metadata
+from dualform.record.owners import Owners
 from dualform.record.probes import ProbeTaker
 from dualform.record.projection import surely_finite
 from dualform.record.taps import Tap
@@ -39,24 +40,28 @@ class Signal:
 class StepRecord:
     """Collects one step. Gradients are what counts: a forward call may be repeated, or come to nothing."""
 
-    def __init__(self, step: int, metadata: Metadata, first_call: int) -> None:
+    def __init__(self, step: int, metadata: Metadata, first_call: int, owners: Owners) -> None:
         self.step = step
         self.metadata = metadata
         self.first_call = first_call
         """Calls with a lower number belong to an earlier step."""
         self.settled = False
         """Set once its slots are made; gradients that arrive later belong to no slot."""
-        self.updated = False
+        self.updated: set[int] = set()
+        """Numbers of the optimizers that have made an update of it."""
+        self.missed: set[int] = set()
+        """Numbers of the optimizers to whose parameters a gradient came once slots were made."""
         self.raw: set[str] = set()
         """Layers whose input asks for no gradient: raw data, which repeats."""
         self.reached: dict[str, str] = {}
         """Layer -> what became of its forward calls, where no gradient came."""
-        self.fresh = False
-        """Whether no gradient of an earlier step was there any more when the first of this one's arrived."""
+        self.fresh: dict[int, bool] = {}
+        """By optimizer, whether no gradient of an earlier step was there when the first of this one's arrived."""
         self.misfits: dict[str, str] = {}
         """Layer -> why a call of it is no row of the layer that was recorded."""
         self.unseen: dict[str, str] = {}
         """Layer -> why a call of it could not be recorded at all."""
+        self._owners = owners
         self._signals: dict[str, dict[int, Signal]] = {}
 
     @property
@@ -90,7 +95,10 @@ class StepRecord:
         )
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
-        if self.settled or not key.numel():
+        if not key.numel():
+            return
+        if self.settled:
+            self.missed |= self._owners.among(tap.parameters.values()).keys()
             return
         form, outputs = tap.key_form, error.shape[-1] if tap.values else tap.d_out
         if (form.width(key), outputs) != (tap.d_in, tap.d_out):
@@ -98,9 +106,8 @@ class StepRecord:
                 f"took {form.described(key)} to {outputs} at step {self.step}, where it took {tap.d_in} to {tap.d_out}"
             )
             return
-        if not self._signals:
-            # A layer's own gradients come after its outputs': what is there is of earlier steps.
-            self.fresh = all(p.grad is None or not p.grad.any() for p in tap.parameters.values())
+        if len(self.fresh) < len(self._owners.optimizers):
+            self._look_for_earlier(tap)
         signals = self._signals.setdefault(tap.name, {})
         seen, more = signals.get(call), self._kept(tap, error)
         if seen is None:
@@ -110,6 +117,13 @@ class StepRecord:
             seen.errors += more  # a second backward through the same call: gradients add up
         elif seen.errors is None:
             seen.errors = more
+
+    def _look_for_earlier(self, tap: Tap) -> None:
+        """At the first layer of each optimizer that a gradient reaches."""
+        for number, held in self._owners.among(tap.parameters.values()).items():
+            # A layer's own gradients come after its outputs': what is there is of earlier steps.
+            if number not in self.fresh:
+                self.fresh[number] = all(p.grad is None or not p.grad.any() for p in held)
 
     def calls(self, layer: str) -> list[Signal]:
         """The calls of a layer whose gradient arrived, in forward order. Where reentrant checkpointing runs calls of
@@ -156,19 +170,21 @@ class Step:
 class Collector:
     """Who the taps of a training report to: it hands everything to the step that runs, or to the probe."""
 
-    def __init__(self, late: Callable[[Tap], None], refused: Callable[[Tap, RecordingError], None]) -> None:
+    def __init__(
+        self, owners: Owners, late: Callable[[Tap], None], refused: Callable[[Tap, RecordingError], None]
+    ) -> None:
         """`late` is told of a gradient that came outside its step, `refused` of a call in a step without keys."""
         self.step: StepRecord | None = None
         """The step that runs."""
         self.probe: ProbeTaker | None = None
         """The probe that is being taken."""
-        self._late, self._refused = late, refused
+        self._owners, self._late, self._refused = owners, late, refused
         self._calls = 0
         self._told_unseen = False
 
     def begin(self, step: int, metadata: Metadata) -> StepRecord:
         """Collect another step from now on."""
-        self.step = StepRecord(step, metadata, self._calls)
+        self.step = StepRecord(step, metadata, self._calls, self._owners)
         return self.step
 
     def forward_mode(self) -> str | None:

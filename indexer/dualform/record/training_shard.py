@@ -27,9 +27,10 @@ class TrainingShard(Protocol):
     parted: str
     """Why the processes do not measure together any more; empty while they do."""
 
-    def agree(self, update: str, step: int, recorded: bool) -> bool:
-        """The optimizer of every process is about to make this update (one of UPDATES), of or after this step;
+    def agree(self, update: str, step: int, recorded: bool, optimizer: int = 0) -> bool:
+        """This optimizer of every process is about to make this update (one of UPDATES), of or after this step;
         `recorded`: this process has slots of it. Whether all have; `recorded` itself where they have parted.
+        `optimizer` is left out where it is the training's first one.
         """
 
     def summed(self, numbers: Doubles, about: Sequence[float]) -> Doubles | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -43,13 +43,16 @@ class Updates:
         model: nn.Module | None = None,
         ranks: TrainingShard | None = None,
         placement: Placement | None = None,
+        own: Callable[[Tensor], bool] | None = None,
+        told: set[tuple[str, str]] | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
         slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
         `model`: where another tensor may take a parameter's place. `ranks`: this process among those whose gradients
-        are averaged, and `placement`: the spaces that they must agree on.
+        are averaged, and `placement`: the spaces that they must agree on. `own`: which parameters the optimizer holds,
+        where there are several; `told`: what of which layer was told of already, of all of them.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._ranks, self._placement = ranks, placement
@@ -59,7 +62,7 @@ class Updates:
         self._valued = {tap.name for tap in valued}
         # A generator of its own: the training's random numbers must come out as without the recorder.
         generator = np.random.default_rng(_SEED)
-        self._parameters = RecordedParameters(valued, generator)
+        self._parameters = RecordedParameters(valued, generator, own)
         self._factors = GradientFactors(self._parameters, generator) if valued else None
         self._watch: Watch | None = None
         self._entries: RecordedEntries | None = None
@@ -80,7 +83,7 @@ class Updates:
         self._logs: list[StepLog] = []
         self._defects: list[Defect] = []
         self._watched: list[WatchLog] = []
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str]] = set() if told is None else told
         self._open: int | None = None
         self._open_dtypes: Mapping[str, torch.dtype] = {}
 

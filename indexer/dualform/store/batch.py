@@ -61,6 +61,8 @@ class ParameterGroup:
 
     settings: Mapping[str, float | bool]
     """The first of them is always lr."""
+    number: int | None = None
+    """Among the groups of all optimizers; None for its place in the log."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Factor:
     """None where the optimizer skipped the parameter because it had no gradient."""
     residual: float
     """Relative share of the gradient that the recorded slots do not explain."""
+    first_step: int | None = None
+    """As StepLog has it, where several optimizers have each their own."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class StepLog:
     """The update used the gradients of the recorded steps first_step to step, both included."""
     groups: tuple[ParameterGroup, ...] = ()
     factors: tuple[Factor, ...] = ()
+    more: bool = False
+    """Whether another log of this step came before, of other optimizers."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ import pyarrow as pa
 
 from dualform.store.batch import Batch, StepLog
 from dualform.store.digests import digests
-from dualform.store.tables import SETTINGS, TABLES, ColumnTypes, arrow_table, rows_table
+from dualform.store.tables import FIRST_STEP, SETTINGS, TABLES, ColumnTypes, arrow_table, rows_table
 
 
 class LogRows:
     """Rows of plain values by table; learns which settings the optimizer has."""
 
-    def __init__(self, settings: ColumnTypes, label_names: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, settings: ColumnTypes, label_names: Mapping[str, Sequence[str]], several: bool = False) -> None:
+        """`several`: whether more than one optimizer is logged."""
+        self._factors = {**TABLES["factors"], **(FIRST_STEP if several else {})}
         self.settings: dict[str, str] = dict(SETTINGS) | dict(settings)
         """DuckDB types of the optimizer's settings: those given, then others as they are seen."""
         self._named: dict[str, list[dict[str, Any]]] = {}
@@ -39,16 +41,19 @@ class LogRows:
         self._add("digests", [(batch.step, name, digest.keys, digest.columns) for name, digest in found.items()])
 
     def _append_log(self, log: StepLog) -> None:
-        first = dict(log.groups[0].settings) if log.groups else {}
-        clip = log.factors[0].factor if log.factors else None
-        step = {"step": log.step, "updated": log.updated, "first_step": log.first_step, "clip": clip}
-        self._named.setdefault("steps", []).append(first | step)
+        numbered = {index if group.number is None else group.number: group for index, group in enumerate(log.groups)}
+        if not log.more:
+            first = dict(numbered[0].settings) if 0 in numbered else {}
+            clip = log.factors[0].factor if log.factors else None
+            step = {"step": log.step, "updated": log.updated, "first_step": log.first_step, "clip": clip}
+            self._named.setdefault("steps", []).append(first | step)
         groups = self._named.setdefault("parameter_groups", [])
-        for index, group in enumerate(log.groups):
-            groups.append({**group.settings, "step": log.step, "group": index})
+        for number, group in numbered.items():
+            groups.append({**group.settings, "step": log.step, "group": number})
             if group.settings.keys() - self.settings.keys():
                 self.settings |= _types(group.settings, self.settings)
-        self._add("factors", [(log.step, f.parameter, f.group, f.factor, f.residual) for f in log.factors])
+        rows = [(log.step, f.parameter, f.group, f.factor, f.residual, f.first_step) for f in log.factors]
+        self._add("factors", [row[: len(self._factors)] for row in rows])
 
     def _add(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -57,7 +62,8 @@ class LogRows:
     def take(self) -> dict[str, pa.Table]:
         """The rows by table since the last call; a table without new rows is absent."""
         tables = {name: self._table(name, rows) for name, rows in self._named.items() if rows}
-        tables |= {name: rows_table(rows, TABLES[name]) for name, rows in self._rows.items()}
+        types = {**TABLES, "factors": self._factors}
+        tables |= {name: rows_table(rows, types[name]) for name, rows in self._rows.items()}
         self._named, self._rows = {}, {}
         return tables
 

@@ -90,7 +90,7 @@ class Writer:
         self._blocks = Blocks()
         self._layers = {layer.name: self._layer_writer(layer) for layer in header.layers}
         self._slots = SlotRows(layer.space for layer in header.layers)
-        self._logs = LogRows(header.settings, header.label_names)
+        self._logs = LogRows(header.settings, header.label_names, several=len(header.optimizers) > 1)
         self._width = self._columns_known()
         self._bytes = 0
         """About what is held since the last commit."""
