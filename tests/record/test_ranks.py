@@ -134,6 +134,54 @@ def test_the_ranks_shards_are_one_exact_memory(tmp_path, make):
     assert len(Snapshot.open(tmp_path / "m").probe("test").queries("0")) == ROWS
 
 
+def two(model):
+    return [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[2].parameters(), lr=0.01)]
+
+
+def test_the_ranks_agree_on_which_optimizer_updates(tmp_path):
+    fleet = Fleet(tmp_path / "m", make=two)
+
+    def train(rank, model, optimizers, recorder):
+        for step in range(STEPS):
+            x, y = data(rank, step)
+            with recorder.step(label=y, sample=100 * rank + torch.arange(ROWS)):
+                optimizers[0].zero_grad()
+                cross_entropy(model(x), y).backward()
+                if step % 2 == 0:
+                    fleet.average(rank, model[0])
+                    optimizers[0].step()
+                else:
+                    fleet.average(rank, model)
+                    for optimizer in reversed(optimizers):
+                        optimizer.step()
+                    optimizers[1].zero_grad()
+
+    fleet.run(train)
+    with dualform.open(tmp_path / "m") as memory:
+        for name, certificate in memory.verify().items():
+            assert certificate.exact, (name, certificate)
+            assert certificate.relative_error < 1e-5, name
+
+
+def test_ranks_of_which_each_updates_another_optimizer_have_parted(tmp_path):
+    fleet = Fleet(tmp_path / "m", make=two)
+
+    def train(rank, model, optimizers, recorder):
+        for step in range(3):
+            x, y = data(rank, step)
+            with recorder.step(label=y):
+                cross_entropy(model(x), y).backward()
+                fleet.average(rank, model)
+                order = optimizers if rank == 0 or step == 0 else optimizers[::-1]
+                for optimizer in order:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    fleet.run(train)
+    with dualform.open(tmp_path / "m") as memory:
+        assert "rank 1 made an update of optimizer 1, of the step that runs" in memory.verify()["0"].reason
+
+
 def check_memory_of_ranks(memory):
     """Steps, rank after rank in each, and a certificate."""
     expected = [data(rank, step) for step in range(STEPS) for rank in range(COUNT)]

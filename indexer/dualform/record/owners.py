@@ -38,6 +38,10 @@ class Owners:
     def numbers(self) -> set[int]:
         return set(range(len(self.optimizers)))
 
+    def hold(self, tensor: Tensor) -> bool:
+        """Whether any of them holds a parameter."""
+        return id(tensor) in self._of
+
     def of(self, tensor: Tensor) -> int:
         """The number of the optimizer that a parameter belongs to."""
         return self._of.get(id(tensor), 0)

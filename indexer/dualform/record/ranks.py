@@ -110,7 +110,7 @@ class Ranks:
         (*first, _), *others = ranks
         for rank, (*own, _) in enumerate(others, start=1):
             if own != first:
-                self._part(f"rank {rank} made an update {_told(*own)}, where rank 0 made one {_told(*first)}")
+                self._part(f"rank {rank} made an update {_told(*own)} steps, where rank 0 made one {_told(*first)}")
                 return recorded
         return all(there for *_, there in ranks)
 
@@ -175,7 +175,7 @@ class Ranks:
 def _told(optimizer: float, kind: float, steps: float) -> str:
     """An update in words, of the first optimizer unless another one is named."""
     whose = f"of optimizer {int(optimizer)}, " if optimizer else ""
-    return f"{whose}{UPDATES[int(kind)]}, after {int(steps)} steps"
+    return f"{whose}{UPDATES[int(kind)]}, after {int(steps)}"
 
 
 def shard_of(rank: int, ranks: int | TrainingShard) -> TrainingShard | None:

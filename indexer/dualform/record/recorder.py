@@ -70,8 +70,8 @@ class Recorder:
         rank: int = 0,
         ranks: int | TrainingShard = 1,
     ) -> None:
-        """`optimizer`: what updates the model, or all that do, as a list: each updates parameters of its own, at any steps
-        of its own; each backward pass is a step, also where an update of another optimizer comes in between.
+        """`optimizer`: what updates the model; a list where several do, each of them parameters of its own, at steps of
+        its own. A backward pass that follows another optimizer's update belongs into a step of its own.
 
         `layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;

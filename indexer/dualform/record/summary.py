@@ -33,11 +33,11 @@ class Summary:
     skipped: Mapping[str, str]
     """Layer -> why it is not."""
     trained: int
-    """Numbers of the model that its optimizer trains."""
+    """Numbers of the model that its optimizers train."""
     recorded: int
     """How many of them the layers stand for."""
     answers: str
-    """What can be asked under the training's optimizer, one sentence."""
+    """What can be asked under the training's optimizers, one sentence."""
     bytes_a_step: int | None = None
     """About what the first recorded step takes on disk; None before it. Inputs that repeat take less later on."""
 
@@ -55,8 +55,7 @@ class Summary:
 def summary_of(plan: Plan, bytes_a_step: int | None) -> Summary:
     """As it stands now."""
     taps = [tap for tap in plan.taps if tap.name not in plan.skipped]
-    optimized = {id(tensor) for group in plan.optimizer.param_groups for tensor in group["params"]}
-    trained = {id(p): p for p in plan.model.parameters() if p.requires_grad and id(p) in optimized}
+    trained = {id(p): p for p in plan.model.parameters() if p.requires_grad and plan.owners.hold(p)}
     return Summary(
         path=plan.path,
         layers={tap.name: (tap.d_in, tap.d_out) for tap in taps},
@@ -108,9 +107,11 @@ def _answers(plan: Plan) -> str:
         return "no keys are stored: a Replay answers for scores and sums"
     if not any(tap.values for tap in plan.taps):
         return "scores and sums can be asked; outputs and weights would need values=True"
-    if reason := why_no_rule(plan.optimizer):
-        return reason
-    return f"{type(plan.optimizer).__name__}: scores, outputs and weights can be asked, masked and as of every step"
+    reasons = {type(optimizer).__name__: why_no_rule(optimizer) for optimizer in plan.owners.optimizers}
+    found = [reason for reason in reasons.values() if reason]
+    if followed := " and ".join(name for name, reason in reasons.items() if not reason):
+        found.append(f"{followed}: scores, outputs and weights can be asked, masked and as of every step")
+    return "; ".join(found)
 
 
 def _recorded(layers: Mapping[str, tuple[int, int]]) -> list[str]:
