@@ -226,7 +226,7 @@ class Answers(_Methods, ABC):
 
         with warnings.catch_warnings():
             # Here they stand as the model has them, not as at the end of the training.
-            warnings.filterwarnings("ignore", message="not recorded, so they stand as at the end of the training")
+            warnings.filterwarnings("ignore", message="not recorded, so they stand as")
             weights = self.weights(where, at_step, allow_inexact)
         return applied(model, weights)
 

@@ -140,6 +140,7 @@ def encode_weights_answer(weights: Weights) -> pb.WeightsResponse:
         not_recorded=weights.not_recorded,
         kept=[pb.Count(name=space, count=count) for space, count in weights.kept.items()],
         scan=encode_scan(weights.scan),
+        others=weights.others,
     )
 
 
@@ -151,6 +152,7 @@ def decode_weights_answer(message: pb.WeightsResponse) -> Weights:
         not_recorded=tuple(message.not_recorded),
         kept={count.name: count.count for count in message.kept},
         scan=decode_scan(message.scan),
+        others=tuple(message.others),
     )
 
 

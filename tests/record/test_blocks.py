@@ -235,21 +235,21 @@ def test_numbers_written_by_hand_are_seen_in_their_block_alone(tmp_path):
         }  # fmt: skip
 
 
-def test_parts_that_are_not_recorded_stand_as_at_the_end(tmp_path):
+def test_parts_that_are_not_recorded_stand_as_they_were(tmp_path):
     model = Attending("qk")
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
     train(model, tmp_path / "m", model.attend.taps)
     live = {name: value.clone() for name, value in model.state_dict().items()}
     with dualform.open(tmp_path / "m") as memory:
         assert_exact(memory, ["q", "k", "stem", "head"])
-        with pytest.warns(
-            UserWarning, match=r"stand as at the end of the training: the rest of attend\.in_proj_weight"
-        ):
-            begun = memory.weights(at_step=0)
+        begun, masked, whole = memory.weights(at_step=0), memory.weights("dataset = 'a'"), memory.weights()
         for name in ("attend.in_proj_weight", "attend.in_proj_bias"):
-            assert torch.equal(begun[name][2 * D :], live[name][2 * D :])
-            assert not torch.equal(begun[name][: 2 * D], live[name][: 2 * D])
-        whole = memory.weights()
-        assert whole.not_recorded == ("the rest of attend.in_proj_weight", "the rest of attend.in_proj_bias")
+            assert torch.equal(begun[name], initial[name])
+            assert torch.equal(masked[name][2 * D :], live[name][2 * D :])
+            assert not torch.equal(masked[name][: 2 * D], live[name][: 2 * D])
+        rest = ("the rest of attend.in_proj_weight", "the rest of attend.in_proj_bias")
+        assert [name for name in whole.others if "rest" in name] == list(rest)
+        assert whole.not_recorded == ()
         assert_live(memory, model)
 
 

@@ -82,15 +82,15 @@ def test_a_transposed_convolution(tmp_path, options):
         assert [layer.space for layer in memory.info().layers] == ["patch", "patch", "sample"]
         np.testing.assert_array_equal(memory.keys("up"), torch.cat(keys).reshape(-1, 5).numpy())
         weights = memory.weights()
-        assert weights.not_recorded == ("up.bias",)
+        assert (weights.others, weights.not_recorded) == (("up.bias",), ())
         np.testing.assert_allclose(weights["up.weight"].numpy(), model.up.weight.detach().numpy(), atol=2e-6)
         patches = np.asarray(memory.output("up", memory.keys("up", [0, 3])))
         wide = model.up.weight.detach().flatten(1).numpy()
         np.testing.assert_allclose(patches, memory.keys("up", [0, 3]) @ wide, atol=1e-5)
         assert len(images) * keys[0][0, ..., 0].numel() == len(memory.keys("up"))
-        with pytest.warns(UserWarning, match="not recorded"):
-            masked = memory.weights(where="label = 1 AND dataset = 'a'")
+        masked = memory.weights(where="label = 1 AND dataset = 'a'")
         assert masked["up.weight"].shape == model.up.weight.shape
+        assert torch.equal(masked["up.bias"], model.up.bias)
 
 
 def test_an_output_size_may_be_said(tmp_path):

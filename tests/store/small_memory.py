@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from dualform.store.batch import Batch, Defect, Extent, Factor, LayerRows, ParameterGroup, StepLog, WatchLog
 from dualform.store.header import Ending, Header
 from dualform.store.layer import Layer, affine
+from dualform.store.others import OtherRow, Others, OtherTensor
 from dualform.store.probes import ProbeArrays
 from dualform.store.tables import SETTINGS as LR, ColumnTypes
 from dualform.store.writer import Writer
@@ -26,6 +27,9 @@ TOKENS = (
     Layer("some", "token", 3, 2, affine(3, "some.weight", None), repeats=True),
     Layer("digested", "token", 3, 2, affine(3, "digested.weight", None), source="none", values=False),
 )
+
+OTHERS = Others((OtherTensor("norm.weight", "float32", (3,)), OtherTensor("norm.seen", "int64", ())))
+"""What is kept of a norm, as `other_row` has it."""
 
 SETTINGS = {
     "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False,
@@ -77,6 +81,15 @@ def batch(rng: np.random.Generator, step: int, rows: int, inputs: np.ndarray) ->
     return Batch(step, said, [Extent("sample", 0, rows, None)], layers, logs=[log(step)], defects=defects, watch=watch)
 
 
+def other_values(at_step: int) -> dict[str, np.ndarray]:
+    return {"norm.weight": np.float32([at_step, 0.1, -at_step]), "norm.seen": np.array(at_step + 7)}
+
+
+def other_row(at_step: int) -> OtherRow:
+    content = b"".join(own.tobytes() for own in other_values(at_step).values())
+    return OtherRow(at_step, np.frombuffer(content, np.uint8))
+
+
 def token_batch(rng: np.random.Generator, step: int, rows: int, joined: bool = False) -> Batch:
     """One step of tokens: call 0 regular, call 1 with a padding mask and rows that are not known.
 
@@ -106,7 +119,13 @@ def token_rows(rng: np.random.Generator, call: int, n: int, width: int) -> Layer
     return LayerRows(call, keys, rng.normal(size=(n, 2)).astype(np.float32))
 
 
-def open_writer(path: Path, layers: tuple[Layer, ...] = LAYERS, settings: ColumnTypes = LR, **options: Any) -> Writer:
+def open_writer(
+    path: Path,
+    layers: tuple[Layer, ...] = LAYERS,
+    settings: ColumnTypes = LR,
+    others: Others | None = None,
+    **options: Any,
+) -> Writer:
     initial = {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
     header = Header(
         path,
@@ -118,6 +137,7 @@ def open_writer(path: Path, layers: tuple[Layer, ...] = LAYERS, settings: Column
         skipped={"norm": "no tap for LayerNorm"},
         label_names={"first": ["zero", "one"]},
         settings=settings,
+        others=others,
     )
     return Writer(header, **options)
 
@@ -131,12 +151,12 @@ def batches_of(sizes: list[int], seed: int = 0) -> list[Batch]:
 
 
 def write(path: Path, sizes: list[int], seed: int = 0, commit_every: int = 2, finish: bool = True) -> Expected:
-    """A memory of one step per entry of `sizes`, with a probe and final weights."""
+    """A memory of one step per entry of `sizes`, with other parameters, a probe and final weights."""
     batches = batches_of(sizes, seed)
     rng = np.random.default_rng(seed + 1)
-    writer = open_writer(path)
+    writer = open_writer(path, others=OTHERS)
     for step, one in enumerate(batches):
-        writer.append(one)
+        writer.append(replace(one, others=[other_row(step)] if step else []))
         if step % commit_every == commit_every - 1:
             writer.commit()
     if finish:

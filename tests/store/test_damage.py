@@ -29,6 +29,9 @@ def everything(path: Path) -> list[bytes]:
     found += [repr(memory.table(name).to_pylist()).encode() for name in ("steps", "factors", "defects", "labels")]
     for weights in (memory.initial(), memory.final() or {}):
         found += [name.encode() + weights[name].tobytes() for name in sorted(weights)]
+    assert memory.others is not None
+    for at_step in memory.others.moments:
+        found += [own.tobytes() for own in (memory.others.at(at_step) or {}).values()]
     probe = memory.probe("test")
     assert probe.labels is not None
     assert probe.outputs is not None

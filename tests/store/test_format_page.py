@@ -12,7 +12,17 @@ import pytest
 
 from dualform.store.manifest import FORMAT, Manifest
 from dualform.store.sources import FORMATS
-from tests.store.small_memory import SETTINGS, TOKENS, batches_of, expected, open_writer, token_batch, write
+from tests.store.small_memory import (
+    OTHERS,
+    SETTINGS,
+    TOKENS,
+    batches_of,
+    expected,
+    open_writer,
+    other_values,
+    token_batch,
+    write,
+)
 from tests.store.sources import twins
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
@@ -34,7 +44,7 @@ def test_the_page_reads_a_memory_without_dualform(tmp_path, monkeypatch, repeats
     write(tmp_path / "RUN", [9, 8, 7])
     whole = expected(batches_of([9, 8, 7]), (Manifest.read(tmp_path / "RUN").layers[0 if repeats else 1],))
     (layer,) = whole.keys
-    code, _ = blocks()
+    code, *_ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, np.ndarray] = {}
     exec(code.replace("layer-0", layer), names)
@@ -49,7 +59,7 @@ def test_the_page_reads_every_key_source(tmp_path):
     for one in given:
         made.append(one)
     made.close()
-    _, code = blocks()
+    _, code, _ = blocks()
     names: dict[str, Any] = {"np": np}
     exec(code, names)
     geometry = {layer.name: layer.geometry for layer in Manifest.read(tmp_path / "memory").layers}
@@ -61,13 +71,26 @@ def test_the_page_reads_every_key_source(tmp_path):
         assert names[f"from_{source}"](file, *more).tobytes() == wanted.tobytes()
 
 
+def test_the_page_reads_what_no_slot_explains(tmp_path, monkeypatch):
+    write(tmp_path / "RUN", [9, 8, 7, 6])
+    *_, code = blocks()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"np": np, "Path": Path, "tables": duckdb.connect(
+        str(tmp_path / "RUN" / "shard-00000" / "slots.duckdb"), read_only=True
+    ), "shard": Path("RUN/shard-00000")}  # fmt: skip
+    exec(code, names)
+    for at_step in (1, 2, 3):
+        for name, own in other_values(at_step).items():
+            assert np.array_equal(names["others_at"](at_step)[name], own)
+
+
 def test_the_page_names_every_key_source():
     rows = re.findall(r"^\| `([a-z0-9 ]+)` \| (?:`\.\w+`|none) \|", PAGE.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(FORMATS)
 
 
 def test_the_page_names_every_table_and_column(tmp_path):
-    writer = open_writer(tmp_path / "memory", layers=TOKENS)
+    writer = open_writer(tmp_path / "memory", layers=TOKENS, others=OTHERS)
     writer.append(token_batch(np.random.default_rng(0), 0, 2))
     writer.close()
     found = re.findall(r"^\| `([\w<>]+)`(?: \(view\))? \| (.*) \|$", PAGE.read_text(), re.MULTILINE)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from dualform.errors import NotAMemory
 from dualform.store.batch import Batch
 from dualform.store.check import check_memory, how_it_ended
 from dualform.store.snapshot import Snapshot
-from tests.store.small_memory import LAYERS, Expected, batches_of, expected
+from tests.store.small_memory import LAYERS, OTHERS, Expected, batches_of, expected, other_row, other_values
 
 STEPS, BATCH, FLUSH_EVERY = 60, 16, 3
 NEVER = 10_000.0
@@ -29,10 +30,10 @@ def record(path: Path, acknowledged: Path, *, flush_every: int, journal_seconds:
 
     writer.JOURNAL_SECONDS = journal_seconds
     log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    header = Header(path, LAYERS, "SGD", "sgd", "", {}, label_names={"first": ["zero", "one"]})
+    header = Header(path, LAYERS, "SGD", "sgd", "", {}, label_names={"first": ["zero", "one"]}, others=OTHERS)
     sink = SinkThread(lambda: writer.Writer(header))
     for step, one in enumerate(batches()):
-        sink.put(one)
+        sink.put(replace(one, others=[other_row(step)]))
         if flush_every and step % flush_every == flush_every - 1:
             sink.flush()
         if not flush_every or step % flush_every == flush_every - 1:
@@ -95,6 +96,9 @@ def check(path: Path, whole: Expected, least: int) -> int:
     for column in ("slot", "step", "row", "label", "sample", "dataset", "weight"):
         assert memory.column("sample", column).tolist() == whole.columns[column][:slots]
     assert memory.table("steps")["step"].to_pylist() == list(range(slots // BATCH))
+    assert memory.others.moments == list(range(slots // BATCH))
+    for at_step in memory.others.moments:
+        assert all(np.array_equal(own, other_values(at_step)[n]) for n, own in memory.others.at(at_step).items())
     return slots // BATCH
 
 

@@ -191,6 +191,7 @@ def weights(draw: Any) -> Weights:
         draw(names),
         draw(st.dictionaries(texts, counts, max_size=3)),
         draw(scans),
+        draw(names),
     )
 
 

@@ -72,6 +72,8 @@ def weights(
             print_note(f"{layer}: {describe_grade(grade, state.standing[layer])}")
     if state.not_recorded and (masks is not None or at_step is not None):
         print_note(f"Not recorded, so they stand as at the end of the training: {', '.join(state.not_recorded)}.")
+    if state.others and masks is not None:
+        print_note(f"No mask moves what no slot explains: {', '.join(state.others)}.")
     if note:
         print_note(note)
 
@@ -83,6 +85,7 @@ def _report(state: Weights) -> dict[str, Any]:
         "standing": state.standing,
         "kept": state.kept,
         "not_recorded": list(state.not_recorded),
+        "others": list(state.others),
     }
 
 

@@ -31,10 +31,14 @@ class Weights(Mapping[str, Any]):
     """By recorded layer: the size of what moved its weights outside the record and was added to them, relative to the
     way they went; 0.0 where nothing was added."""
     not_recorded: tuple[str, ...] = ()
-    """Parameters and buffers of no recorded layer: they stand as at the end of the training."""
+    """Parameters and buffers of no recorded layer that were not kept step by step: they stand as at the end of the
+    training, or as before its first step where it did not come to its end."""
     kept: Mapping[str, int] = field(default_factory=dict)
     """By slot space: how many slots the mask left."""
     scan: Scan = field(default_factory=Scan)
+    others: tuple[str, ...] = ()
+    """Parameters and buffers of no recorded layer as they were at the step that was asked for. They carry no attention,
+    and no mask moves them: they stand as all of training left them."""
 
     @cached_property
     def _tensors(self) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
         grades=network.grades,
         standing=network.standing,
         not_recorded=network.not_recorded,
+        others=network.others,
         kept=network.kept,
         scan=_scan(view, network.kept, began),
     )

@@ -13,6 +13,7 @@ from functools import partial
 from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
 from dualform.record.metadata import Columns
+from dualform.record.other_values import OtherValues
 from dualform.record.placement import Placement
 from dualform.record.plan import Plan
 from dualform.record.sink import SinkThread
@@ -27,6 +28,7 @@ from dualform.record.training_shard import UPDATES
 from dualform.store.batch import Batch
 from dualform.store.header import Ending
 from dualform.store.layer import Layer
+from dualform.store.others import OtherRow
 from dualform.store.probes import ProbeArrays
 
 
@@ -47,6 +49,7 @@ class Recording:
             Placement(self._spaces),
         )  # fmt: skip
         self._valued = {tap.name for tap in plan.taps if tap.values}
+        self._others = self._other_values()
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""
         self._layers: list[Layer] = []
@@ -61,6 +64,14 @@ class Recording:
         """Steps recorded so far."""
         self.bytes_a_step: int | None = None
         """About what the first recorded step takes on disk; None before it."""
+
+    def _other_values(self) -> OtherValues | None:
+        """None where no weights can be rebuilt, and where another process keeps them."""
+        plan = self._plan
+        if not (plan.keys and self._valued) or self._start.why_no_rule or (plan.ranks and plan.ranks.number):
+            return None
+        trained = (parameter for group in plan.optimizer.param_groups for parameter in group["params"])
+        return OtherValues(plan.model, trained, plan.taps, self._start.initial, self._start.aliases)
 
     @property
     def begun(self) -> bool:
@@ -113,9 +124,11 @@ class Recording:
         self._updates.updated(number)
 
     def look(self) -> None:
-        """A step begins: look at weights that were written since the last one."""
+        """A step begins: look at weights that were written since the last one, and at what no slot explains."""
         if self.begun:
             self._updates.look(self.steps - 1)
+            if self._others is not None:
+                self._others.look(self.steps)
 
     def _update_inside(self, number: int, record: StepRecord) -> None:
         if number in record.updated:
@@ -272,6 +285,8 @@ class Recording:
             for reason in self._start.why_no_rule if self._plan.keys and self._valued else ():
                 warnings.warn(f"{reason}.", RuntimeWarning, stacklevel=2)
             header = self._start.header(self._plan.path, self._layers, dict(self._plan.skipped), self._plan.label_names)
+            if self._others is not None:
+                header = replace(header, others=self._others.begin(slots.row_bytes(self._valued)))
             self._sink = SinkThread(partial(self._plan.sink, header))
         self.steps += 1
         if not record.updated:
@@ -289,6 +304,7 @@ class Recording:
             logs=logs,
             defects=defects,
             watch=watch,
+            others=self._take_others(),
         )
         if self.bytes_a_step is None:
             self.bytes_a_step = stored_bytes(batch, self._layers)
@@ -300,6 +316,9 @@ class Recording:
         recorded = {layer.name for layer in self._layers}
         never = "it was not called in a recorded step"
         return {t.name: self._unreached.get(t.name, never) for t in self._plan.taps if t.name not in recorded}
+
+    def _take_others(self) -> list[OtherRow]:
+        return [] if self._others is None else self._others.take()
 
     def _skip(self) -> None:
         """List the layers that have no slots yet."""
@@ -316,6 +335,8 @@ class Recording:
     def flush(self) -> None:
         """Returns once every finished step is on disk. Raises what went wrong with writing."""
         self._updates.finish(self.steps - 1)
+        if self._others is not None:
+            self._others.look(self.steps)
         self._put_logs()
         self.sink.flush()
 
@@ -332,7 +353,8 @@ class Recording:
 
     def _put_logs(self) -> None:
         """What is known of the optimizer and no batch took along."""
-        logs, defects, watch = self._updates.take()
-        if logs or defects or watch:
+        (logs, defects, watch), others = self._updates.take(), self._take_others()
+        if logs or defects or watch or others:
             none = self._columns.no_samples()
-            self.sink.put(Batch(self.steps - 1, none, [], {}, logs=logs, defects=defects, watch=watch))
+            batch = Batch(self.steps - 1, none, [], {}, logs=logs, defects=defects, watch=watch, others=others)
+            self.sink.put(batch)

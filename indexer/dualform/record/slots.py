@@ -59,6 +59,11 @@ class Slots:
             layers.setdefault(part.layer, []).append(LayerRows(part.call, part.keys.numpy(), values))
         return layers
 
+    def row_bytes(self, valued: set[str]) -> int:
+        """What keys take, and the values of those layers of which they are kept."""
+        kept = [part.errors for part in self.rows if part.errors is not None and part.layer in valued]
+        return sum(rows.nbytes for rows in (*(part.keys for part in self.rows), *kept))
+
     def surely_finite(self, valued: set[str]) -> bool:
         """False where there may be NaN or infinity among the gradients of layers that are not `valued`: only such are
         kept. Keys, and error signals that are wanted, are looked at where they are projected (Updates.add).

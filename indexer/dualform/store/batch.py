@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.layer import Layer
+from dualform.store.others import OtherRow
 
 Array: TypeAlias = NDArray[Any]
 
@@ -145,12 +146,14 @@ class Batch:
     """Logs of steps whose outcome is known by now; not only this step's."""
     defects: list[Defect] = field(default_factory=list)
     watch: list[WatchLog] = field(default_factory=list)
+    others: list[OtherRow] = field(default_factory=list)
 
     @property
     def row_bytes(self) -> int:
-        """The memory that keys and values hold on to."""
+        """The memory that keys, values and rows of no layer hold on to."""
         rows = [part for parts in self.layers.values() for part in parts]
-        return sum(part.keys.nbytes + (0 if part.values is None else part.values.nbytes) for part in rows)
+        own = sum(part.keys.nbytes + (0 if part.values is None else part.values.nbytes) for part in rows)
+        return own + sum(row.content.nbytes for row in self.others)
 
     @property
     def said_bytes(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from dualform.errors import Damaged
 from dualform.store.durable import checksum_file
 from dualform.store.extents import Extents
+from dualform.store.others import OWNER
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 from dualform.store.sources.key_source import KeySource
@@ -89,8 +90,13 @@ def _check_counts(memory: Snapshot) -> list[str]:
         next_row = 0
         for source in sources:
             if source.first_row != next_row:
-                problems.append(f"layer {layer!r}: its {kind} jump from row {next_row} to {source.first_row}.")
+                whose = "other parameters" if (layer, kind) == OWNER else f"layer {layer!r}"
+                problems.append(f"{whose}: its {kind} jump from row {next_row} to {source.first_row}.")
             next_row = source.first_row + source.rows
+    try:
+        _ = memory.others
+    except Damaged as error:
+        problems.append(error.message)
     for layer in [layer.name for layer in memory.layers.values() if layer.keys]:
         try:
             keys = memory.keys(layer)

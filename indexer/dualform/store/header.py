@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from dualform.store.layer import Layer
+from dualform.store.others import Others
 from dualform.store.stored_optimizer import StoredOptimizer
 from dualform.store.tables import SETTINGS, ColumnTypes
 
@@ -41,6 +42,8 @@ class Header:
     """Further names of recorded parameters in the state dict -> the name they are recorded under."""
     settings: ColumnTypes = field(default_factory=lambda: SETTINGS)
     """DuckDB types of the settings that the update rules name; others get columns when they are first seen."""
+    others: Others | None = None
+    """What is kept of parameters and buffers that no slot explains; None for nothing."""
     further_optimizers: Sequence[StoredOptimizer] = ()
     """Those that update blocks beside the one named above."""
 

@@ -27,12 +27,13 @@ class LayerWriter:
     def __init__(self, layer: Layer, shard_folder: Path, blocks: Blocks) -> None:
         """Raises BadInput for a layer whose keys its source cannot store."""
         self.layer = layer
-        self.folder = shard_folder / "layers" / layer.folder
+        place = f"layers/{layer.folder}"
+        self.folder = shard_folder / place
         self._format, self._forms = layer.key_format, layer.key_format.forms
         self._form = 0
         """Which of the forms takes keys until the next commit."""
-        self._keys = RowsWriter(layer, "keys", self.folder, blocks)
-        self._values = RowsWriter(layer, "values", self.folder, blocks)
+        self._keys = RowsWriter(layer.name, "keys", shard_folder, place, blocks)
+        self._values = RowsWriter(layer.name, "values", shard_folder, place, blocks)
         self._distinct = DistinctKeys() if layer.repeats and layer.keys else None
         self._key_rows: list[NDArray[np.int64]] = []
         """Of a layer whose inputs repeat, the key row of each entry since they were last taken."""

@@ -15,8 +15,18 @@ from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
 from dualform.store.header import Header
 from dualform.store.layer import Layer
+from dualform.store.others import Others
 from dualform.store.stored_optimizer import StoredOptimizer, for_one
-from dualform.store.tables import FIRST_STEP, SAMPLES, SETTINGS, TABLES, ColumnTypes, extents_table, extents_types
+from dualform.store.tables import (
+    FIRST_STEP,
+    OTHERS,
+    SAMPLES,
+    SETTINGS,
+    TABLES,
+    ColumnTypes,
+    extents_table,
+    extents_types,
+)
 
 FORMAT = 2
 FILE = "memory.json"
@@ -87,6 +97,8 @@ class Manifest:
     """By parameter and buffer, the checksum of what the optimizer kept when the recorder left."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of recorded parameters in the state dict -> the name they are recorded under: tied weights."""
+    others: Others | None = None
+    """What is kept of parameters and buffers that no slot explains; None where nothing is."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -98,7 +110,7 @@ class Manifest:
             base[name] = {**TABLES[name], **settings}
         base["factors"] = {**TABLES["factors"], **self.columns.get("factors", {})}
         extents = {extents_table(space): extents_types(self.columns[space]) for space in self.spaces}
-        return {"samples": self.columns["samples"], **extents, **base}
+        return {"samples": self.columns["samples"], **extents, **base, **(OTHERS if self.others else {})}
 
     def write(self, folder: Path, file: str = FILE) -> None:
         """Replace memory.json, or a shard's shard.json, durably."""
@@ -116,6 +128,8 @@ class Manifest:
             "aliases": self.aliases,
             "recording": self.recording,
         }
+        if self.others is not None:
+            fields["others"] = self.others.to_json()
         if len(self.optimizers) > 1:
             fields["optimizers"] = [optimizer.to_json() for optimizer in self.optimizers]
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
@@ -162,6 +176,7 @@ class Manifest:
             probes=fields["probes"],
             buffers=_buffers(fields.get("buffers", {})),
             aliases=fields.get("aliases", {}),  # older files of this format have none
+            others=Others.from_json(fields["others"]) if "others" in fields else None,
             recording=fields["recording"],
             format=fields["format"],
         )
@@ -180,6 +195,7 @@ def first_manifest(header: Header, shards: list[Shard]) -> Manifest:
         spaces=spaces,
         columns=columns,
         aliases=dict(header.aliases),
+        others=header.others,
         shards=shards,
     )
 

@@ -18,7 +18,7 @@ from dualform.store.merged_tables import MergedTables
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources, row_count, sources_of_shard, stacked
 from dualform.store.shard_tables import ShardTables, Tables
-from dualform.store.tables import TABLES, extents_table
+from dualform.store.tables import OTHERS, TABLES, extents_table
 
 _TRIES = 100
 
@@ -52,6 +52,8 @@ def open_folder(folder: Path, cache: SegmentCache) -> FolderContents:
         part = manifest.shards[0]
         first: dict[str, Sequence[str]] = {extents_table(space): PLAIN for space in manifest.spaces}
         first |= {name: list(TABLES[name]) for name in ("entries", "segments")}
+        if manifest.others is not None:
+            first["other_segments"] = list(OTHERS["other_segments"])
         place = folder / part.folder
         tables.append(ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, journal.tables))
         sources.append(sources_of_shard(place, manifest, tables[-1], journal, cache))

@@ -1,4 +1,4 @@
-"""Writes one layer's keys, or its values: a matrix file for each commit, and for each form of its rows.
+"""Writes one layer's keys, or its values, or rows of no layer: a matrix file for each commit and each form of rows.
 
 A file is gathered row by row and written whole. Writing it here rather than through FAISS keeps it off the page cache,
 and a full disk raises (FAISS can report success there).
@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from dualform.store.direct_file import BLOCK_BYTES, Blocks, write_durably
 from dualform.store.durable import block_checksum
 from dualform.store.increment import RowBytes
-from dualform.store.layer import Layer
 from dualform.store.matrix_file import MatrixForm
 
 
 class RowsWriter:
-    """Gathers rows until a commit; `kind` is "keys" or "values"."""
+    """Gathers rows until a commit."""
 
-    def __init__(self, layer: Layer, kind: str, folder: Path, blocks: Blocks) -> None:
-        self._layer, self._kind, self._folder, self._blocks = layer, kind, folder, blocks
+    def __init__(self, owner: str, kind: str, shard_folder: Path, place: str, blocks: Blocks) -> None:
+        """`owner`: the layer; `kind`: "keys" or "values", or what rows of no layer are; `place`: folder in the shard."""
+        self._owner, self._kind, self._blocks = owner, kind, blocks
+        self._shard_folder, self._place = shard_folder, place
         self._segment = 0
         self._before = 0
         """Rows of the commits so far."""
@@ -38,7 +39,7 @@ class RowsWriter:
         if not len(rows):
             return 0
         if not self._open or self._open[-1].form != form:
-            path = self._folder / f"{self._kind}-{self._segment:06d}.{form.suffix}"
+            path = self._shard_folder / self._place / f"{self._kind}-{self._segment:06d}.{form.suffix}"
             self._open.append(MatrixWriter(path, form, self._blocks))
         self._open[-1].append(rows)
         return rows.nbytes
@@ -51,9 +52,7 @@ class RowsWriter:
             if last > new:
                 form = writer.form
                 pieces = writer.unseen()
-                found.append(
-                    RowBytes(self._layer.name, self._kind, new, last - new, form.width, pieces, form.dtype.str)
-                )
+                found.append(RowBytes(self._owner, self._kind, new, last - new, form.width, pieces, form.dtype.str))
             first = last
         self._seen = first
         return found
@@ -63,8 +62,8 @@ class RowsWriter:
         rows, first = [], self._before
         for writer in self._open:
             size, checksums = writer.finish()
-            file = f"layers/{self._layer.folder}/{writer.path.name}"
-            rows.append((segment, self._layer.name, self._kind, file, first, writer.rows, size, checksums))
+            file = f"{self._place}/{writer.path.name}"
+            rows.append((segment, self._owner, self._kind, file, first, writer.rows, size, checksums))
             first += writer.rows
         return rows
 

@@ -80,6 +80,10 @@ class Runs(Snapshot):
         """The weights after the last run's last step; None where it was cut off before its end."""
         return self.runs[-1].final()
 
+    @property
+    def ended(self) -> bool:
+        return self.runs[-1].ended
+
     def buffers(self) -> dict[str, dict[str, NDArray[Any]]]:
         """What the optimizer already kept when the first run began."""
         return self.runs[0].buffers()

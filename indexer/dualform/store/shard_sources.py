@@ -13,6 +13,7 @@ from dualform.store.journal import Frames, journal_path
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.matrix_file import MatrixForm
+from dualform.store.others import OWNER
 from dualform.store.segment import Segment
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import ShardTables, whole
@@ -38,12 +39,19 @@ def sources_of_shard(
         segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
         stored = SegmentRows(segment, _form_of_file(layer, kind, segment), cache)
         found.setdefault((layer.name, kind), []).append(_source(layer, kind, stored))
+    if manifest.others is not None:
+        for row in whole(tables, "other_segments").to_pylist():
+            segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
+            found.setdefault(OWNER, []).append(SegmentRows(segment, manifest.others.form, cache))
     journal = journal_path(place, manifest.shards[0].commits)
     for (name, kind), parts in frames.matrices.items():
         before = found.setdefault((name, kind), [])
         for first, content in parts:
-            held = _held(journal, layers[name], kind, first, content)
-            source = None if held is None else _source(layers[name], kind, held)
+            if (name, kind) == OWNER and manifest.others is not None:
+                source: KeySource | None = _held(journal, name, kind, first, content, [manifest.others.form])
+            else:
+                held = _held(journal, name, kind, first, content, _forms(layers[name], kind))
+                source = None if held is None else _source(layers[name], kind, held)
             if source is None or source.first_row != row_count(before):
                 raise Damaged(f"{journal} was altered: its {kind} of layer {name!r} do not follow the committed ones.")
             if source.rows:
@@ -63,12 +71,14 @@ def _form_of_file(layer: Layer, kind: str, segment: Segment) -> MatrixForm:
     raise Damaged(f"{segment.path} is no file of {kind} of layer {layer.name!r}, whose key source is {layer.source!r}.")
 
 
-def _held(journal: Path, layer: Layer, kind: str, first: int, content: NDArray[Any]) -> HeldRows | None:
+def _held(
+    journal: Path, owner: str, kind: str, first: int, content: NDArray[Any], forms: Sequence[MatrixForm]
+) -> HeldRows | None:
     """Rows [rows, width] of a journal in the form that has their type; None where no form has."""
-    for form in _forms(layer, kind):
+    for form in forms:
         if (form.dtype, form.width) == (content.dtype, content.shape[1]):
             rows = content.reshape(len(content), *form.shape)
-            return HeldRows((journal, layer.name, kind, first, len(rows)), first, rows)
+            return HeldRows((journal, owner, kind, first, len(rows)), first, rows)
     return None
 
 

@@ -22,6 +22,7 @@ from dualform.store.entries import Entries
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.opening import FolderContents, open_folder, read_state
+from dualform.store.others import OWNER, OtherRows
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Keys, OrderedRows, Rows
 from dualform.store.samples import Samples
@@ -30,7 +31,7 @@ from dualform.store.shard_sources import Sources
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.space import Space
 from dualform.store.stored_optimizer import StoredOptimizer, names_of
-from dualform.store.weights import read_buffers, read_weights
+from dualform.store.weights import read_buffers, read_weights, weights_file
 
 
 class Snapshot:
@@ -224,6 +225,20 @@ class Snapshot:
             if layer.keys and layer.values:
                 self.values(layer.name)
 
+    @cached_property
+    def others(self) -> OtherRows | None:
+        """What was kept of parameters and buffers that no slot explains, by how many steps were taken; None where the
+        recorder kept nothing. Raises Damaged where there are not as many rows as moments.
+        """
+        if self.manifest.others is None:
+            return None
+        moments = np.asarray(self._tables.columns("others", ["at_step"])[0], dtype=np.int64)
+        rows = Rows(self.sources.get(OWNER, []), self.manifest.others.form.width)
+        if rows.rows != len(moments):
+            shard = self.path / self.manifest.shards[0].folder
+            raise Damaged(f"{shard} has {rows.rows} rows of other parameters for {len(moments)} moments.")
+        return OtherRows(self.manifest.others, moments, rows)
+
     def check_tables(self) -> list[str]:
         """What is wrong with any table, one sentence each: every column is read."""
         problems = []
@@ -240,9 +255,12 @@ class Snapshot:
 
     def final(self) -> dict[str, NDArray[Any]] | None:
         """None where the training was cut off before its end, and where shards end before those weights."""
-        if self._contents is not None and not self._contents.whole:
-            return None
-        return read_weights(self.path, "final", self.manifest.files)
+        return read_weights(self.path, "final", self.manifest.files) if self.ended else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are weights of the training's end."""
+        return weights_file("final") in self.manifest.files and (self._contents is None or self._contents.whole)
 
     def buffers(self) -> dict[str, dict[str, NDArray[Any]]]:
         """What the optimizer already kept when recording began, by parameter and its own name for it."""

@@ -12,6 +12,8 @@
     labels            names of labels
     digests           what each layer was fed at each step, for layers whose keys are not stored
     segments          the matrix files, with a checksum for each of their blocks
+    others            how many steps were taken when each row of what no slot explains was kept
+    other_segments    the matrix files of those rows
     commits           rows and running digest of each column after each commit
 
 Tables only grow. The digest of a column after a commit hashes the digest before it and the entries that the commit
@@ -105,6 +107,11 @@ TABLES: Mapping[str, ColumnTypes] = {
     },
 }
 """Every table but samples and extents. Further settings follow in `steps` and `parameter_groups`."""
+OTHERS: Mapping[str, ColumnTypes] = {
+    "others": {"at_step": "BIGINT"},
+    "other_segments": {name: kind for name, kind in TABLES["segments"].items() if name not in ("layer", "kind")},
+}
+"""Those of a shard that keeps what no slot explains (others.py)."""
 COMMITS: ColumnTypes = {
     "commit": "BIGINT",
     "table": "VARCHAR",

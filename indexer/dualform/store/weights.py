@@ -19,10 +19,15 @@ Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]
 _BUFFERS, _MOMENTUM = "buffers", "momentum"
 
 
+def weights_file(name: str) -> str:
+    """Its path within the memory."""
+    return f"weights/{name}.safetensors"
+
+
 def write_weights(memory: Path, name: str, weights: Mapping[str, NDArray[Any]]) -> tuple[str, int, str]:
     """Write weights/NAME.safetensors durably; returns its path within the memory, size and checksum."""
     content = safetensors.numpy.save({key: np.asarray(array, order="C") for key, array in weights.items()})
-    file = f"weights/{name}.safetensors"
+    file = weights_file(name)
     (memory / "weights").mkdir(exist_ok=True)
     write_whole(memory / file, content)
     return file, len(content), checksum(content)
@@ -30,7 +35,7 @@ def write_weights(memory: Path, name: str, weights: Mapping[str, NDArray[Any]]) 
 
 def read_weights(memory: Path, name: str, files: Mapping[str, FileMark]) -> dict[str, NDArray[Any]] | None:
     """The weights by name; None where none were stored under it. Raises Damaged, naming the file."""
-    file = f"weights/{name}.safetensors"
+    file = weights_file(name)
     if file not in files:
         return None
     return safetensors.numpy.load(read_checked(memory / file, files[file]))

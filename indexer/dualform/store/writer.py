@@ -27,9 +27,10 @@ from dualform.store.layer import Layer
 from dualform.store.layer_writer import LayerWriter
 from dualform.store.log_rows import LogRows
 from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_manifest, shard_folder
+from dualform.store.others_writer import OthersWriter
 from dualform.store.probes import ProbeArrays, write_probe
 from dualform.store.slot_rows import SlotRows
-from dualform.store.tables import TABLES, rows_table
+from dualform.store.tables import OTHERS, TABLES, rows_table
 from dualform.store.views import view_name, view_statement
 from dualform.store.weights import write_buffers, write_weights
 
@@ -89,6 +90,7 @@ class Writer:
         self.manifest = first_manifest(header, [self._shard, *further])
         self._blocks = Blocks()
         self._layers = {layer.name: self._layer_writer(layer) for layer in header.layers}
+        self._others = OthersWriter(header.others, self._folder, self._blocks)
         self._slots = SlotRows(layer.space for layer in header.layers)
         self._logs = LogRows(header.settings, header.label_names, several=len(header.optimizers) > 1)
         self._width = self._columns_known()
@@ -113,6 +115,7 @@ class Writer:
         self._join(batch.joined)
         placed = self._slots.append(batch)
         self._append_rows(batch, placed)
+        self._bytes += self._others.append(batch.others)
         self._logs.append(batch, {name: w.layer.space for name, w in self._layers.items() if not w.layer.keys})
         if batch.joined or self._columns_known() != self._width:
             self._evolve(batch.joined)
@@ -158,7 +161,7 @@ class Writer:
             return self._journal_seconds
         tables = self._take_tables()
         if tables:
-            rows = [rows for writer in self._layers.values() for rows in writer.unseen()]
+            rows = [rows for writer in self._layers.values() for rows in writer.unseen()] + self._others.unseen()
             self._journal.append(Increment(tables, rows))
             self._journaled.append(tables)
             self._journaled_bytes = self._bytes
@@ -171,8 +174,13 @@ class Writer:
         writers = self._layers.values()
         entries = [row for writer in writers for row in writer.take_entries()]
         key_rows = [row for writer in writers for row in writer.take_key_rows()]
-        of_layers: dict[str, list[Any]] = {"entries": entries, "key_rows": key_rows}
-        return tables | {name: rows_table(rows, TABLES[name]) for name, rows in of_layers.items() if rows}
+        found: dict[str, list[Any]] = {
+            "entries": entries,
+            "key_rows": key_rows,
+            "others": self._others.take_moments(),
+        }
+        types = {**TABLES, **OTHERS}
+        return tables | {name: rows_table(rows, types[name]) for name, rows in found.items() if rows}
 
     def commit(self) -> None:
         """Make everything appended so far durable and part of the segments and tables."""
@@ -183,6 +191,8 @@ class Writer:
             segments = [row for writer in self._layers.values() for row in writer.finish(number)]
             if segments:
                 added["segments"] = rows_table(segments, TABLES["segments"])
+            if others := self._others.finish(number):
+                added["other_segments"] = rows_table(others, OTHERS["other_segments"])
             self._bytes = 0
             self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
             self._shard.commits += 1
@@ -217,6 +227,7 @@ class Writer:
         """Let go without a further commit: the memory stays as of what is durable."""
         for writer in self._layers.values():
             writer.discard()
+        self._others.discard()
         self._journal.close()
 
     def _write_manifest(self) -> None:

@@ -891,6 +891,7 @@ class WeightsResponse(google.protobuf.message.Message):
     NOT_RECORDED_FIELD_NUMBER: builtins.int
     KEPT_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
+    OTHERS_FIELD_NUMBER: builtins.int
     @property
     def parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Parameter]:
         """of recorded layers first, in their order"""
@@ -907,6 +908,10 @@ class WeightsResponse(google.protobuf.message.Message):
 
     @property
     def scan(self) -> Global___Scan: ...
+    @property
+    def others(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """parameters of no recorded layer as they were at the step; no mask moves them"""
+
     def __init__(
         self,
         *,
@@ -915,9 +920,10 @@ class WeightsResponse(google.protobuf.message.Message):
         not_recorded: collections.abc.Iterable[builtins.str] | None = ...,
         kept: collections.abc.Iterable[Global___Count] | None = ...,
         scan: Global___Scan | None = ...,
+        others: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["kept", b"kept", "layers", b"layers", "not_recorded", b"not_recorded", "parameters", b"parameters", "scan", b"scan"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kept", b"kept", "layers", b"layers", "not_recorded", b"not_recorded", "others", b"others", "parameters", b"parameters", "scan", b"scan"]) -> None: ...
 
 Global___WeightsResponse: typing_extensions.TypeAlias = WeightsResponse
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
+from dualform.query.weights import other_parameters
 from dualform.query.weights.exactness import why_scores_only
 from dualform.query.weights.rebuilt import rebuild
 from dualform.query.weights.requirement import require
@@ -26,9 +27,11 @@ class Network:
     arrays: Mapping[str, NDArray[Any]]
     """Every parameter and buffer under the model's own name: those of recorded layers rebuilt, in float32."""
     not_recorded: tuple[str, ...]
-    """Those of no recorded layer, and "the rest of" those of which only some blocks are recorded; they stand as at the
-    end of the training.
+    """Those of no recorded layer, and "the rest of" those of which only some blocks are recorded, which were not kept
+    step by step: they stand as at the end of the training.
     """
+    others: tuple[str, ...]
+    """The same, of those that stand as they were at the step that was asked for."""
     grades: Mapping[str, Grade]
     """By layer."""
     standing: Mapping[str, float]
@@ -43,18 +46,22 @@ def state_dict(
     """The network as of a step under one mask, or under masks by slot space; spaces that are not named stay whole.
 
     Warns of what is not recorded where the question is not about the end. Raises Inexact where a recorded layer cannot
-    be rebuilt well enough, EmptyMask where no slot is left.
+    be rebuilt well enough, and where what no slot explains was not kept of the step; EmptyMask where no slot is left.
     """
     check_step(at_step, view.snapshot.steps)
     _require_all(view, at_step, allow_inexact, check)
-    rebuilt = _recorded(view, where, at_step, allow_inexact, check)
+    standing = other_parameters.standing(view, at_step)
+    rebuilt = _recorded(view, standing.arrays, where, at_step, allow_inexact, check)
     arrays = dict(rebuilt.arrays)
     arrays |= {name: arrays[known] for name, known in view.snapshot.aliases.items() if known in arrays}
-    others = {name: np.array(array) for name, array in view.stored_weights("final").items() if name not in arrays}
-    left = (*sorted(others), *rebuilt.not_recorded)
+    others = {name: np.array(array) for name, array in standing.arrays.items() if name not in arrays}
+    beside = {**{name: name for name in sorted(others)}, **{name: f"the rest of {name}" for name in rebuilt.others}}
+    left = tuple(said for name, said in beside.items() if name in standing.as_at_the_end)
+    kept = tuple(said for name, said in beside.items() if name not in standing.as_at_the_end)
     if left and (where is not None or at_step is not None):
-        warnings.warn(f"not recorded, so they stand as at the end of the training: {', '.join(left)}.", stacklevel=6)
-    return Network({**arrays, **others}, left, rebuilt.grades, rebuilt.standing, rebuilt.kept)
+        moment = "at the end of the training" if view.snapshot.ended else "before its first step, for there is no end"
+        warnings.warn(f"not recorded, so they stand as {moment}: {', '.join(left)}.", stacklevel=6)
+    return Network({**arrays, **others}, left, kept, rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
 def _require_all(view: View, at_step: int | None, allow_inexact: bool, check: Check) -> None:
@@ -83,9 +90,14 @@ def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:
 
 
 def _recorded(
-    view: View, where: str | Mapping[str, str] | None, at_step: int | None, allow_inexact: bool, check: Check
+    view: View,
+    beside: Mapping[str, NDArray[Any]],
+    where: str | Mapping[str, str] | None,
+    at_step: int | None,
+    allow_inexact: bool,
+    check: Check,
 ) -> Network:
-    """The rebuilt parameters of the recorded layers."""
+    """The rebuilt parameters of the recorded layers; `others` are those of which `beside` has a rest."""
     layers = view.snapshot.layers
     masks = {one.name: where.get(one.space) if isinstance(where, Mapping) else where for one in layers.values()}
     selections = {name: mask.selection(view, layer, masks[name]) for name, layer in layers.items()}
@@ -100,23 +112,24 @@ def _recorded(
         rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check, selections)
         blocks |= {block: rebuilt.parameters[block.block_name] for block in layer.parameters}
         grades[name], standing[name] = rebuilt.grade, rebuilt.standing
-    arrays, rest = _placed(view, blocks)
-    return Network(arrays, tuple(f"the rest of {name}" for name in rest), grades, standing, kept)
+    arrays, rest = _placed(view, blocks, beside)
+    return Network(arrays, (), tuple(rest), grades, standing, kept)
 
 
-def _placed(view: View, blocks: Mapping[Parameter, NDArray[np.float64]]) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """The blocks in float32 in their parameters, by name; and the names of parameters that have others besides.
-
-    Those others stand as at the end of the training.
+def _placed(
+    view: View, blocks: Mapping[Parameter, NDArray[np.float64]], beside: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """The blocks in float32 in their parameters, by name; and the names of parameters that have a rest besides, which
+    is that of `beside`.
     """
-    initial, final = view.stored_weights("initial"), view.stored_weights("final")
+    initial = view.stored_weights("initial")
     arrays, rest = dict[str, NDArray[Any]](), list[str]()
     held = dict[str, list[Parameter]]()
     for block in blocks:
         held.setdefault(block.name, []).append(block)
     for name, own in held.items():
         shape = initial[name].shape
-        last = final[name] if name in final and final[name].shape == shape else initial[name]
+        last = beside[name] if name in beside and beside[name].shape == shape else initial[name]
         arrays[name] = last.astype(np.float32, order="C")
         for block in own:
             block.put(arrays[name], blocks[block])
