@@ -24,7 +24,7 @@ class RowsWriter:
     """Gathers rows until a commit."""
 
     def __init__(self, owner: str, kind: str, shard_folder: Path, place: str, blocks: Blocks) -> None:
-        """`owner`: the layer; `kind`: "keys" or "values", or what rows of no layer are; `place`: folder in the shard."""
+        """`owner`: the layer; `kind`: "keys", "values", or what rows of no layer are; `place`: folder in the shard."""
         self._owner, self._kind, self._blocks = owner, kind, blocks
         self._shard_folder, self._place = shard_folder, place
         self._segment = 0
