@@ -7,7 +7,7 @@ training writes to them after its update, as an average of earlier weights, is i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.record.live_tensors import LiveTensors
+from dualform.record.owners import Owners
 from dualform.record.taps import Tap
 from dualform.store.others import STORED, OtherRow, Others, OtherTensor
 from dualform.store.parameter import Parameter, whole
@@ -33,18 +34,18 @@ class OtherValues:
     def __init__(
         self,
         model: nn.Module,
-        trained: Iterable[Tensor],
+        owners: Owners,
         taps: Sequence[Tap],
         initial: Mapping[str, NDArray[Any]],
         aliases: Mapping[str, str],
     ) -> None:
-        """`trained`: what optimizers update; `initial`: the state dict; `aliases`: further names of tapped parameters.
+        """`initial`: the state dict; `aliases`: further names of tapped parameters.
 
-        Frozen parameters are left out, and what optimizers do not hold: they stay as they were.
+        Frozen parameters are left out, and what no optimizer holds: they stay as they were.
         """
         explained = _explained(taps, initial)
-        parameters, updated = dict(model.named_parameters(remove_duplicate=False)), {id(tensor) for tensor in trained}
-        still = {name for name, own in parameters.items() if not (own.requires_grad and id(own) in updated)}
+        parameters = model.named_parameters(remove_duplicate=False)
+        still = {name for name, own in parameters if not (own.requires_grad and owners.hold(own))}
         names = [name for name in initial if name not in explained and name not in still and name not in aliases]
         self._live = LiveTensors(model, names)
         self._tensors = [own for name in names if (own := self._tensor(name, initial[name].shape)) is not None]

@@ -68,10 +68,10 @@ class Recording:
     def _other_values(self) -> OtherValues | None:
         """None where no weights can be rebuilt, and where another process keeps them."""
         plan = self._plan
-        if not (plan.keys and self._valued) or self._start.why_no_rule or (plan.ranks and plan.ranks.number):
+        scores_only = len(self._start.why_no_rule) == len(plan.owners.optimizers)
+        if not (plan.keys and self._valued) or scores_only or (plan.ranks and plan.ranks.number):
             return None
-        trained = (parameter for group in plan.optimizer.param_groups for parameter in group["params"])
-        return OtherValues(plan.model, trained, plan.taps, self._start.initial, self._start.aliases)
+        return OtherValues(plan.model, plan.owners, plan.taps, self._start.initial, self._start.aliases)
 
     @property
     def begun(self) -> bool:
