@@ -17,6 +17,7 @@ from dualform.query.search.tally import Tally
 from dualform.query.weights.coefficients import coefficients
 from dualform.rules import Coefficients
 from dualform.store.layer import Layer
+from dualform.store.products import Products
 from dualform.store.snapshot import Snapshot
 
 Check: TypeAlias = Callable[[], None]
@@ -51,6 +52,10 @@ class View:
         """The model's state dict as it was stored; the initial one where the training was cut off before its end."""
         held: Mapping[str, NDArray[Any]] | None = self.cache.get(("stored", which), getattr(self.snapshot, which))
         return self.stored_weights("initial") if held is None else held
+
+    def products(self, layer: Layer) -> Products:
+        """As Snapshot.products."""
+        return self.cache.get(("products", layer.name), lambda: self.snapshot.products(layer.name))
 
     def slot_steps(self, layer: Layer) -> NDArray[np.int64]:
         """int64[entries]: the recorded step of each entry of a layer."""

@@ -17,6 +17,8 @@ from dualform.record.projection import DIRECTIONS, Doubles, Outer, full_precisio
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.training_shard import TrainingShard
+from dualform.rules.half_precision import with_product
+from dualform.store.batch import Product
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +36,17 @@ class StepGradient:
     """float64[E]: of the recorded entries."""
     magnitudes: Doubles
     """float64[E]: the sum of the magnitudes of each entry's terms."""
+    halved: Doubles
+    """float64[parameters]: how many products with it were rounded to half precision. Only entries are rounded alike."""
 
     @property
     def numbers(self) -> Doubles:
         """All of it, as processes add it up: the step is fresh where the last number of the sum is 0."""
-        return np.concatenate([self.sums, self.bounds, self.entries, self.magnitudes, [not self.fresh]])
+        return np.concatenate([self.sums, self.bounds, self.entries, self.magnitudes, self.halved, [not self.fresh]])
 
     def with_numbers(self, numbers: Doubles) -> StepGradient:
         """The same step with other numbers."""
-        lengths = [len(self.sums), len(self.bounds), len(self.entries), len(self.magnitudes)]
+        lengths = [len(own) for own in (self.sums, self.bounds, self.entries, self.magnitudes, self.halved)]
         *parts, stale = np.split(numbers, np.cumsum(lengths))
         return StepGradient(self.step, not stale[0], *parts)
 
@@ -54,20 +58,31 @@ class PendingGradients:
         self._parameters, self._entries = parameters, entries
         self.steps: list[StepGradient] = []
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor]], fresh: bool) -> bool:
+    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor, Product | None]], fresh: bool) -> bool:
         """Take one step's slots: keys, as their form has them, and error signals float32[n, d_out] of layers, which may
-        come several times.
+        come several times; and how the training rounded their product.
 
         False where the outcome is not finite: there is NaN or infinity in them, or a number that overflows.
         """
         count = 0 if self._entries is None else self._entries.size
         sums, bounds = np.zeros(self._parameters.size), np.zeros(len(self._parameters))
-        entries, magnitudes = np.zeros(count), np.zeros(count)
-        for layer, keys, errors in rows:
+        entries, magnitudes, halved = np.zeros(count), np.zeros(count), np.zeros(len(self._parameters))
+        of_copies: dict[tuple[int, int], Doubles] = {}
+        for layer, keys, errors, product in sorted(rows, key=_place):
             self._add_rows(layer, keys, errors, sums, bounds)
-            if self._entries is not None:
-                self._entries.add_outer(layer, keys, errors, entries, magnitudes)
-        self.steps.append(StepGradient(step, fresh, sums, bounds, entries, magnitudes))
+            if self._entries is None:
+                continue
+            own = entries if product is None else np.zeros(count)
+            self._entries.add_outer(layer, keys, errors, own, magnitudes)
+            if product is not None:
+                for index, _, _ in self._parameters.of_layer(layer):
+                    key, found = (product.copy, index), own[self._entries.spans[index]]
+                    of_copies[key] = with_product(of_copies.get(key), found, product.dtype)
+                    halved[index] += 1
+        for (_, index), total in of_copies.items():
+            assert self._entries is not None
+            entries[self._entries.spans[index]] += total
+        self.steps.append(StepGradient(step, fresh, sums, bounds, entries, magnitudes, halved))
         # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
         return all(map(isfinite, bounds.tolist()))
 
@@ -114,6 +129,16 @@ class PendingGradients:
         used = [own for own in self.steps if first_step is not None and own.step >= first_step]
         zeros = np.zeros(0 if self._entries is None else self._entries.size)
         return sum((own.entries for own in used), zeros), sum((own.magnitudes for own in used), zeros)
+
+    def halved_since(self, first_step: int | None) -> Doubles:
+        """float64[parameters]: rounded products with each, of the steps from there on."""
+        used = [own.halved for own in self.steps if first_step is not None and own.step >= first_step]
+        return sum(used, np.zeros(len(self._parameters)))
+
+
+def _place(row: tuple[str, Tensor, Tensor, Product | None]) -> int:
+    """When a product was added to those of its copy of the weights."""
+    return 0 if row[3] is None else row[3].place
 
 
 def _summed(errors: Tensor) -> tuple[Doubles, float]:

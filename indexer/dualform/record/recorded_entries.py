@@ -55,7 +55,7 @@ class RecordedEntries:
         found = np.zeros(self.size)
         for index, parameter in enumerate(self._parameters):
             if chosen is None or chosen[index]:
-                found[self.spans[index]] = np.nan if parameter.lost else self._of(index, parameter, parameter.tensor)
+                found[self.spans[index]] = np.nan if parameter.lost else self.of(index, parameter.tensor)
         return found
 
     def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
@@ -65,7 +65,7 @@ class RecordedEntries:
             if (array := arrays.get(parameter.parameter)) is not None:
                 kept = of_shape(array, parameter.shape)
                 if kept.ndim:
-                    kept = self._of(index, parameter, torch.from_numpy(np.ascontiguousarray(kept)))
+                    kept = self.of(index, torch.from_numpy(np.ascontiguousarray(kept)))
                 found[self.spans[index]] = kept
         return found
 
@@ -96,8 +96,9 @@ class RecordedEntries:
             sums += (left.T @ right).reshape(-1).cpu().numpy()
             magnitudes += (left.abs().T @ right.abs()).reshape(-1).cpu().numpy()
 
-    def _of(self, index: int, parameter: RecordedParameter, tensor: Tensor) -> Doubles:
-        chosen, block = self._chosen[index], parameter.block_of(tensor)
+    def of(self, index: int, tensor: Tensor) -> Doubles:
+        """float64[entries]: those of one parameter, of a tensor of its shape."""
+        chosen, block = self._chosen[index], self._parameters[index].block_of(tensor)
         matrix = block.reshape(len(block) if block.ndim else 1, -1)
         numbers: Doubles = matrix[chosen.rows.to(block.device), chosen.columns.to(block.device)].double().cpu().numpy()
         return numbers

@@ -209,7 +209,10 @@ class Recording:
         slots = self._slot_maker.slots_of(record, first=not self.begun)
         self._admit(record, slots)
         self._tell_unseen(record)
-        rows = [(part.layer, part.keys, part.errors if part.layer in self._valued else None) for part in slots.rows]
+        rows = [
+            (part.layer, part.keys, part.errors if part.layer in self._valued else None, part.product)
+            for part in slots.rows
+        ]
         finite = self._updates.add(record.step, rows, record.fresh) and slots.surely_finite(self._valued)
         if not finite and not slots.finite():
             self.forget(record)

@@ -24,7 +24,7 @@ from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Signal, StepRecord
 from dualform.record.taps import Tap
-from dualform.store.batch import Extent, LayerRows
+from dualform.store.batch import Extent, LayerRows, Product
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class CallRows:
     """Of n slots, in the layer's form: float32[n, d_in] of rows."""
     errors: Tensor | None
     """float32[n, d_out]; where no values are wanted, None or what holds NaN or infinity."""
+    product: Product | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Slots:
         layers: dict[str, list[LayerRows]] = {}
         for part in self.rows:
             values = None if part.errors is None or part.layer not in valued else part.errors.numpy()
-            layers.setdefault(part.layer, []).append(LayerRows(part.call, part.keys.numpy(), values))
+            layers.setdefault(part.layer, []).append(LayerRows(part.call, part.keys.numpy(), values, part.product))
         return layers
 
     def row_bytes(self, valued: set[str]) -> int:
@@ -171,7 +172,7 @@ def _is_plain(extent: Extent) -> bool:
 
 def _rows(layer: str, shape: Shape, signal: Signal, kept: NDArray[np.int64] | None) -> CallRows:
     errors = None if signal.errors is None else laid_rows(signal.errors, shape, kept)
-    return CallRows(layer, shape.call, signal.form.laid(signal.keys, shape, kept), errors)
+    return CallRows(layer, shape.call, signal.form.laid(signal.keys, shape, kept), errors, signal.product)
 
 
 def _sample_count(metadata: Metadata, shapes: Sequence[Shape], extents: Sequence[Extent]) -> int:

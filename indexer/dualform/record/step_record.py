@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
-from dualform.record.key_form import KeyForm, owned_rows
+from dualform.record.key_form import HALVED, KeyForm, owned_rows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
 from dualform.record.probes import ProbeTaker
 from dualform.record.projection import surely_finite
 from dualform.record.taps import Tap
+from dualform.store.batch import Product
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Signal:
     dtype: torch.dtype
     """What the training computed in."""
     form: KeyForm
+    product: Product | None = None
+    """How its part of a gradient was rounded; None where it was not, or where nobody knows."""
 
 
 class StepRecord:
@@ -63,6 +66,10 @@ class StepRecord:
         """Layer -> why a call of it could not be recorded at all."""
         self._owners = owners
         self._signals: dict[str, dict[int, Signal]] = {}
+        self._copies: dict[tuple[int, int], int] = {}
+        """Numbers of the weights' copies that gradients went through: by graph task, and the copy's own number."""
+        self._arrived = 0
+        """How many error signals came."""
 
     @property
     def empty(self) -> bool:
@@ -94,12 +101,13 @@ class StepRecord:
             f"it was called under a torch.func transform at step {self.step}"
         )
 
-    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
+    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
         if not key.numel():
             return
         if self.settled:
             self.missed |= self._owners.among(tap.parameters.values()).keys()
             return
+        self._arrived += 1
         form, outputs = tap.key_form, error.shape[-1] if tap.values else tap.d_out
         if (form.width(key), outputs) != (tap.d_in, tap.d_out):
             self.misfits[tap.name] = (
@@ -112,9 +120,11 @@ class StepRecord:
         seen, more = signals.get(call), self._kept(tap, error)
         if seen is None:
             dtype = key.dtype if key.is_floating_point() else error.dtype
-            signals[call] = Signal(form.owned(key), more, form.leading(key), dtype, form)
+            product = None if cast is None else self._product(dtype, cast)
+            signals[call] = Signal(form.owned(key), more, form.leading(key), dtype, form, product)
         elif seen.errors is not None and more is not None:
             seen.errors += more  # a second backward through the same call: gradients add up
+            seen.product = None  # each was rounded on its own
         elif seen.errors is None:
             seen.errors = more
 
@@ -124,6 +134,11 @@ class StepRecord:
             # A layer's own gradients come after its outputs': what is there is of earlier steps.
             if number not in self.fresh:
                 self.fresh[number] = all(p.grad is None or not p.grad.any() for p in held)
+
+    def _product(self, dtype: torch.dtype, cast: int) -> Product:
+        """Of a call whose error signal came now."""
+        copy = self._copies.setdefault((torch._C._current_graph_task_id(), cast), len(self._copies))
+        return Product(HALVED[dtype], copy, self._arrived)
 
     def calls(self, layer: str) -> list[Signal]:
         """The calls of a layer whose gradient arrived, in forward order. Where reentrant checkpointing runs calls of
@@ -225,8 +240,8 @@ class Collector:
             raise error
         self._refused(tap, error)
 
-    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
+    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
         if self.step is not None and call >= self.step.first_call:
-            self.step.received(tap, call, key, error)
+            self.step.received(tap, call, key, error, cast)
         else:
             self._late(tap)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dualform.record.entry_fits import EntryFits
 from dualform.record.gradient_factor import Gradient, GradientFactors, why_unexplained
 from dualform.record.image import Image
 from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
@@ -25,7 +26,7 @@ from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
 from dualform.record.watch import Watch, roundoff
 from dualform.rules import UpdateRule
-from dualform.store.batch import Defect, Factor, ParameterGroup, StepLog, WatchLog
+from dualform.store.batch import Defect, Factor, ParameterGroup, Product, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
 _SEED = 0
@@ -72,6 +73,7 @@ class Updates:
             if self._rule.commutes_with == "entries":
                 image = self._entries = RecordedEntries(self._parameters, generator)
             self._watch = Watch(self._parameters, image, self._rule, initial or {}, buffers or {})
+        self._fits = None if self._entries is None else EntryFits(self._parameters, self._entries)
         self._pending = PendingGradients(self._parameters, self._entries)
         self._replacements = Replacements(self._parameters, model, optimizer, self._rule)
         self._failure: Exception | None = None
@@ -99,17 +101,23 @@ class Updates:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]], fresh: bool = False) -> bool:
-        """Take a step's slots, (layer, keys, errors) for each call, as gradients that the next update uses.
+    def add(
+        self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None, Product | None]], fresh: bool = False
+    ) -> bool:
+        """Take a step's slots, (layer, keys, errors, product) for each call, as gradients that the next update uses.
 
         `fresh`: gradients of earlier steps were gone when the first of this step's arrived. False where NaN or
         infinity may be among them.
         """
         self._unused.append(step)
-        valued = [(layer, keys, errors) for layer, keys, errors in rows if layer in self._valued and errors is not None]
+        valued = [
+            (layer, keys, errors, product)
+            for layer, keys, errors, product in rows
+            if layer in self._valued and errors is not None
+        ]
         others = [row for row in rows if row[0] not in self._valued or row[2] is None]
         finite = self._factors is None or self._pending.add(step, valued, fresh)
-        return finite and all(surely_finite(part) for row in others for part in row[1:] if part is not None)
+        return finite and all(surely_finite(part) for row in others for part in row[1:3] if part is not None)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
@@ -139,17 +147,31 @@ class Updates:
         self._follow(step)
         self._sum_over_ranks(step)
         if self._factors is not None:
-            gradient = self._factors.measure(self._pending.steps, frozenset(groups))
+            error = self._roundoff(dtypes)
+            gradient = self._refined(self._factors.measure(self._pending.steps, frozenset(groups)), error)
             self._factors.renew()
             first = step if gradient.first_step is None else gradient.first_step
             own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
             applied = gradient.factors * unscaling(self._optimizer)
             factors = self._logged(own, applied.tolist(), gradient.residuals.tolist())
             self._tell_unexplained(step, gradient, dtypes)
-            self._watch_update(step, gradient, applied, [settings[group] for group in own], own, dtypes)
+            self._watch_update(step, gradient, applied, [settings[group] for group in own], own, error)
             self._pending.clear()
         self._unused = []
         self._logs.append(StepLog(step, True, first, settings, factors))
+
+    def _refined(self, gradient: Gradient, roundoff: Sequence[float]) -> Gradient:
+        """With what entries say of it that were rounded as the training did."""
+        halved = self._pending.halved_since(gradient.first_step)
+        if self._fits is None or not halved.any():
+            return gradient
+        recorded, _ = self._pending.entries_since(gradient.first_step)
+        return self._fits.refined(gradient, recorded, halved, roundoff)
+
+    def _roundoff(self, dtypes: Mapping[str, torch.dtype]) -> list[float]:
+        """By parameter, that of the coarsest type that its gradient was computed in."""
+        known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
+        return [max([known[dtypes.get(layer)] for layer in parameter.layers]) for parameter in self._parameters]
 
     def _sum_over_ranks(self, step: int) -> None:
         """Raises RecordingError where the ranks have a layer in different spaces."""
@@ -274,7 +296,7 @@ class Updates:
         factors: Doubles,
         settings: Sequence[ParameterGroup],
         groups: Sequence[int],
-        dtypes: Mapping[str, torch.dtype],
+        error: Sequence[float],
     ) -> None:
         """The weights as they are before the update of `step`, and the update."""
         self._observe(step - 1)
@@ -287,8 +309,6 @@ class Updates:
         if self._watch is None:
             return
         own = zip(groups, (group.settings for group in settings), strict=True)
-        known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
-        error = [max([known[dtypes.get(layer)] for layer in p.layers]) for p in self._parameters]
         sums, magnitudes = gradient.sums, gradient.bounds
         if self._entries is not None:
             sums, magnitudes = self._pending.entries_since(gradient.first_step)

@@ -46,6 +46,19 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class Product:
+    """How the training rounded the product of one call's errors and keys before it was part of a gradient."""
+
+    dtype: str
+    """Of half precision: "bfloat16" or "float16"."""
+    copy: int
+    """Number, within the step, of the copy of the weights that it was computed with: the products of one are added up
+    in its type."""
+    place: int
+    """Number within the step, in the order in which products were added."""
+
+
+@dataclass(frozen=True)
 class LayerRows:
     """One layer's rows of one extent: all n slots of it. C-contiguous, and nobody writes to them any more."""
 
@@ -54,6 +67,8 @@ class LayerRows:
     """As the layer's key source takes them (sources/): float32[n, d_in], finite, unless it says otherwise."""
     values: NDArray[np.float32] | None
     """float32[n, d_out]: raw output gradients; None where the recorder keeps no values."""
+    product: Product | None = None
+    """None where the product was not rounded, as far as is known."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dualform.store.entries import Entries, Integers
+from dualform.store.products import merged
 from dualform.store.shard_tables import Tables, listed_key_rows, taken, whole
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
 
@@ -43,6 +44,8 @@ class MergedTables(Tables):
             return [merged.column(name, self._joined(table, name)) for name in names]
         if table == "entries":
             return [self._entries[name] for name in names]
+        if table == "products":
+            return [self._products[name] for name in names]
         if table == "samples" or table in _FROM_ALL:
             return [self._numbered(table) if name == "datapoint" else self._joined(table, name) for name in names]
         kept = self._kept(0, table)
@@ -117,6 +120,20 @@ class MergedTables(Tables):
             "slots": pa.chunked_array([pa.array(slots) for _, _, slots in rows], pa.int64()),
         }
 
+    @cached_property
+    def _products(self) -> pa.Table:
+        return merged([self._products_of(part) for part in range(len(self._parts))])
+
+    def _products_of(self, part: int) -> pa.Table:
+        """Of one shard, with slots as they are numbered here."""
+        table = whole(self._parts[part], "products").slice(0, self._kept(part, "products"))
+        own = np.asarray(table["first_slot"])
+        spaces = np.array([self._spaces[layer] for layer in table["layer"].to_pylist()], dtype=object)
+        first = np.empty(len(own), np.int64)
+        for space in set(spaces):
+            first[spaces == space] = self.extents(extents_table(space)).first_slots(part, own[spaces == space])
+        return table.set_column(table.column_names.index("first_slot"), "first_slot", pa.array(first))
+
     def _entries_of(self, part: int, layer: str) -> Entries:
         table = whole(self._parts[part], "entries")
         own = table.filter(pa.compute.equal(table["layer"], layer))
@@ -169,6 +186,14 @@ class _Merged:
         """Shard, first slots within it and numbers of slots, before they are put in order."""
         for number, part in enumerate(self._parts):
             yield number, part["first_slot"], part["slots"]
+
+    def first_slots(self, part: int, own: Integers) -> Integers:
+        """Where extents begin here whose first slots in one shard are `own`; each has slots."""
+        before = sum(len(other["step"]) for other in self._parts[:part])
+        rows = np.searchsorted(self._parts[part]["first_slot"], own, side="right") - 1
+        places = np.empty(len(self.order), np.int64)
+        places[self.order] = np.arange(len(self.order))
+        return np.asarray(self.first_slot[places[before + rows]])
 
     def column(self, name: str, joined: pa.ChunkedArray) -> pa.ChunkedArray:
         if name == "first_slot":

@@ -98,7 +98,7 @@ class RunTables(Tables):
             return self._first_steps[number]
         if (table, name) == ("samples", "datapoint") or name == "first_datapoint":
             return sum(self._rows(before, "samples") for before in range(number))
-        if (table, name) == ("entries", "first_slot"):
+        if table in ("entries", "products") and name == "first_slot":
             layers = self._parts[number].columns(table, ["layer"])[0].to_pylist()
             return pa.array(
                 [int(self._first_slots[extents_table(self._spaces[layer])][number]) for layer in layers], pa.int64()

@@ -136,7 +136,8 @@ class ShardTables(Tables):
                 self._load(connection, table, columns)
 
     def rows(self, table: str) -> int:
-        return self._marks[table].rows + (self._journal[table].num_rows if table in self._journal else 0)
+        committed = self._marks[table].rows if table in self._marks else 0
+        return committed + (self._journal[table].num_rows if table in self._journal else 0)
 
     def columns(self, table: str, names: Sequence[str]) -> list[pa.ChunkedArray]:
         with self._loading:
@@ -217,6 +218,9 @@ class ShardTables(Tables):
         return found
 
     def _load(self, connection: duckdb.DuckDBPyConnection, table: str, names: Sequence[str]) -> None:
+        if table not in self._marks:  # it came to the format later than this memory
+            self._held |= {(table, name): pa.chunked_array([], arrow_type(self.types[table][name])) for name in names}
+            return
         mark = self._marks[table]
         chosen = ", ".join(quoted(name) for name in names)
         # DuckDB keeps insertion order where nothing asks for another; the running digest would notice if it did not.

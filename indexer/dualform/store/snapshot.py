@@ -24,6 +24,7 @@ from dualform.store.manifest import Manifest
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.others import OWNER, OtherRows
 from dualform.store.probes import StoredProbe
+from dualform.store.products import Products
 from dualform.store.rows import Keys, OrderedRows, Rows
 from dualform.store.samples import Samples
 from dualform.store.segment_cache import SegmentCache
@@ -189,6 +190,10 @@ class Snapshot:
             first, slots = (np.asarray(own[name], dtype=np.int64) for name in ("first_slot", "slots"))
             self._entries[layer] = Entries(first, slots, self.count(found.space))
         return self._entries[layer]
+
+    def products(self, layer: str) -> Products:
+        """The products of the layer's errors and keys that the training rounded."""
+        return Products.of(self._tables, layer, self.entries(layer))
 
     def keys(self, layer: str) -> Keys:
         """Raises NotFound where the recorder kept no keys, Damaged where there are more or fewer than entries."""

@@ -3,6 +3,7 @@
     samples           one row for each row of each step; one more, its row NULL, for slots whose row is not known
     extents_<space>   one row for each call of a space in a step: where its slots lie, and what single slots say
     entries           which slots of its space a layer has, as ranges
+    products          the products of errors and keys that the training rounded to half precision; none of float32's
     key_rows          entry -> row among the distinct keys, for layers whose inputs repeat; a list for each increment
     steps             what the optimizer did at each recorded step, for its first parameter group
     parameter_groups  the settings of every parameter group at each update
@@ -73,6 +74,15 @@ FIRST_STEP: ColumnTypes = {"first_step": "BIGINT"}
 """The further column of `factors` where several optimizers update: each uses the gradients of its own steps."""
 TABLES: Mapping[str, ColumnTypes] = {
     "entries": {"layer": "VARCHAR", "first_slot": "BIGINT", "slots": "BIGINT"},
+    "products": {
+        "step": "BIGINT",
+        "layer": "VARCHAR",
+        "first_slot": "BIGINT",
+        "slots": "BIGINT",
+        "dtype": "VARCHAR",
+        "copy": "BIGINT",
+        "place": "BIGINT",
+    },
     "key_rows": {"layer": "VARCHAR", "first_entry": "BIGINT", "key_rows": "BIGINT[]"},
     "steps": {"step": "BIGINT", "updated": "BOOLEAN", "first_step": "BIGINT", **SETTINGS, "clip": "DOUBLE"},
     "parameter_groups": {"step": "BIGINT", "group": "INTEGER", **SETTINGS},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ class Writer:
         self._others = OthersWriter(header.others, self._folder, self._blocks)
         self._slots = SlotRows(layer.space for layer in header.layers)
         self._logs = LogRows(header.settings, header.label_names, several=len(header.optimizers) > 1)
+        self._products: list[tuple[Any, ...]] = []
+        """Rows for the table of that name since they were last taken."""
         self._width = self._columns_known()
         self._bytes = 0
         """About what is held since the last commit."""
@@ -137,6 +140,8 @@ class Writer:
                         field="layers",
                     )
                 self._bytes += writer.append(rows, *where)
+                if rows.product is not None and where[1]:
+                    self._products.append((batch.step, name, *where, *astuple(rows.product)))
 
     def _join(self, layers: Sequence[Layer]) -> None:
         """Layers are seen for the first time."""
@@ -176,9 +181,11 @@ class Writer:
         key_rows = [row for writer in writers for row in writer.take_key_rows()]
         found: dict[str, list[Any]] = {
             "entries": entries,
+            "products": self._products,
             "key_rows": key_rows,
             "others": self._others.take_moments(),
         }
+        self._products = []
         types = {**TABLES, **OTHERS}
         return tables | {name: rows_table(rows, types[name]) for name, rows in found.items() if rows}
 

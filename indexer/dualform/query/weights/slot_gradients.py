@@ -1,11 +1,17 @@
 """The gradient of a block that the slots of a range of steps make: as a whole, and of those that a mask leaves.
 
+What a training rounded to half precision is rounded alike: each product, and the sum of those of one copy of a weight
+(half_precision.py). Only the whole can be rounded; what that adds to the sum of all slots is nobody's part, which
+stands whatever a mask leaves, so that the parts of masks still add up.
+
 Shapes: d_out and columns of a weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +19,7 @@ import numpy as np
 from dualform.query.view import Check, View
 from dualform.query.weights.slot_sum import block_size
 from dualform.query.where.mask import Selection
+from dualform.rules.half_precision import with_product
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -38,9 +45,40 @@ class SlotGradients:
         whole = np.zeros(self._shape)
         kept = whole if self.all_stay else np.zeros(self._shape)
         for terms in self._terms:
-            check()
-            terms.add(first_step, last_step, whole, None if self.all_stay else kept)
+            for start, stop in terms.unrounded(first_step, last_step):
+                check()
+                terms.add(start, stop, whole, None if self.all_stay else kept)
+        products = [product for terms in self._terms for product in terms.products(first_step, last_step)]
+        for _, of_copy in groupby(sorted(products, key=lambda product: product.order), lambda one: one.order[:2]):
+            self._add_copy(list(of_copy), whole, None if self.all_stay else kept, check)
         return whole, kept
+
+    def _add_copy(self, products: Sequence[_Product], whole: Doubles, kept: Doubles | None, check: Check) -> None:
+        """Add the products of one copy of the weight, in the order in which the training did."""
+        total: Doubles | None = None
+        for product in products:
+            check()
+            own = np.zeros(self._shape)
+            product.terms.add(product.start, product.stop, own, kept)
+            if kept is not None:
+                kept -= own  # what rounding adds is nobody's part
+            total = with_product(total, own, product.dtype)
+        assert total is not None
+        whole += total
+        if kept is not None:
+            kept += total
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """Of the entries from `start` to `stop` of one layer."""
+
+    terms: _Terms
+    start: int
+    stop: int
+    dtype: str
+    order: tuple[int, int, int]
+    """Step, copy of the weight and place: products of one copy follow each other as they were added."""
 
 
 class _Terms:
@@ -48,13 +86,31 @@ class _Terms:
 
     def __init__(self, view: View, layer: Layer, place: Parameter, selection: Selection) -> None:
         self._steps, self._stays = view.slot_steps(layer), selection.stays
+        self._products = view.products(layer)
         self._values = view.snapshot.values(layer.name)
         self._keys = None if place in layer.biases else view.snapshot.keys(layer.name)
         self._columns, self._transposed = slice(place.start, place.stop), place.transposed
         self._size = block_size(max(layer.d_in, layer.d_out))
 
-    def add(self, first_step: int, last_step: int, whole: Doubles, kept: Doubles | None) -> None:
-        begin, end = np.searchsorted(self._steps, [first_step, last_step + 1]).tolist()
+    def unrounded(self, first_step: int, last_step: int) -> Iterator[tuple[int, int]]:
+        """Ranges of the entries of some steps that are no product of half precision."""
+        place, end = np.searchsorted(self._steps, [first_step, last_step + 1]).tolist()
+        for product in self.products(first_step, last_step):
+            if place < product.start:
+                yield place, product.start
+            place = product.stop
+        if place < end:
+            yield place, end
+
+    def products(self, first_step: int, last_step: int) -> Iterator[_Product]:
+        """Those of some steps that the training rounded, in the order of their entries."""
+        found = self._products
+        for number in range(*np.searchsorted(found.step, [first_step, last_step + 1]).tolist()):
+            order = (int(found.step[number]), int(found.copy[number]), int(found.place[number]))
+            yield _Product(self, int(found.first[number]), int(found.stop[number]), found.dtype[number], order)
+
+    def add(self, begin: int, end: int, whole: Doubles, kept: Doubles | None) -> None:
+        """Add what a range of entries makes, and those of it that stay."""
         for start in range(begin, end, self._size):
             stop = min(start + self._size, end)
             values = self._values.block(start, stop).astype(np.float64)

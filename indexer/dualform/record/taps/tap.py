@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
+from dualform.record.casts import cast_of
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.hook import ModelHook
 from dualform.store.parameter import Parameter
@@ -53,9 +54,9 @@ class Listener(Protocol):
     def probed(self, tap: Tap, key: Tensor) -> None:
         """A forward call while a probe is taken."""
 
-    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor) -> None:
+    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
         """The error signal of a call has arrived, in backward: [..., d_out], or any gradient of the layer's outputs
-        where its values are not wanted.
+        where its values are not wanted. `cast`: the copy of the weights that the call used (casts.py).
         """
 
 
@@ -112,7 +113,8 @@ class Tap(ABC):
         elif mode == "step" and not any(tensor.requires_grad for tensor in self.parameters.values()):
             listener.called_without_gradient(self, "its weight was frozen")
         elif mode == "step" and any(part.requires_grad for part in call.outputs):
-            report = _Report(self, listener, listener.called(self, call.raw))
+            cast = cast_of(self.parameters.values(), call.outputs[0])
+            report = _Report(self, listener, listener.called(self, call.raw), cast)
             outputs: tuple[Tensor, ...] = _Identity.apply(report, (call.key, *call.kept), *call.outputs)  # type: ignore[no-untyped-call]
             return outputs
         return call.outputs
@@ -250,6 +252,7 @@ class _Report:
     tap: Tap
     listener: Listener
     call: int
+    cast: int | None
 
     def __call__(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         came = [gradient.detach() for gradient in gradients if gradient is not None]
@@ -259,7 +262,7 @@ class _Report:
             error = self.tap.error_of(key, kept, [None if g is None else g.detach() for g in gradients])
         else:  # NaN or infinity in any of several is to be noticed; whoever is told looks at the one
             error = next((gradient for gradient in came[1:] if not gradient.isfinite().all()), came[0])
-        self.listener.received(self.tap, self.call, key, error)
+        self.listener.received(self.tap, self.call, key, error, self.cast)
 
 
 class _Identity(torch.autograd.Function):

@@ -1,0 +1,56 @@
+"""The gradient factor of parameters whose products the training rounded to half precision, from the watched entries.
+
+    p.grad  =  c_s * (sum over copies of the weight of their rounded products)        on the entries
+
+Numbers can be rounded as the training rounded them; what is seen along directions cannot. So directions still show
+whether the slots explain the whole gradient but for what rounding accounts for, and the entries to how many digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
+
+import numpy as np
+
+from dualform.record.gradient_factor import Gradient
+from dualform.record.projection import Doubles
+from dualform.record.recorded_entries import RecordedEntries
+from dualform.record.recorded_parameters import RecordedParameters
+from dualform.store.batch import TOLERANCE
+
+
+class EntryFits:
+    """Measures again what was measured along directions."""
+
+    def __init__(self, parameters: RecordedParameters, entries: RecordedEntries) -> None:
+        self._parameters, self._entries = parameters, entries
+
+    def refined(self, gradient: Gradient, recorded: Doubles, halved: Doubles, roundoff: Sequence[float]) -> Gradient:
+        """The gradient with the factors that fit the entries better.
+
+        `recorded` float64[E]: of the slots, rounded; `halved` float64[parameters]: how many of its products were;
+        `roundoff`: by parameter, of what its gradient was computed in.
+        """
+        factors, residuals = gradient.factors.copy(), gradient.residuals.copy()
+        for index in np.flatnonzero((halved > 0) & ~np.isnan(factors)).tolist():
+            parameter = self._parameters[index]
+            if parameter.numbers == 1 or parameter.tensor.grad is None:
+                continue  # one number alone has any factor
+            applied = self._entries.of(index, parameter.tensor.grad)
+            factor, residual = _fit(applied, recorded[self._entries.spans[index]])
+            if residual >= residuals[index]:
+                continue
+            factors[index] = factor
+            if gradient.rounding_explains(index, roundoff[index], parameter):
+                residuals[index] = residual
+        return replace(gradient, factors=factors, residuals=residuals, explained=residuals <= TOLERANCE)
+
+
+@np.errstate(all="ignore")
+def _fit(applied: Doubles, recorded: Doubles) -> tuple[float, float]:
+    """Factor, and the share of `applied` that is left; 1 and 1 where there is none."""
+    factor = float(applied @ recorded / (recorded @ recorded))
+    left = float(np.linalg.norm(applied - factor * recorded) / np.linalg.norm(applied))
+    return (factor, left) if isfinite(factor) and isfinite(left) else (1.0, 1.0)
