@@ -15,7 +15,7 @@ from dualform.record.owners import Owners
 from dualform.record.placement import Placement
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
-from dualform.record.updates import Updates
+from dualform.record.updates import Row, Updates
 from dualform.store.batch import Defect, ParameterGroup, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
@@ -59,7 +59,7 @@ class AllUpdates:
         for own, layers in zip(self._each, self._layers, strict=True):
             own.join([tap for tap in taps if tap.name in layers])
 
-    def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None]], fresh: Mapping[int, bool]) -> bool:
+    def add(self, step: int, rows: Sequence[Row], fresh: Mapping[int, bool]) -> bool:
         """As Updates has it; `fresh`: by optimizer."""
         finite = True
         for number, (own, layers) in enumerate(zip(self._each, self._layers, strict=True)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from dualform.rules import UpdateRule
 from dualform.store.batch import Defect, Factor, ParameterGroup, Product, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
+Row: TypeAlias = tuple[str, Tensor, Tensor | None, Product | None]
+"""Of one call of a layer: its name, keys, error signals, and how the training rounded the product of both."""
 _SEED = 0
 
 
@@ -101,9 +103,7 @@ class Updates:
         """Whether the last step may still be updated."""
         return self._open is not None
 
-    def add(
-        self, step: int, rows: Sequence[tuple[str, Tensor, Tensor | None, Product | None]], fresh: bool = False
-    ) -> bool:
+    def add(self, step: int, rows: Sequence[Row], fresh: bool = False) -> bool:
         """Take a step's slots, (layer, keys, errors, product) for each call, as gradients that the next update uses.
 
         `fresh`: gradients of earlier steps were gone when the first of this step's arrived. False where NaN or
