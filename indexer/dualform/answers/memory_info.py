@@ -24,6 +24,8 @@ class LayerInfo:
     """Whether error signals were stored."""
     grade: Grade
     """How exact the layer's record is at the end of the training, as measured."""
+    views: tuple[str, ...] = ()
+    """Names of its parts that are asked like layers: the groups of a convolution, q, k and v of an attention."""
 
     @property
     def exact(self) -> bool:

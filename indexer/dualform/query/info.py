@@ -39,6 +39,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         distinct_keys=view.snapshot.keys(layer.name).rows if layer.keys else 0,
         values=layer.values,
         grade=grade(view, layer, None),
+        views=layer.view_names,
     )
 
 
@@ -46,5 +47,5 @@ def probe(view: View, name: str, layer: str | None) -> Probe:
     """A stored probe. Raises NotFound for one that does not exist, or that does not hold the layer."""
     began = time.perf_counter()
     stored = view.snapshot.probe(name)
-    queries = None if layer is None else stored.queries(view.snapshot.layer(layer).name)
+    queries = None if layer is None else stored.queries(view.snapshot.layer(layer))
     return Probe(name, stored.labels, stored.outputs, queries, view.scan(began))

@@ -35,11 +35,12 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
             grade, standing = weighed.grade, weighed.standing
         case "linear":
             at_step, inexact = question.at_step, question.allow_inexact
-            partners = tied(view, layer, question.where)
-            weights = rebuild(view, layer, resolved.selection, at_step, inexact, check, partners)
+            partners = tied(view, layer.stored, question.where)
+            weights = rebuild(view, layer.stored, resolved.selection, at_step, inexact, check, partners)
             if not question.initial:
-                weights = weights.less(rebuild_without_slots(view, layer, at_step, inexact, check))
-            values, grade, standing = outputs(weights, resolved.queries, check), weights.grade, weights.standing
+                weights = weights.less(rebuild_without_slots(view, layer.stored, at_step, inexact, check))
+            values = outputs(weights.of(layer), resolved.queries, check, layer.groups)
+            grade, standing = weights.grade, weights.standing
         case other:
             raise BadInput(f"the engine has no kernel {other!r}.", field="kernel")
     return Outputs(

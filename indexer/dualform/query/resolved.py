@@ -58,11 +58,23 @@ def resolve(view: View, question: Q) -> Resolved[Q]:
     """Raises NotFound, BadInput, BadMask or EmptyMask, naming what is wrong with the question."""
     began = time.perf_counter()
     layer = view.snapshot.layer(question.layer)
+    _require_one(layer, question)
     queries = vectors(view, layer, question.queries)
     selection = mask.require_entries(mask.selection(view, layer, question.where), question.where, view.datasets)
     by = () if isinstance(question, Output) else question.by
     groups = group_entries(view, layer, selection, by) if by else None
     return Resolved(question, view, layer, queries, selection, groups, began)
+
+
+def _require_one(layer: Layer, question: TopK | GroupSum | Output) -> None:
+    """Raises BadInput for scores of a layer that is several: none of its outputs attends by all columns of its keys."""
+    if layer.groups > 1 and not (isinstance(question, Output) and question.kernel == "linear"):
+        first, *_, last = layer.view_names
+        raise BadInput(
+            f"layer {layer.name!r} is {layer.groups} layers, one for each group of its channels.",
+            hint=f"Name one: {first} … {last}.",
+            field="layer",
+        )
 
 
 def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
@@ -78,7 +90,7 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
                 )
             return rows
         case ProbeRows(probe, numbers):
-            rows = view.snapshot.probe(probe).queries(layer.name)
+            rows = view.snapshot.probe(probe).queries(layer)
             found = rows if numbers is None else rows[within(numbers, len(rows), f"row of probe {probe!r}", "queries")]
         case SlotKeys(slots):
             ids = within(slots, view.snapshot.space(layer.space).count, "slot", "queries")

@@ -44,7 +44,7 @@ class View:
 
     def coefficients(self, layer: Layer, parameter: str, at_step: int | None, *, factors: bool = True) -> Coefficients:
         """As dualform.query.weights.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
-        found = coefficients(self.snapshot, parameter, at_step, factors=factors)
+        found = coefficients(self.snapshot, layer.log_name(parameter), at_step, factors=factors)
         later = self.snapshot.steps - len(found.per_step)
         return replace(found, per_step=np.pad(found.per_step, (0, later)))
 

@@ -60,8 +60,8 @@ class FeatureMaps(KeyForm):
     space = "patch"
     batch_axis = 0
 
-    def __init__(self, unfolding: Unfolding) -> None:
-        self.unfolding = unfolding
+    def __init__(self, unfolding: Unfolding, groups: int = 1) -> None:
+        self.unfolding, self.groups = unfolding, groups
         self._shape: tuple[int, ...] = ()
 
     def source_of(self, dtype: torch.dtype) -> str:

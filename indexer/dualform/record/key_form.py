@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import Directions, Doubles, Outer
+from dualform.record.projection import Directions, Doubles, Outer, full_precision
 from dualform.record.shape import Shape, laid_out
 from dualform.store.parameter import Parameter
 
@@ -32,6 +32,8 @@ class KeyForm:
     """
     batch_axis: ClassVar[int | None] = None
     """Which axis of `leading` is the batch, whatever is said of it; None where it is to be found out."""
+    groups: int = 1
+    """In how many parts keys lie, each of which makes outputs of its own, as a convolution's groups of channels."""
     looks_up: ClassVar[bool] = False
     """Whether keys may be none of the batch's rows (`shared`), and so tell nothing of how many rows it has."""
 
@@ -93,7 +95,24 @@ class KeyForm:
 
     def add_blocks(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         """As `add_outer`, of keys that are made a few at once."""
-        return Outer.added([add_rows(directions, own, errors[slots], block, to) for slots, own in self.blocks(keys)])
+        if self.groups > 1:
+            parts = [add_groups(directions, own, errors[s], self.groups, to) for s, own in self.blocks(keys)]
+        else:
+            parts = [add_rows(directions, own, errors[s], block, to) for s, own in self.blocks(keys)]
+        return Outer.added(parts)
+
+
+def add_groups(directions: Directions, keys: Tensor, errors: Tensor, groups: int, to: Doubles) -> Outer:
+    """As `KeyForm.add_outer`, of float32[n, d_in] and a weight of so many blocks along its diagonal."""
+    along = torch.from_numpy(directions.project(keys.reshape(len(keys) * groups, -1))).view(len(keys), groups, -1)
+    with full_precision():
+        wide = errors.double().view(len(errors), groups, -1)
+        to += torch.einsum("tgo,tgr->gor", wide, along).reshape(-1).numpy()
+        of_keys, of_errors = along.square().sum((0, 2)), wide.square().sum((0, 2))
+        square = float(of_errors.sum())
+        # What bounds the sum's norm: no slot's key meets the errors of other groups.
+        met = float(of_errors @ of_keys) / square if square else 0.0
+        return Outer(wide.sum(0).reshape(-1).numpy(), square, met)
 
 
 def add_rows(directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:

@@ -89,12 +89,13 @@ class RecordedEntries:
         self, place: Parameter, keys: Tensor, errors: Tensor, form: KeyForm, sums: Doubles, magnitudes: Doubles
     ) -> None:
         """Of a block that is taken whole."""
-        for slots, own in form.columns(keys, torch.arange(place.start, place.stop, device=keys.device)):
+        stop = place.start + form.groups * (place.stop - place.start)
+        for slots, own in form.columns(keys, torch.arange(place.start, stop, device=keys.device)):
             left, right = errors[slots].double(), own.to(errors.device).double()
             if place.transposed:
                 left, right = right, left
-            sums += (left.T @ right).reshape(-1).cpu().numpy()
-            magnitudes += (left.abs().T @ right.abs()).reshape(-1).cpu().numpy()
+            sums += _summed(left, right, form.groups).cpu().numpy()
+            magnitudes += _summed(left.abs(), right.abs(), form.groups).cpu().numpy()
 
     def of(self, index: int, tensor: Tensor) -> Doubles:
         """float64[entries]: those of one parameter, of a tensor of its shape."""
@@ -114,8 +115,18 @@ class RecordedEntries:
             for start in range(0, len(errors), SLOTS_AT_ONCE):
                 yield errors[start : start + SLOTS_AT_ONCE].index_select(1, rows).double()
             return
+        if form.groups > 1:  # the columns of the group that makes the row
+            columns = columns + rows // (parameter.block_shape[0] // form.groups) * (place.stop - place.start)
         for slots, own in form.columns(keys, columns + place.start):
             yield errors[slots].index_select(1, rows).double().mul_(own)
+
+
+def _summed(left: Tensor, right: Tensor, groups: int) -> Tensor:
+    """[rows * columns] of left^T right; of several groups of both, one below the other."""
+    if groups == 1:
+        return (left.T @ right).reshape(-1)
+    parts = (part.view(len(part), groups, -1) for part in (left, right))
+    return torch.einsum("tgo,tgi->goi", *parts).reshape(-1)
 
 
 def _choose(shape: Sequence[int], generator: np.random.Generator) -> _Chosen:

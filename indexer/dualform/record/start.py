@@ -113,4 +113,6 @@ def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype
         dtype=HALVED.get(dtype, "float32"),
         reason=tap.why_no_values,
         geometry=tap.key_form.geometry if keys else {},
+        groups=tap.key_form.groups,
+        views=tuple(tap.views),
     )

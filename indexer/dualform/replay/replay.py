@@ -71,8 +71,8 @@ class Replay(Recorder):
         self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
         self._slots = [memory.entries(one.layer.name).count for one in resolved]
         asked = {one.layer.name: one.layer for one in resolved}
-        self._gatherers = {
-            name: Gatherer(
+        self._gatherers = [
+            Gatherer(
                 memory,
                 layer,
                 [running for one, running in zip(resolved, self._running, strict=True) if one.layer.name == name],
@@ -80,7 +80,7 @@ class Replay(Recorder):
                 window_bytes // len(asked),
             )
             for name, layer in asked.items()
-        }
+        ]
         self._replayed: ReplaySink | None = None
         try:
             own = {tap.name for tap in taps}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -18,9 +18,9 @@ class ReplaySink:
     """Stands where the store's writer does, and writes nothing."""
 
     def __init__(
-        self, header: Header, first: FirstTraining, gatherers: Mapping[str, Gatherer], forms: Mapping[str, KeyForm]
+        self, header: Header, first: FirstTraining, gatherers: Sequence[Gatherer], forms: Mapping[str, KeyForm]
     ) -> None:
-        """`gatherers`: by layer, of those that are asked; `forms`: how the keys of each layer lie.
+        """`gatherers`: of the layers and views that are asked; `forms`: how the keys of each layer lie.
 
         Raises RecordingError where another training starts.
         """
@@ -33,9 +33,11 @@ class ReplaySink:
         """Raises RecordingError for a step that is not the first training's."""
         self._first.check(batch)
         for name, calls in batch.layers.items():
-            for rows in calls if name in self._gatherers else ():
+            gatherers = [gatherer for gatherer in self._gatherers if gatherer.stored == name]
+            for rows in calls if gatherers else ():
                 for _, keys in self._forms[name].blocks(torch.from_numpy(rows.keys)):
-                    self._gatherers[name].append(keys.numpy())
+                    for gatherer in gatherers:
+                        gatherer.append(keys.numpy())
 
     def tick(self) -> None:
         """Nothing falls due."""
@@ -51,7 +53,7 @@ class ReplaySink:
         if not ending.finished:
             return
         self._first.check_end()
-        for gatherer in self._gatherers.values():
+        for gatherer in self._gatherers:
             gatherer.finish()
         self.complete = True
 

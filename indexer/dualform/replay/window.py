@@ -24,6 +24,7 @@ from dualform.store.shard_tables import HeldTables
 from dualform.store.snapshot import Snapshot
 from dualform.store.sources.held_rows import HeldRows
 from dualform.store.tables import SAMPLES, SETTINGS, extents_table, rows_table
+from dualform.store.viewed_layer import ViewedLayer
 
 _CACHE_BYTES = 256 << 20
 """For what the questions about one window share: norms and masks."""
@@ -48,7 +49,7 @@ class Window:
 
         What is said of the slots is settled before a window is asked, so that it has none of their columns.
         """
-        held = replace(layer, source="rows", repeats=False)
+        held = Layer(layer.name, layer.space, layer.d_in, layer.d_out, layer.parameters, values=layer.values)
         columns = {"samples": dict(SAMPLES), "steps": dict(SETTINGS), layer.space: dict[str, str]()}
         manifest = replace(memory.manifest, layers=[held], spaces=[layer.space], columns=columns)
         extent = (0, 0, 0, len(keys), len(keys), None, 0, None, None)
@@ -98,6 +99,8 @@ class Gatherer:
         self, memory: Snapshot, layer: Layer, answers: Sequence[RunningAnswer], backend: Backend, most_bytes: int
     ) -> None:
         """`most_bytes`: of keys held at once; one block of entries is held in any case."""
+        self.stored = layer.stored.name
+        """The layer that is run again."""
         self._memory, self._layer, self._answers, self._backend = memory, layer, answers, backend
         blocks = max(1, most_bytes // (4 * max(1, layer.d_in) * BLOCK))
         size = min(blocks * BLOCK, max(1, memory.entries(layer.name).count))
@@ -105,7 +108,9 @@ class Gatherer:
         self._start, self._held = 0, 0
 
     def append(self, keys: NDArray[np.float32]) -> None:
-        """The keys of the next entries, float32[n, d_in]."""
+        """The keys of the next entries of the stored layer, float32[n, d_in], of which a view has some columns."""
+        if isinstance(self._layer, ViewedLayer):
+            keys = keys[:, slice(*self._layer.key_columns)]
         while len(keys):
             part = keys[: len(self._keys) - self._held]
             self._keys[self._held : self._held + len(part)] = part

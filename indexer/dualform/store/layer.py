@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dualform.errors import BadInput, NotAMemory
+from dualform.store.layer_view import LayerView
 from dualform.store.matrix_file import MatrixForm, npy
 from dualform.store.parameter import Parameter
 from dualform.store.sources import FORMATS, Geometry, KeyFormat
@@ -46,6 +47,33 @@ class Layer:
     """Why values are not stored, where it is the kind of layer that has none."""
     geometry: Geometry = field(default_factory=dict, hash=False)
     """What the key source has to know beyond d_in, by name; integers."""
+    groups: int = 1
+    """Of how many blocks along its diagonal W consists, all of one size and in order. A weight then has the columns of
+    one block, d_in / groups, and the blocks under one another.
+    """
+    views: tuple[LayerView, ...] = ()
+    """Parts that are asked by names of their own, beside the groups, which are asked by number (viewed_layer.py)."""
+
+    @property
+    def stored(self) -> Layer:
+        """The layer that is on disk: itself, unless it is a view."""
+        return self
+
+    def log_name(self, block: str) -> str:
+        """What logs call a block that the layer calls by this name."""
+        return block
+
+    @property
+    def view_names(self) -> tuple[str, ...]:
+        """What may be asked in place of the layer."""
+        numbers = range(self.groups if self.groups > 1 else 0)
+        own = [*(view.name for view in self.views), *map(str, numbers)]
+        return tuple(f"{self.name}.{name}" if self.name else name for name in own)
+
+    @property
+    def weight_width(self) -> int:
+        """Columns of a weight that has all of them."""
+        return self.d_in // self.groups
 
     @cached_property
     def key_format(self) -> KeyFormat:
@@ -83,9 +111,10 @@ class Layer:
         return quote(self.name, safe="") or "%"
 
     def to_json(self) -> dict[str, Any]:
-        """What the manifest says; of an empty geometry it says nothing, as versions before there was one do."""
+        """What the manifest says; what it does not say means what it did before there was such a thing."""
         fields = asdict(self)
-        return fields if self.geometry else {name: fields[name] for name in fields if name != "geometry"}
+        later = {"geometry": {}, "groups": 1, "views": ()}
+        return {name: own for name, own in fields.items() if name not in later or own != later[name]}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Layer:
@@ -98,6 +127,8 @@ class Layer:
             unread.append(f"geometry {', '.join(sorted(geometry))}")
         said = {name for block in fields["parameters"] for name in block}
         unread += sorted(said - Parameter.__dataclass_fields__.keys())
+        of_views = {name for view in fields.get("views", ()) for name in view}
+        unread += sorted(of_views - LayerView.__dataclass_fields__.keys())
         if unread:
             raise NotAMemory(
                 f"layer {fields['name']!r} has {', '.join(unread)}, which this version of dualform does not read.",
@@ -105,7 +136,8 @@ class Layer:
             )
         given = {name: tuple(numbers) for name, numbers in geometry.items()}
         parameters = tuple(map(Parameter.from_json, fields["parameters"]))
-        layer = cls(**{**fields, "parameters": parameters, "geometry": given})
+        views = tuple(map(LayerView.from_json, fields.get("views", ())))
+        layer = cls(**{**fields, "parameters": parameters, "geometry": given, "views": views})
         try:
             layer.key_format  # noqa: B018  asked for what it raises
         except BadInput as error:

@@ -17,6 +17,7 @@ from dualform.errors import BadInput, NotFound
 from dualform.store.durable import checksum, sync_folder, write_whole
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
+from dualform.store.viewed_layer import ViewedLayer
 from dualform.store.weights import read_checked
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -91,17 +92,18 @@ class StoredProbe:
         """float32[rows, outputs] of the whole model; None where it did not return such a matrix."""
         return self._array("outputs.npy")
 
-    def queries(self, layer: str) -> NDArray[np.float32]:
+    def queries(self, layer: Layer) -> NDArray[np.float32]:
         """float32[rows, d_in]: the layer's inputs. Raises NotFound for a layer that the probe does not hold."""
-        if layer not in self.layers:
+        stored = layer.stored
+        if stored.name not in self.layers:
             raise NotFound(
-                f"probe {self.name!r} holds no queries of layer {layer!r}.",
+                f"probe {self.name!r} holds no queries of layer {layer.name!r}.",
                 hint=f"It holds those of {', '.join(self.layers)}.",
                 field="layer",
             )
-        found = self._array(_file(next(known for known in self._manifest.layers if known.name == layer)))
+        found = self._array(_file(next(known for known in self._manifest.layers if known.name == stored.name)))
         assert found is not None
-        return found
+        return np.ascontiguousarray(found[:, slice(*layer.key_columns)]) if isinstance(layer, ViewedLayer) else found
 
     def _array(self, file: str) -> NDArray[Any] | None:
         inside = f"probes/{self.name}/{file}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +30,11 @@ from dualform.store.samples import Samples
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources
 from dualform.store.shard_tables import Tables, whole
+from dualform.store.sources.key_source import KeySource
+from dualform.store.sources.some_columns import some_columns
 from dualform.store.space import Space
 from dualform.store.stored_optimizer import StoredOptimizer, names_of
+from dualform.store.viewed_layer import ViewedLayer, view_named
 from dualform.store.weights import read_buffers, read_weights, weights_file
 
 
@@ -126,15 +129,18 @@ class Snapshot:
         return self._contents is not None and read_state(self.path) != self._contents.state
 
     def layer(self, name: str) -> Layer:
-        """Raises NotFound, listing the layers that exist."""
-        if name not in self.layers:
+        """A layer, or a view of one. Raises NotFound, listing the layers that exist."""
+        if name in self.layers:
+            return self.layers[name]
+        view = view_named(self.layers, name)
+        if view is None:
             reason = self.manifest.skipped.get(name)
             raise NotFound(
                 f"there is no layer {name!r}" + (f": it was not recorded ({reason})." if reason else "."),
                 hint=f"Layers: {', '.join(self.layers)}.",
                 field="layer",
             )
-        return self.layers[name]
+        return view
 
     def space(self, name: str) -> Space:
         """Raises NotFound, listing the spaces that exist."""
@@ -183,13 +189,13 @@ class Snapshot:
 
     def entries(self, layer: str) -> Entries:
         """The slots that a layer has."""
-        found = self.layer(layer)
-        if layer not in self._entries:
+        found = self.layer(layer).stored
+        if found.name not in self._entries:
             table = whole(self._tables, "entries")
-            own = table.filter(pa.compute.equal(table["layer"], layer))
+            own = table.filter(pa.compute.equal(table["layer"], found.name))
             first, slots = (np.asarray(own[name], dtype=np.int64) for name in ("first_slot", "slots"))
-            self._entries[layer] = Entries(first, slots, self.count(found.space))
-        return self._entries[layer]
+            self._entries[found.name] = Entries(first, slots, self.count(found.space))
+        return self._entries[found.name]
 
     def products(self, layer: str) -> Products:
         """The products of the layer's errors and keys that the training rounded."""
@@ -205,8 +211,8 @@ class Snapshot:
                 field="layer",
             )
         entries = self.entries(layer).count
-        of_entry = self._row_of_entry(found)
-        keys = Keys(self.sources.get((layer, "keys"), []), found.d_in, entries, of_entry)
+        of_entry = self._row_of_entry(found.stored)
+        keys = Keys(self._sources_of(found, "keys"), found.d_in, entries, of_entry)
         self._require(found, "keys", keys.rows if of_entry is None else len(of_entry))
         return keys
 
@@ -215,12 +221,19 @@ class Snapshot:
         found = self.layer(layer)
         if not found.values:
             raise NotFound(f"layer {layer!r} was recorded without values.", hint="Record with values=True.")
-        sources = self.sources.get((layer, "values"), [])
-        if (order := self._row_of_value(found)) is not None:
+        sources = self._sources_of(found, "values")
+        if (order := self._row_of_value(found.stored)) is not None:
             return OrderedRows(sources, found.d_out, order)
         values = Rows(sources, found.d_out)
         self._require(found, "values", values.rows)
         return values
+
+    def _sources_of(self, layer: Layer, kind: Literal["keys", "values"]) -> Sequence[KeySource]:
+        stored = self.sources.get((layer.stored.name, kind), [])
+        if not isinstance(layer, ViewedLayer):
+            return stored
+        columns = layer.key_columns if kind == "keys" else layer.value_columns
+        return [some_columns(source, *columns) for source in stored]
 
     def check_counts(self) -> None:
         """Raises Damaged where a layer has not as many rows as entries; of repeated keys, this reads the whole list."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
@@ -21,6 +22,7 @@ from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
+from dualform.store.rows import Keys, Rows
 
 
 def cancellation(
@@ -31,7 +33,7 @@ def cancellation(
     Of layers whose rule gives slots coefficients. Raises Inexact as `require` says.
     """
     check_step(at_step, view.snapshot.steps)
-    require(view, layer, at_step, allow_inexact, check)
+    require(view, layer.stored, at_step, allow_inexact, check)
     key = ("cancellation", layer.name, selection.identity, at_step)
     return view.cache.get(key, lambda: _measure(view, layer, selection, at_step, check))
 
@@ -50,6 +52,8 @@ def _terms(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> f
     """sum_t ||delta_t|| ||a_t x_t||, where a weight's columns of x_t have a coefficient of their own."""
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
     rows = slots.slots if keys.row_of_entry is None else keys.row_of_entry[slots.slots]
+    if layer.groups > 1:
+        return _terms_of_groups(layer.groups, keys, values, slots, check)
     own = np.zeros(len(rows))
     for weight, coefficient in zip(layer.weights, slots.weights, strict=True):
         own = np.hypot(own, key_norms(view, layer.name, check, weight.start, weight.stop)[rows] * coefficient)
@@ -58,3 +62,22 @@ def _terms(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> f
         check()
         terms += float(own[part] @ norms(values.block(start, stop))[slots.slots[part] - start])
     return terms
+
+
+def _terms_of_groups(groups: int, keys: Keys, values: Rows, slots: SlotCoefficients, check: Check) -> float:
+    """As `_terms`, where a slot brings a block for each group to the weight: the norm is that of all of them."""
+    terms, (coefficients,) = 0.0, slots.weights
+    for start, stop, part in blocks(slots.slots, keys.entries, block_size(max(keys.width, values.width))):
+        check()
+        own = slots.slots[part] - start
+        squares = (_squares(rows, groups)[own] for rows in (values.block(start, stop), keys.entry_block(start, stop)))
+        lengths = np.sqrt(np.einsum("tg,tg->t", *squares))
+        terms += float(np.abs(coefficients[part]) @ lengths)
+    return terms
+
+
+def _squares(rows: NDArray[np.float32], groups: int) -> NDArray[np.float64]:
+    """float64[n, G]: the squared length of each part of each row."""
+    parts = rows.astype(np.float64).reshape(len(rows), groups, -1)
+    squares: NDArray[np.float64] = np.einsum("tgi,tgi->tg", parts, parts)
+    return squares

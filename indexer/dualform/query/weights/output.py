@@ -23,8 +23,13 @@ _BATCH = 1024
 """Queries that are answered at once."""
 
 
-def outputs(weights: RebuiltWeights, queries: NDArray[np.float32], check: Check) -> NDArray[np.float32]:
-    """float32[n, d_out]."""
+def outputs(
+    weights: RebuiltWeights, queries: NDArray[np.float32], check: Check, groups: int = 1
+) -> NDArray[np.float32]:
+    """float32[n, d_out]; `groups`: how many blocks the weight has along its diagonal."""
+    if groups > 1:
+        parts = zip(weights.blocks(groups), np.split(queries, groups, axis=1), strict=True)
+        return np.concatenate([outputs(own, np.ascontiguousarray(part), check) for own, part in parts], axis=1)
     found = np.empty((len(queries), len(weights.weight)), dtype=np.float32)
     lengths = np.sqrt(np.einsum("oi,oi->o", weights.weight, weights.weight))
     for start in range(0, len(queries), _BATCH):

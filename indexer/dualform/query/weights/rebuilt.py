@@ -13,7 +13,7 @@ outside the record. It stands like W_0 whatever the mask leaves, and it is no pa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
+from dualform.store.viewed_layer import ViewedLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class RebuiltWeights:
     """A layer's weights and biases under a mask, as of a step."""
 
     weight: Doubles
-    """float64[d_out, d_in]."""
+    """float64[d_out, d_in]; of several blocks along a diagonal, the blocks under one another."""
     bias: Doubles | None
     """float64[d_out]: the sum of all biases; None where there is none."""
     parameters: Mapping[str, Doubles] = field(default_factory=dict)
@@ -43,6 +44,19 @@ class RebuiltWeights:
     grade: Grade = field(default_factory=lambda: Grade("exact"))
     standing: float = 0.0
     """Norm of the standing term relative to the way that the weights went; 0.0 where it is not used."""
+
+    def of(self, layer: Layer) -> RebuiltWeights:
+        """The part of them that a view has."""
+        if not isinstance(layer, ViewedLayer):
+            return self
+        own = slice(*layer.value_columns)
+        return replace(self, weight=self.weight[own], bias=None if self.bias is None else self.bias[own], parameters={})
+
+    def blocks(self, groups: int) -> Iterator[RebuiltWeights]:
+        """Of a weight that has so many blocks along its diagonal, one block after the other."""
+        biases = [None] * groups if self.bias is None else np.split(self.bias, groups)
+        for weight, bias in zip(np.split(self.weight, groups), biases, strict=True):
+            yield replace(self, weight=weight, bias=bias, parameters={})
 
     def less(self, other: RebuiltWeights) -> RebuiltWeights:
         """The difference of the weights, without a bias."""
@@ -141,7 +155,7 @@ def _of_samples(view: View, where: str, *layers: Layer) -> bool:
 
 def _joined(layer: Layer, blocks: Mapping[str, Doubles], grade: Grade, standing: float) -> RebuiltWeights:
     """The blocks in their places of [W | b]; those that are weights as parts of it."""
-    weight = np.empty((layer.d_out, layer.d_in))
+    weight = np.empty((layer.d_out, layer.weight_width))
     placed = dict(blocks)
     for place in layer.weights:
         weight[:, place.start : place.stop] = blocks[place.block_name]

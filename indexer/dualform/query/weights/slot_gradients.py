@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dualform.query.view import Check, View
+from dualform.query.weights.products import product
 from dualform.query.weights.slot_sum import block_size
 from dualform.query.where.mask import Selection
 from dualform.rules.half_precision import with_product
@@ -89,7 +90,7 @@ class _Terms:
         self._products = view.products(layer)
         self._values = view.snapshot.values(layer.name)
         self._keys = None if place in layer.biases else view.snapshot.keys(layer.name)
-        self._columns, self._transposed = slice(place.start, place.stop), place.transposed
+        self._columns, self._transposed, self._groups = slice(place.start, place.stop), place.transposed, layer.groups
         self._size = block_size(max(layer.d_in, layer.d_out))
 
     def unrounded(self, first_step: int, last_step: int) -> Iterator[tuple[int, int]]:
@@ -116,7 +117,8 @@ class _Terms:
             values = self._values.block(start, stop).astype(np.float64)
             keys = None
             if self._keys is not None:
-                keys = self._keys.entry_block(start, stop)[:, self._columns].astype(np.float64)
+                own = self._keys.entry_block(start, stop)
+                keys = (own if self._groups > 1 else own[:, self._columns]).astype(np.float64)
             whole += self._product(values, keys)
             if kept is not None and (stays := self._stays[start:stop]).any():
                 kept += self._product(values[stays], None if keys is None else keys[stays])
@@ -125,6 +127,8 @@ class _Terms:
         """sum_t delta_t x_t^T, or sum_t delta_t where there are no keys."""
         if keys is None:
             summed: Doubles = values.sum(0)
+        elif self._groups > 1:
+            summed = product(values, keys, self._groups)[:, self._columns]
         else:
             summed = keys.T @ values if self._transposed else values.T @ keys
         return summed

@@ -19,6 +19,7 @@ from dualform.kernels.workers import cores, share
 from dualform.query.sums.runs import added_in_order, begins
 from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import weighs_no_slot
+from dualform.query.weights.products import product
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -49,7 +50,7 @@ class SlotCoefficients:
 @dataclass(frozen=True, eq=False)
 class SlotSum:
     weight: NDArray[np.float64]
-    """float64[d_out, d_in]."""
+    """float64[d_out, d_in], or of several blocks along a diagonal, the blocks under one another."""
     biases: NDArray[np.float64]
     """float64[biases, d_out]."""
 
@@ -103,24 +104,30 @@ def bias_sum(
 
 def _summed(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
-    found = SlotSum(np.zeros((layer.d_out, layer.d_in)), np.zeros((len(layer.biases), layer.d_out)))
+    found = SlotSum(np.zeros((layer.d_out, layer.weight_width)), np.zeros((len(layer.biases), layer.d_out)))
     columns = [slice(weight.start, weight.stop) for weight in layer.weights]
-    if keys.row_of_entry is not None:
+    if keys.row_of_entry is not None and layer.groups == 1:
         rows, numbers = np.unique(keys.row_of_entry[slots.slots], return_inverse=True)
         if 2 * len(rows) <= len(numbers):
             _by_row(found, columns, keys, values, slots, rows, numbers, check)
             return found
-    _by_slot(found, columns, keys, values, slots, check)
+    _by_slot(found, columns, layer.groups, keys, values, slots, check)
     return found
 
 
 def _by_slot(
-    found: SlotSum, columns: Sequence[slice], keys: Keys, values: Rows, slots: SlotCoefficients, check: Check
+    found: SlotSum,
+    columns: Sequence[slice],
+    groups: int,
+    keys: Keys,
+    values: Rows,
+    slots: SlotCoefficients,
+    check: Check,
 ) -> None:
     """One product a block of slots and weight."""
     size = block_size(max(keys.width, values.width))
     wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
-    scaled, product, biases = np.empty_like(wide_values), np.empty_like(found.weight), found.biases
+    scaled, made, biases = np.empty_like(wide_values), np.empty_like(found.weight), found.biases
     for start, stop, part in blocks(slots.slots, keys.entries, size):
         check()
         chosen = places(slots.slots[part], start, stop)
@@ -130,7 +137,10 @@ def _by_slot(
         biases += slots.biases[:, part] @ own
         for coefficient, within in zip(slots.weights, columns, strict=True):
             times = np.multiply(own, coefficient[part, None], out=scaled[: len(own)])
-            found.weight[:, within] += np.matmul(times.T, other[:, within], out=product[:, within])
+            if groups > 1:
+                found.weight[:, within] += product(times, other, groups)[:, within]
+            else:
+                found.weight[:, within] += np.matmul(times.T, other[:, within], out=made[:, within])
 
 
 def _by_row(

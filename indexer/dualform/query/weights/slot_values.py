@@ -106,7 +106,9 @@ class _Parts:
             np.array([view.coefficients(layer, name, at_step, factors=factors).per_step for name in names])
             for factors in (True, False)
         )
-        return cls(per_step, by_settings, np.array([_used_steps(view, name, at_step) for name in names]))
+        return cls(
+            per_step, by_settings, np.array([_used_steps(view, layer.log_name(name), at_step) for name in names])
+        )
 
     def alike(self, speaks: NDArray[np.bool_], steps: NDArray[np.int64], allowed: float) -> bool:
         """Whether at each of some steps all parts that speak of it moved alike."""

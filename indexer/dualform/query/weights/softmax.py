@@ -39,6 +39,7 @@ from dualform.questions import Output
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Keys, Rows
+from dualform.store.viewed_layer import ViewedLayer
 
 _BATCH = 128
 """Queries that share one pass over keys and values."""
@@ -64,16 +65,17 @@ def softmax(
     at_step, temperature = question.at_step, question.temperature
     assert temperature is not None, "a softmax has one"
     check_step(at_step, view.snapshot.steps)
-    refuse_without_values(view, layer)
-    grade, standing, beside = require(view, layer, at_step, question.allow_inexact, check), 0.0, np.zeros(1)
+    refuse_without_values(view, layer.stored)
+    grade, standing, beside = require(view, layer.stored, at_step, question.allow_inexact, check), 0.0, np.zeros(1)
     slots = slot_values(view, layer, selection, at_step, grade, check)
     if question.initial:
-        initial = rebuild_without_slots(view, layer, at_step, question.allow_inexact, check)
+        initial = rebuild_without_slots(view, layer.stored, at_step, question.allow_inexact, check).of(layer)
         beside, standing = score_rows(initial.weight, queries), initial.standing
         if initial.bias is not None:
             beside += initial.bias + bias_sum(view, layer, selection, at_step, check)
-        for name, kept in tied(view, layer, question.where).items():  # no weight is shared: that was refused
-            beside += bias_sum(view, view.snapshot.layer(name), kept, at_step, check, shared_with=layer)
+        for name, kept in tied(view, layer.stored, question.where).items():  # no weight is shared: that was refused
+            summed = bias_sum(view, view.snapshot.layer(name), kept, at_step, check, shared_with=layer.stored)
+            beside += summed[slice(*layer.value_columns)] if isinstance(layer, ViewedLayer) else summed
     rows = _Rows.of(key_rows(view, layer.name, selection, check), slots.entries)
     sums, effective = np.empty((len(queries), layer.d_out)), np.empty(len(queries))
     for start in range(0, len(queries), rows.batch):

@@ -23,19 +23,20 @@ class TappedConvolution(ModuleTap):
 
     def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, values: bool = True) -> None:
         super().__init__(name, module, values)
-        self.stand_for("weight", "bias")
+        self.stand_for("weight", "bias", groups=module.groups)
         self.batch_dim = 0
         self._padded = module.padding_mode != "zeros" or isinstance(module.padding, str)
         """Whether maps are padded before they are handed over: the store pads by zeros, alike on both sides."""
         padding = (0,) * len(module.kernel_size) if self._padded else module.padding
         zeros = tuple(map(int, padding))
-        self.key_form = FeatureMaps(Unfolding(module.kernel_size, module.stride, zeros, module.dilation))
+        unfolding = Unfolding(module.kernel_size, module.stride, zeros, module.dilation)
+        self.key_form = FeatureMaps(unfolding, module.groups)
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        if module.groups > 1:
-            return f"its channels are convolved in {module.groups} groups"
+        if module.groups > 1 and any(True for _ in module.children()):
+            return f"it holds modules, whose names would be those of its {module.groups} groups"
         return super().refusal(module)
 
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:

@@ -27,6 +27,7 @@ from dualform.errors import RecordingError
 from dualform.record.casts import cast_of
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.hook import ModelHook
+from dualform.store.layer_view import LayerView
 from dualform.store.parameter import Parameter
 
 
@@ -88,6 +89,8 @@ class Tap(ABC):
     d_out: int
     key_form: KeyForm = KeyForm()
     """How its keys lie."""
+    views: Sequence[LayerView] = ()
+    """Parts of its outputs that are asked by names of their own."""
     parameters: dict[Parameter, Tensor]
     """Blocks, each with the tensor that it is a block of: weights in the order of their columns, then biases."""
     why_no_values: ClassVar[str] = ""
@@ -200,14 +203,15 @@ class ModuleTap(Tap):
         assert error is not None
         return error
 
-    def stand_for(self, weight: str, bias: str | None, *, transposed: bool = False) -> None:
+    def stand_for(self, weight: str, bias: str | None, *, transposed: bool = False, groups: int = 1) -> None:
         """Say d_in, d_out and the parameters, by the module's own names for its weight and its bias.
 
-        A module may have None in place of its bias.
+        A module may have None in place of its bias. `groups`: as the key form has them.
         """
         own = getattr(self.module, weight)
-        self.d_out, self.d_in = Parameter(weight, 0, 0, transposed=transposed).block_of(own).shape
-        self.parameters = {Parameter(self.parameter_name(weight), 0, self.d_in, transposed=transposed): own}
+        self.d_out, columns = Parameter(weight, 0, 0, transposed=transposed).block_of(own).shape
+        self.d_in = groups * columns
+        self.parameters = {Parameter(self.parameter_name(weight), 0, columns, transposed=transposed): own}
         if bias is not None and getattr(self.module, bias) is not None:
             place = Parameter(self.parameter_name(bias), self.d_in, self.d_in + 1)
             self.parameters[place] = getattr(self.module, bias)

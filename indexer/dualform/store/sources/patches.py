@@ -8,8 +8,8 @@ and a convolution's weight). n rows asked for, u feature maps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -118,9 +118,27 @@ class Patches(KeyFormat, source="patches"):
 
 @dataclass(frozen=True, eq=False)
 class PatchRows(MadeRows):
-    """Float32 rows of float32[rows / P, C, *size]."""
+    """Float32 rows of float32[rows / P, channels, *size]."""
 
     unfolding: Unfolding
+    first_channel: int = 0
+    """Of the stored maps, which may have more channels than those that are unfolded."""
+
+    @property
+    def identity(self) -> Hashable:
+        return self.stored.identity, self.first_channel, self.unfolding.shape[0]
+
+    def of_channels(self, start: int, stop: int) -> PatchRows | None:
+        """The columns from `start` to `stop` of each patch, where they are those of whole channels; else None."""
+        each = math.prod(self.unfolding.kernel)
+        if start % each or stop % each:
+            return None
+        shape = ((stop - start) // each, *self.unfolding.shape[1:])
+        first = self.first_channel + start // each
+        return replace(self, width=stop - start, unfolding=replace(self.unfolding, shape=shape), first_channel=first)
+
+    def _channels(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
+        return maps[:, self.first_channel : self.first_channel + self.unfolding.shape[0]]
 
     @property
     def rows(self) -> int:
@@ -143,7 +161,7 @@ class PatchRows(MadeRows):
                 made = self._of_map(number, place, min(place + left, self._per_map))
             else:
                 maps = self.stored.read(number, number + min(left // self._per_map, self._at_once))
-                made = self.unfolding.lines(maps, 0, self.unfolding.places[0])
+                made = self.unfolding.lines(self._channels(maps), 0, self.unfolding.places[0])
             patches[done : done + len(made)] = made
             done += len(made)
         return patches
@@ -152,7 +170,7 @@ class PatchRows(MadeRows):
         """The patches at a range of the places of one feature map."""
         line = self._per_map // self.unfolding.places[0]
         first, last = start // line, -(-stop // line)
-        lines = self.unfolding.lines(self.stored.read(number, number + 1), first, last)
+        lines = self.unfolding.lines(self._channels(self.stored.read(number, number + 1)), first, last)
         return lines[start - first * line : stop - first * line]
 
     def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -162,5 +180,5 @@ class PatchRows(MadeRows):
         for first in range(0, len(maps), size):
             matrix, places = self.stored.holding(maps[first : first + size])
             own = slice(*np.searchsorted(number, [first, first + size]))
-            patches[own] = self.unfolding.patches(matrix[places], number[own] - first, place[own])
+            patches[own] = self.unfolding.patches(self._channels(matrix)[places], number[own] - first, place[own])
         return patches

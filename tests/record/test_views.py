@@ -1,0 +1,330 @@
+"""Views: parts of one stored layer that are asked like layers; against layers of their own, trained beside."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import BadInput, NotFound
+from dualform.record.taps import LayerView, Parameter
+
+from .test_blocks import Product, adamw, assert_exact, assert_live, sgd, train as train_tokens
+from .test_convolution import CLASSES
+
+STEPS, B, G = 12, 4, 3
+
+
+class Grouped(nn.Module):
+    """A convolution of three groups, or the three convolutions that it is; and a depthwise one, or an ordinary one."""
+
+    def __init__(self, apart=False, depthwise=True, kind=nn.Conv2d, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        options = {"kernel_size": 3, **options}
+        whole = kind(2 * G, 4 * G, groups=G, **options)
+        self.first = whole
+        if apart:
+            self.first = nn.ModuleList(kind(2, 4, **options) for _ in range(G))
+            for number, part in enumerate(self.first):
+                part.load_state_dict({name: own.chunk(G)[number] for name, own in whole.state_dict().items()})
+        torch.manual_seed(1)
+        self.second = kind(4 * G, 8 * G, kernel_size=2, groups=4 * G if depthwise else 1)
+        self.head = nn.Linear(8 * G, CLASSES)
+
+    def forward(self, x):
+        if isinstance(self.first, nn.ModuleList):
+            x = torch.cat([part(own) for part, own in zip(self.first, x.chunk(G, 1), strict=True)], 1)
+        else:
+            x = self.first(x)
+        return self.head(torch.relu(self.second(torch.relu(x))).flatten(2).mean(2))
+
+
+def train(model, path, make=sgd, size=(6, 5), recorder=dualform.Recorder, **options):
+    """Every image comes twice. Returns the recorder."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(STEPS * B // 2, 2 * G, *size, generator=generator)
+    labels = torch.randint(0, CLASSES, (len(images),), generator=generator)
+    optimizer = make(model)
+    with recorder(model, optimizer, path, **options) as recording:
+        for step in range(STEPS):
+            index = torch.arange(step * B, step * B + B) % len(images)
+            with recording.step(dataset="a" if step < 5 else "b", label=labels[index], sample=index):
+                optimizer.zero_grad()
+                cross_entropy(model(images[index]), labels[index]).backward()
+                optimizer.step()
+        if recorder is dualform.Recorder:
+            recording.probe("test", images[:3], label=labels[:3])
+    return recording
+
+
+@pytest.fixture(scope="module")
+def memories(tmp_path_factory):
+    """Of the grouped convolution, and of the convolutions that it is."""
+    path = tmp_path_factory.mktemp("views")
+    live = Grouped()
+    train(live, path / "whole")
+    train(Grouped(apart=True), path / "apart")
+    with dualform.open(path / "whole") as whole, dualform.open(path / "apart") as apart:
+        yield whole, apart, live
+
+
+@pytest.fixture(params=range(G), ids=lambda number: f"first.{number}")
+def name(request):
+    return f"first.{request.param}"
+
+
+def queries(memory, name):
+    return memory.keys(name, [1, 7, 30]) + np.float32(0.25)
+
+
+def test_a_grouped_convolution_is_exact(memories):
+    whole, _, live = memories
+    assert_exact(whole, ["first", "second", "head"])
+    assert_live(whole, live)
+    shapes = {layer.name: (layer.d_in, layer.d_out) for layer in whole.info().layers}
+    assert shapes["first"] == (2 * G * 9, 4 * G)
+    assert shapes["second"] == (4 * G * 4, 8 * G)
+
+
+def test_keys_and_values_of_a_group(memories, name):
+    whole, apart, _ = memories
+    np.testing.assert_array_equal(whole.keys(name), apart.keys(name))
+    np.testing.assert_allclose(whole.values(name), apart.values(name), atol=1e-6)
+    np.testing.assert_array_equal(whole.key_rows(name, [0, 5, 200]), whole.key_rows("first", [0, 5, 200]))
+    number = int(name[-1])
+    np.testing.assert_array_equal(whole.keys("first").reshape(-1, G, 18)[:, number], whole.keys(name))
+    np.testing.assert_array_equal(whole.values("first")[:, 4 * number : 4 * number + 4], whole.values(name))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "int8"])
+@pytest.mark.parametrize("score", ["signed", "abs", "cosine"])
+@pytest.mark.parametrize("where", [None, "label = 1 OR dataset = 'b'"], ids=["all", "masked"])
+def test_scores_of_a_group_are_those_of_a_layer_of_its_own(memories, name, where, score, backend):
+    whole, apart = (dualform.open(memory.path, backend=backend) for memory in memories[:2])
+    for by in (None, "label"):
+        found, wanted = (
+            m.topk(name, queries(apart, name), k=4, where=where, by=by, score=score) for m in (whole, apart)
+        )
+        assert found.ids.tobytes() == wanted.ids.tobytes()
+        assert found.flat_scores.tobytes() == wanted.flat_scores.tobytes()
+    found, wanted = (m.group_sum(name, queries(apart, name), by="label", score=score) for m in (whole, apart))
+    assert found.sums.tobytes() == wanted.sums.tobytes()
+
+
+def test_slots_as_queries(memories, name):
+    whole, apart, _ = memories
+    found, wanted = (m.topk(name, dualform.SlotKeys([3, 40]), k=2) for m in (whole, apart))
+    assert found.flat_scores.tobytes() == wanted.flat_scores.tobytes()
+
+
+@pytest.mark.parametrize("at_step", [None, 0, 7])
+@pytest.mark.parametrize("initial", [True, False])
+def test_outputs_of_a_group(memories, name, at_step, initial):
+    whole, apart, _ = memories
+    for where in (None, "label = 1"):
+        asked = {"where": where, "at_step": at_step, "initial": initial}
+        found, wanted = (np.asarray(m.output(name, queries(apart, name), **asked)) for m in (whole, apart))
+        np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+def test_a_softmax_over_the_slots_of_a_group(memories, name):
+    whole, apart, _ = memories
+    asked = {"where": "label = 1", "kernel": "softmax", "temperature": 2.0}
+    found, wanted = (np.asarray(m.output(name, queries(apart, name), **asked)) for m in (whole, apart))
+    np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+def test_outputs_of_the_whole(memories):
+    whole, _, live = memories
+    maps = torch.randn(2, 2 * G, 3, 3, generator=torch.Generator().manual_seed(3))
+    found = np.asarray(whole.output("first", maps.flatten(1).numpy()))
+    np.testing.assert_allclose(found, live.first(maps).detach().flatten(1).numpy(), atol=2e-6)
+    parts = [np.asarray(whole.output(f"first.{n}", maps[:, 2 * n : 2 * n + 2].flatten(1).numpy())) for n in range(G)]
+    np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
+
+
+def test_masked_weights_are_those_of_the_layers_it_is(memories):
+    whole, apart, _ = memories
+    for asked in ({"where": "label = 1"}, {"at_step": 5}):
+        found, parts = whole.weights(**asked), apart.weights(**asked)
+        wanted = torch.cat([parts[f"first.{number}.weight"] for number in range(G)])
+        torch.testing.assert_close(found["first.weight"], wanted, rtol=0, atol=2e-6)
+        biases = torch.cat([parts[f"first.{number}.bias"] for number in range(G)])
+        torch.testing.assert_close(found["first.bias"], biases, rtol=0, atol=2e-6)
+
+
+def test_coefficients_and_cancellation_of_a_group(memories, name):
+    whole, apart, _ = memories
+    ids = np.arange(0, 200, 7)
+    np.testing.assert_allclose(whole.coefficients(name, ids), apart.coefficients(name, ids), rtol=1e-6)
+    found, wanted = (m.cancellation("label <> 1", layer=name)[name] for m in (whole, apart))
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_cancellation_of_the_whole(memories):
+    whole, _, _ = memories
+    ids = np.arange(len(whole.keys("first")))
+    removed = ~np.isin(whole.slots(ids, "first")["label"], [0, 2])
+    shares = whole.coefficients("first", ids)[removed, None, None, None] * np.einsum(
+        "tgo,tgi->tgoi",
+        whole.values("first")[removed].astype(np.float64).reshape(-1, G, 4),
+        whole.keys("first")[removed].astype(np.float64).reshape(-1, G, 18),
+    )
+    wanted = np.linalg.norm(shares.reshape(len(shares), -1), axis=1).sum() / np.linalg.norm(shares.sum(0))
+    assert whole.cancellation("label <> 1", layer="first")["first"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_probe_of_a_group(memories, name):
+    whole, apart, _ = memories
+    found = whole.probe("test", name).queries
+    np.testing.assert_array_equal(found, apart.probe("test", name).queries)
+    assert whole.topk(name, "test", k=2).ids.tobytes() == apart.topk(name, "test", k=2).ids.tobytes()
+
+
+def test_names(memories):
+    whole, _, _ = memories
+    views = {layer.name: layer.views for layer in whole.info().layers}
+    assert views["first"] == ("first.0", "first.1", "first.2")
+    assert len(views["second"]) == 4 * G
+    assert views["head"] == ()
+    for unknown in ("first.3", "first.01", "first.-1", "first.²", "head.0"):
+        with pytest.raises(NotFound, match=f"there is no layer '{unknown}'"):
+            whole.topk(unknown, "test")
+
+
+def test_the_whole_name_has_no_scores(memories):
+    whole, _, _ = memories
+    own = queries(whole, "first")
+    message = r"^layer 'first' is 3 layers, one for each group of its channels\. Name one: first\.0 … first\.2\.$"
+    for ask in (
+        lambda: whole.topk("first", own),
+        lambda: whole.group_sum("first", own, by="label"),
+        lambda: whole.output("first", own, kernel="softmax", temperature=1.0),
+    ):
+        with pytest.raises(BadInput, match=message):
+            ask()
+
+
+def test_one_layer_is_stored(memories):
+    whole, _, _ = memories
+    manifest = json.loads((whole.path / "memory.json").read_text())
+    first, _, head = manifest["layers"]
+    assert first["groups"] == G
+    assert not {"groups", "views"} & set(head)
+    assert sorted(path.name for path in (whole.path / "shard-00000" / "layers").iterdir()) == [
+        "first",
+        "head",
+        "second",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "options"),
+    [
+        (nn.Conv1d, (9,), {"stride": 2, "dilation": 2}),
+        (nn.Conv3d, (3, 4, 3), {"padding": 1, "bias": False}),
+        (nn.Conv2d, (5, 5), {"padding": 1, "padding_mode": "circular"}),
+    ],
+    ids=["one dimension", "three dimensions", "circular"],
+)
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_other_grouped_convolutions(tmp_path, kind, size, options, make):
+    live = Grouped(kind=kind, **options)
+    train(live, tmp_path / "m", make, size)
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["first", "second", "head"])
+        masked = memory.weights(where="dataset = 'a'")
+        assert masked["first.weight"].shape == live.first.weight.shape
+
+
+def test_entries_of_large_groups_are_watched(tmp_path):
+    """Beyond the size that is taken whole."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(64, 64, 5, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(128, CLASSES))
+    optimizer = adamw(model)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        for _ in range(5):
+            with recorder.step():
+                optimizer.zero_grad()
+                cross_entropy(model(torch.randn(B, 64, 6)), torch.arange(B) % CLASSES).backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["0", "3"])
+        assert memory.topk("0.1", memory.keys("0.1", [5]), k=1).ids.tolist() == [5]
+
+
+def test_a_convolution_that_is_the_model_itself(tmp_path):
+    model = nn.Conv1d(4, 4, 2, groups=4)
+    optimizer = sgd(model)
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder, recorder.step():
+        model(torch.randn(B, 4, 3)).square().sum().backward()
+        optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().layers[0].views == ("0", "1", "2", "3")
+        assert memory.keys("3").shape == (2 * B, 2)
+
+
+def test_a_replay_has_the_stored_memorys_answers(tmp_path, memories, name):
+    whole, apart, _ = memories
+    train(Grouped(), tmp_path / "m", keys=False)
+    own = queries(apart, name)
+    model, asked = Grouped(), [dualform.TopK(name, own, k=5), dualform.GroupSum(name, own, by=("label",))]
+    hits, sums = train(model, tmp_path / "m", recorder=lambda *of: dualform.Replay(*of, asked)).answers()
+    assert hits.flat_scores.tobytes() == whole.topk(name, own, k=5).flat_scores.tobytes()
+    assert sums.sums.tobytes() == whole.group_sum(name, own, by="label").sums.tobytes()
+
+
+# Parts that share their keys: q, k and v of one packed parameter.
+
+
+class Packed(nn.Module):
+    """The three products as one, or one by one."""
+
+    def __init__(self, apart):
+        super().__init__()
+        torch.manual_seed(0)
+        self.in_proj_weight, self.in_proj_bias = nn.Parameter(torch.randn(24, 8) * 0.3), nn.Parameter(torch.zeros(24))
+        self.head, self.apart = nn.Linear(8, 3), apart
+        names = [f"attn.{part}" for part in "qkv"] if apart else ["attn"]
+        high = 24 // len(names)
+        self.taps = [
+            Product(
+                name,
+                8,
+                high,
+                {
+                    Parameter("in_proj_weight", 0, 8, rows=(n * high, n * high + high)): self.in_proj_weight,
+                    Parameter("in_proj_bias", 8, 9, rows=(n * high, n * high + high)): self.in_proj_bias,
+                },
+            )
+            for n, name in enumerate(names)
+        ]
+        if not apart:
+            self.taps[0].views = [LayerView(part, (8 * n, 8 * n + 8)) for n, part in enumerate("qkv")]
+
+    def forward(self, x):
+        weights, biases = self.in_proj_weight.chunk(len(self.taps)), self.in_proj_bias.chunk(len(self.taps))
+        parts = [tap(x, *own) for tap, own in zip(self.taps, zip(weights, biases, strict=True), strict=True)]
+        q, k, v = torch.cat(parts, -1).chunk(3, -1)
+        return self.head((torch.softmax(q @ k.transpose(1, 2), -1) @ v).mean(1))
+
+
+def test_views_with_the_keys_of_their_layer(tmp_path):
+    for name in ("whole", "apart"):
+        model = Packed(name == "apart")
+        train_tokens(model, tmp_path / name, model.taps)
+    with dualform.open(tmp_path / "whole") as whole, dualform.open(tmp_path / "apart") as apart:
+        assert_exact(whole, ["attn", "head"])
+        assert whole.info().layers[0].views == ("attn.q", "attn.k", "attn.v")
+        own = whole.keys("attn", [4, 9])
+        for name in ("attn.q", "attn.k", "attn.v"):
+            np.testing.assert_allclose(whole.values(name), apart.values(name), atol=1e-5)
+            found, wanted = (np.asarray(m.output(name, own, where="dataset = 'a'")) for m in (whole, apart))
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+            best = whole.topk(name, own, k=3)
+            assert best.flat_scores.tobytes() == whole.topk("attn", own, k=3).flat_scores.tobytes()
+        assert "views" in (tmp_path / "whole" / "memory.json").read_text()
