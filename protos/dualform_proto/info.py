@@ -56,6 +56,7 @@ def _layer(layer: LayerInfo) -> pb.LayerInfo:
         exact=layer.exact,
         reason=layer.reason,
         grade=encode_grade(layer.grade),
+        views=layer.views,
     )
 
 
@@ -70,6 +71,7 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
         distinct_keys=message.distinct_keys,
         values=message.values,
         grade=decode_grade(message.grade),
+        views=tuple(message.views),
     )
 
 

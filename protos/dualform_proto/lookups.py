@@ -77,10 +77,17 @@ def decode_probe_answer(message: pb.ProbeResponse) -> Probe:
         queries=decode_matrix(message.queries, np.float32, "queries") if message.HasField("queries") else None,
         scan=decode_scan(message.scan),
     )
-    lengths = {len(part) for part in (probe.labels, probe.outputs, probe.queries) if part is not None}
-    if len(lengths) > 1:
-        raise BadInput(f"probe {probe.name!r} has parts of {' and '.join(map(str, sorted(lengths)))} rows.")
+    lengths = {len(part) for part in (probe.labels, probe.outputs) if part is not None}
+    queries = set() if probe.queries is None else {len(probe.queries)}
+    if len(lengths) > 1 or not all(_is_multiple(of_layer, own) for of_layer in queries for own in lengths):
+        parts = " and ".join(map(str, sorted(lengths | queries)))
+        raise BadInput(f"probe {probe.name!r} has parts of {parts} rows.")
     return probe
+
+
+def _is_multiple(queries: int, examples: int) -> bool:
+    """Whether each example may have as many queries as any other: one, or one for each of its tokens or places."""
+    return queries == 0 if examples == 0 else queries > 0 and queries % examples == 0
 
 
 def encode_certificates(certificates: Certificates) -> pb.VerifyResponse:

@@ -206,6 +206,15 @@ Network(
     classify,
 )
 Network(
+    "depthwise-cnn",
+    lambda: nn.Sequential(
+        nn.Conv2d(2, 6, 3, groups=2, padding=1), nn.ReLU(), nn.Conv2d(6, 12, 3, stride=2, groups=6), nn.ReLU(),
+        nn.Conv2d(12, 5, 1), nn.ReLU(), nn.Flatten(), nn.Linear(45, CLASSES),
+    ),
+    lambda: labelled(2, 8, 8),
+    classify,
+)  # fmt: skip
+Network(
     "autoencoder",
     lambda: nn.Sequential(
         nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1, output_padding=1),

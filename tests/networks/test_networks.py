@@ -45,7 +45,8 @@ def product(module: nn.Module, queries: torch.Tensor) -> torch.Tensor:
     if isinstance(module, nn.Embedding):
         return queries @ module.weight
     if isinstance(module, CONVOLUTIONS):
-        return nn.functional.linear(queries, module.weight.flatten(1), module.bias)
+        weight = torch.block_diag(*module.weight.flatten(1).chunk(module.groups))
+        return nn.functional.linear(queries, weight, module.bias)
     if isinstance(module, TRANSPOSED):
         return queries @ module.weight.flatten(1)
     return module(queries)

@@ -100,18 +100,19 @@ def test_keys_and_values_of_a_group(memories, name):
     np.testing.assert_array_equal(whole.values("first")[:, 4 * number : 4 * number + 4], whole.values(name))
 
 
-@pytest.mark.parametrize("backend", ["numpy", "int8"])
+@pytest.fixture(scope="module", params=["numpy", "int8"])
+def both(request, memories):
+    return [dualform.open(memory.path, backend=request.param) for memory in memories[:2]]
+
+
 @pytest.mark.parametrize("score", ["signed", "abs", "cosine"])
-@pytest.mark.parametrize("where", [None, "label = 1 OR dataset = 'b'"], ids=["all", "masked"])
-def test_scores_of_a_group_are_those_of_a_layer_of_its_own(memories, name, where, score, backend):
-    whole, apart = (dualform.open(memory.path, backend=backend) for memory in memories[:2])
-    for by in (None, "label"):
-        found, wanted = (
-            m.topk(name, queries(apart, name), k=4, where=where, by=by, score=score) for m in (whole, apart)
-        )
+def test_scores_of_a_group_are_those_of_a_layer_of_its_own(both, name, score):
+    own = queries(both[1], name)
+    for by, where in ((None, None), ("label", None), (None, "label = 1 OR dataset = 'b'")):
+        found, wanted = (m.topk(name, own, k=4, where=where, by=by, score=score) for m in both)
         assert found.ids.tobytes() == wanted.ids.tobytes()
         assert found.flat_scores.tobytes() == wanted.flat_scores.tobytes()
-    found, wanted = (m.group_sum(name, queries(apart, name), by="label", score=score) for m in (whole, apart))
+    found, wanted = (m.group_sum(name, own, by="label", where="dataset = 'a'", score=score) for m in both)
     assert found.sums.tobytes() == wanted.sums.tobytes()
 
 
@@ -163,6 +164,17 @@ def test_coefficients_and_cancellation_of_a_group(memories, name):
     np.testing.assert_allclose(whole.coefficients(name, ids), apart.coefficients(name, ids), rtol=1e-6)
     found, wanted = (m.cancellation("label <> 1", layer=name)[name] for m in (whole, apart))
     assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_how_far_a_mask_moves_a_group_under_adam(tmp_path):
+    train(Grouped(), tmp_path / "whole", adamw)
+    train(Grouped(apart=True), tmp_path / "apart", adamw)
+    with dualform.open(tmp_path / "whole") as whole, dualform.open(tmp_path / "apart") as apart:
+        for name in ("first.0", "first.2"):
+            found, wanted = (m.cancellation("label <> 1", layer=name).concentrations[name] for m in (whole, apart))
+            assert (found.share, found.greatest) == pytest.approx((wanted.share, wanted.greatest), rel=1e-2)
+            outputs = [np.asarray(m.output(name, queries(apart, name), where="label = 1")) for m in (whole, apart)]
+            np.testing.assert_allclose(*outputs, atol=1e-4)
 
 
 def test_cancellation_of_the_whole(memories):

@@ -43,7 +43,7 @@ from dualform.questions import (
 
 EXACT = Grade("exact", 1e-7, 2e-8)
 OFF = Grade("off", 0.25, 1e-6, 3, "the weights were moved by hand.")
-LAYER = LayerInfo("fc", 3, 2, True, "sample", 4, 4, True, EXACT)
+LAYER = LayerInfo("fc", 3, 2, True, "sample", 4, 4, True, EXACT, ("fc.q", "fc.k"))
 INFO = MemoryInfo(
     format=1,
     snapshot=7,

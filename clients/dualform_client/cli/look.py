@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dualform.answers import Certificate, Grade, MemoryInfo
+from dualform.answers import Certificate, Grade, LayerInfo, MemoryInfo
 from dualform.methods import Answers
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_table
@@ -53,7 +53,7 @@ def _print_layers(contents: MemoryInfo) -> None:
     columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", *GRADED]
     rows = [
         [
-            layer.name,
+            _named(layer),
             layer.d_in,
             layer.d_out,
             _yes(layer.bias),
@@ -66,6 +66,14 @@ def _print_layers(contents: MemoryInfo) -> None:
         for layer in contents.layers
     ]
     print_table("layers", columns, rows)
+
+
+def _named(layer: LayerInfo) -> str:
+    """A layer's name, and those of its views in short."""
+    if not layer.views:
+        return layer.name
+    first, *_, last = layer.views
+    return f"{layer.name} ({first} … {last})"
 
 
 def _graded(grade: Grade) -> list[Any]:

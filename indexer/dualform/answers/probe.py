@@ -20,5 +20,7 @@ class Probe:
     outputs: NDArray[np.float32] | None
     """float32[n, outputs] of the whole model when the probe was taken."""
     queries: NDArray[np.float32] | None = None
-    """float32[n, d] of the layer that was asked for, else None."""
+    """float32[n, d] of the layer that was asked for, else None; of a layer that sees tokens or places, those of each
+    example after one another, float32[n * L, d].
+    """
     scan: Scan = field(default_factory=Scan)

@@ -88,10 +88,10 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
     for layer in asked:
         if _mask_of(layer, masks) is None:
             continue
-        selections = _selections(view, layer, masks)
-        kept[layer.space] = selections[layer.name].count
-        if weighs_no_slot(view.snapshot, layer.weights) is None:
-            own = selections[layer.name]
+        selections = _selections(view, layer.stored, masks)
+        own = selections[layer.stored.name]
+        kept[layer.space] = own.count
+        if weighs_no_slot(view.snapshot, layer.stored.weights) is None:
             found[layer.name] = figures.cancellation(view, layer, own, question.at_step, question.allow_inexact, check)
         else:
             moves[layer.name] = concentration(view, layer, selections, question.at_step, question.allow_inexact, check)

@@ -24,7 +24,6 @@ from dualform.store.shard_tables import HeldTables
 from dualform.store.snapshot import Snapshot
 from dualform.store.sources.held_rows import HeldRows
 from dualform.store.tables import SAMPLES, SETTINGS, extents_table, rows_table
-from dualform.store.viewed_layer import ViewedLayer
 
 _CACHE_BYTES = 256 << 20
 """For what the questions about one window share: norms and masks."""
@@ -109,8 +108,7 @@ class Gatherer:
 
     def append(self, keys: NDArray[np.float32]) -> None:
         """The keys of the next entries of the stored layer, float32[n, d_in], of which a view has some columns."""
-        if isinstance(self._layer, ViewedLayer):
-            keys = keys[:, slice(*self._layer.key_columns)]
+        keys = keys[:, self._layer.own_keys]
         while len(keys):
             part = keys[: len(self._keys) - self._held]
             self._keys[self._held : self._held + len(part)] = part

@@ -59,6 +59,16 @@ class Layer:
         """The layer that is on disk: itself, unless it is a view."""
         return self
 
+    @property
+    def own_keys(self) -> slice:
+        """The columns of the stored layer's keys that are its own."""
+        return slice(0, self.d_in)
+
+    @property
+    def own_values(self) -> slice:
+        """Likewise of values, and so the rows of its weights."""
+        return slice(0, self.d_out)
+
     def log_name(self, block: str) -> str:
         """What logs call a block that the layer calls by this name."""
         return block

@@ -17,7 +17,6 @@ from dualform.errors import BadInput, NotFound
 from dualform.store.durable import checksum, sync_folder, write_whole
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
-from dualform.store.viewed_layer import ViewedLayer
 from dualform.store.weights import read_checked
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -103,7 +102,7 @@ class StoredProbe:
             )
         found = self._array(_file(next(known for known in self._manifest.layers if known.name == stored.name)))
         assert found is not None
-        return np.ascontiguousarray(found[:, slice(*layer.key_columns)]) if isinstance(layer, ViewedLayer) else found
+        return np.ascontiguousarray(found[:, layer.own_keys])
 
     def _array(self, file: str) -> NDArray[Any] | None:
         inside = f"probes/{self.name}/{file}"

@@ -34,7 +34,7 @@ from dualform.store.sources.key_source import KeySource
 from dualform.store.sources.some_columns import some_columns
 from dualform.store.space import Space
 from dualform.store.stored_optimizer import StoredOptimizer, names_of
-from dualform.store.viewed_layer import ViewedLayer, view_named
+from dualform.store.viewed_layer import view_named
 from dualform.store.weights import read_buffers, read_weights, weights_file
 
 
@@ -230,10 +230,10 @@ class Snapshot:
 
     def _sources_of(self, layer: Layer, kind: Literal["keys", "values"]) -> Sequence[KeySource]:
         stored = self.sources.get((layer.stored.name, kind), [])
-        if not isinstance(layer, ViewedLayer):
+        if layer.stored is layer:
             return stored
-        columns = layer.key_columns if kind == "keys" else layer.value_columns
-        return [some_columns(source, *columns) for source in stored]
+        columns = layer.own_keys if kind == "keys" else layer.own_values
+        return [some_columns(source, columns.start, columns.stop) for source in stored]
 
     def check_counts(self) -> None:
         """Raises Damaged where a layer has not as many rows as entries; of repeated keys, this reads the whole list."""

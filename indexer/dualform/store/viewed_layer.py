@@ -33,6 +33,14 @@ class ViewedLayer(Layer):
         return self.whole
 
     @property
+    def own_keys(self) -> slice:
+        return slice(*self.key_columns)
+
+    @property
+    def own_values(self) -> slice:
+        return slice(*self.value_columns)
+
+    @property
     def key_format(self) -> KeyFormat:
         return self.whole.key_format
 

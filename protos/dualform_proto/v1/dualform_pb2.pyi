@@ -511,6 +511,7 @@ class LayerInfo(google.protobuf.message.Message):
     EXACT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     GRADE_FIELD_NUMBER: builtins.int
+    VIEWS_FIELD_NUMBER: builtins.int
     name: builtins.str
     d_in: builtins.int
     d_out: builtins.int
@@ -525,6 +526,8 @@ class LayerInfo(google.protobuf.message.Message):
     """likewise"""
     @property
     def grade(self) -> Global___Grade: ...
+    @property
+    def views(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
         self,
         *,
@@ -539,9 +542,10 @@ class LayerInfo(google.protobuf.message.Message):
         exact: builtins.bool = ...,
         reason: builtins.str = ...,
         grade: Global___Grade | None = ...,
+        views: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grade", b"grade"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "grade", b"grade", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "grade", b"grade", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values", "views", b"views"]) -> None: ...
 
 Global___LayerInfo: typing_extensions.TypeAlias = LayerInfo
 

@@ -41,7 +41,7 @@ def concentration(
     Raises Inexact as `require` says.
     """
     check_step(at_step, view.snapshot.steps)
-    require(view, layer, at_step, allow_inexact, check)
+    require(view, layer.stored, at_step, allow_inexact, check)
     key = ("concentration", layer.name, tuple(sorted((n, s.identity) for n, s in selections.items())), at_step)
     return view.cache.get(key, lambda: _measure(view, layer, selections, at_step, check))
 
@@ -49,12 +49,13 @@ def concentration(
 def _measure(
     view: View, layer: Layer, selections: Mapping[str, Selection], at_step: int | None, check: Check
 ) -> Concentration:
-    masked = build(view, layer, selections[layer.name], at_step, check, selections)
+    stored, rows = layer.stored, layer.own_values
+    masked = build(view, stored, selections[stored.name], at_step, check, selections)
     every = {name: mask.selection(view, view.snapshot.layer(name), None) for name in selections}
-    whole = build(view, layer, every[layer.name], at_step, check, every)
-    initial = blocks_of(layer, view.stored_weights("initial"))
-    moves = np.concatenate([np.abs(masked[name] - own).reshape(-1) for name, own in whole.items()])
-    return _figures(moves, length({name: own - initial[name] for name, own in whole.items()}))
+    whole = build(view, stored, every[stored.name], at_step, check, every)
+    initial = blocks_of(stored, view.stored_weights("initial"))
+    moves = np.concatenate([np.abs(masked[name][rows] - own[rows]).reshape(-1) for name, own in whole.items()])
+    return _figures(moves, length({name: own[rows] - initial[name][rows] for name, own in whole.items()}))
 
 
 def _figures(moves: Doubles, way: float) -> Concentration:

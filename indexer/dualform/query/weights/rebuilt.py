@@ -28,7 +28,6 @@ from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
-from dualform.store.viewed_layer import ViewedLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +45,9 @@ class RebuiltWeights:
     """Norm of the standing term relative to the way that the weights went; 0.0 where it is not used."""
 
     def of(self, layer: Layer) -> RebuiltWeights:
-        """The part of them that a view has."""
-        if not isinstance(layer, ViewedLayer):
-            return self
-        own = slice(*layer.value_columns)
-        return replace(self, weight=self.weight[own], bias=None if self.bias is None else self.bias[own], parameters={})
+        """Those of a view, of the weights of its stored layer."""
+        bias = None if self.bias is None else self.bias[layer.own_values]
+        return replace(self, weight=self.weight[layer.own_values], bias=bias, parameters={})
 
     def blocks(self, groups: int) -> Iterator[RebuiltWeights]:
         """Of a weight that has so many blocks along its diagonal, one block after the other."""

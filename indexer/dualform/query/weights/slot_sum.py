@@ -61,7 +61,8 @@ class SlotSum:
 
 def slot_coefficients(view: View, layer: Layer, selection: Selection, at_step: int | None) -> SlotCoefficients:
     steps = view.slot_steps(layer)[selection.entries]
-    per_step = np.array([_per_step(view, layer, block, at_step) for block in layer.parameters])
+    stored = layer.stored  # its blocks are what an optimizer updates
+    per_step = np.array([_per_step(view, stored, block, at_step) for block in stored.parameters])
     used = (per_step != 0).any(axis=0)[steps]
     own = per_step[:, steps[used]]
     return SlotCoefficients(selection.entries[used], own[: len(layer.weights)], own[len(layer.weights) :])

@@ -39,7 +39,6 @@ from dualform.questions import Output
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Keys, Rows
-from dualform.store.viewed_layer import ViewedLayer
 
 _BATCH = 128
 """Queries that share one pass over keys and values."""
@@ -74,8 +73,8 @@ def softmax(
         if initial.bias is not None:
             beside += initial.bias + bias_sum(view, layer, selection, at_step, check)
         for name, kept in tied(view, layer.stored, question.where).items():  # no weight is shared: that was refused
-            summed = bias_sum(view, view.snapshot.layer(name), kept, at_step, check, shared_with=layer.stored)
-            beside += summed[slice(*layer.value_columns)] if isinstance(layer, ViewedLayer) else summed
+            other = view.snapshot.layer(name)
+            beside += bias_sum(view, other, kept, at_step, check, shared_with=layer.stored)[layer.own_values]
     rows = _Rows.of(key_rows(view, layer.name, selection, check), slots.entries)
     sums, effective = np.empty((len(queries), layer.d_out)), np.empty(len(queries))
     for start in range(0, len(queries), rows.batch):
