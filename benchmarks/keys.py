@@ -83,8 +83,7 @@ class StudyKeys:
             yield SlotBlock(block, {name: column[start:stop] for name, column in columns.items()})
 
     def queries(self, count: int) -> NDArray[np.float32]:
-        layer = self._memory.layer(LAYER)
-        probes = [self._memory.probe(f"test-{dataset}").queries(layer) for dataset in self.datasets]
+        probes = [self._memory.probe(f"test-{dataset}").queries(LAYER) for dataset in self.datasets]
         half = -(-count // 2)
         turns: NDArray[np.float32] = np.stack([probe[:half] for probe in probes], axis=1).reshape(2 * half, -1)[:count]
         return turns

@@ -114,7 +114,7 @@ def _all_products(section: Section, memory: Snapshot, count: int, product: float
 
 def _wrong(memory: Snapshot, probe: str, answers: dict[tuple[str, str], NDArray[np.float64]]) -> str:
     for layer in memory.layers.values():
-        queries = memory.probe(probe).queries(layer)[:CHECKED]
+        queries = memory.probe(probe).queries(layer.name)[:CHECKED]
         groups = groups_of(memory, layer.space)
         right = _sums(memory, layer.name, queries, groups)
         for score in SCORES:

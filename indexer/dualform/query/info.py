@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from dualform.answers import LayerInfo, MemoryInfo, Probe
 from dualform.query.view import View
 from dualform.query.weights.exactness import grade
@@ -47,5 +49,8 @@ def probe(view: View, name: str, layer: str | None) -> Probe:
     """A stored probe. Raises NotFound for one that does not exist, or that does not hold the layer."""
     began = time.perf_counter()
     stored = view.snapshot.probe(name)
-    queries = None if layer is None else stored.queries(view.snapshot.layer(layer))
+    queries = None
+    if layer is not None:
+        asked = view.snapshot.layer(layer)
+        queries = np.ascontiguousarray(stored.queries(asked.stored.name)[:, asked.own_keys])
     return Probe(name, stored.labels, stored.outputs, queries, view.scan(began))

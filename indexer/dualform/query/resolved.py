@@ -90,7 +90,7 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
                 )
             return rows
         case ProbeRows(probe, numbers):
-            rows = view.snapshot.probe(probe).queries(layer)
+            rows = view.snapshot.probe(probe).queries(layer.stored.name)[:, layer.own_keys]
             found = rows if numbers is None else rows[within(numbers, len(rows), f"row of probe {probe!r}", "queries")]
         case SlotKeys(slots):
             ids = within(slots, view.snapshot.space(layer.space).count, "slot", "queries")

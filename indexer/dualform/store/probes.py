@@ -91,18 +91,17 @@ class StoredProbe:
         """float32[rows, outputs] of the whole model; None where it did not return such a matrix."""
         return self._array("outputs.npy")
 
-    def queries(self, layer: Layer) -> NDArray[np.float32]:
+    def queries(self, layer: str) -> NDArray[np.float32]:
         """float32[rows, d_in]: the layer's inputs. Raises NotFound for a layer that the probe does not hold."""
-        stored = layer.stored
-        if stored.name not in self.layers:
+        if layer not in self.layers:
             raise NotFound(
-                f"probe {self.name!r} holds no queries of layer {layer.name!r}.",
+                f"probe {self.name!r} holds no queries of layer {layer!r}.",
                 hint=f"It holds those of {', '.join(self.layers)}.",
                 field="layer",
             )
-        found = self._array(_file(next(known for known in self._manifest.layers if known.name == stored.name)))
+        found = self._array(_file(next(known for known in self._manifest.layers if known.name == layer)))
         assert found is not None
-        return np.ascontiguousarray(found[:, layer.own_keys])
+        return found
 
     def _array(self, file: str) -> NDArray[Any] | None:
         inside = f"probes/{self.name}/{file}"
