@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dualform.query.view import Check, View
-from dualform.query.weights.products import product
+from dualform.query.weights.outer_products import outer_product
 from dualform.query.weights.slot_sum import block_size
 from dualform.query.where.mask import Selection
 from dualform.rules.half_precision import with_product
@@ -128,7 +128,7 @@ class _Terms:
         if keys is None:
             summed: Doubles = values.sum(0)
         elif self._groups > 1:
-            summed = product(values, keys, self._groups)[:, self._columns]
+            summed = outer_product(values, keys, self._groups)[:, self._columns]
         else:
             summed = keys.T @ values if self._transposed else values.T @ keys
         return summed

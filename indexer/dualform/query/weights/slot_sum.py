@@ -19,7 +19,7 @@ from dualform.kernels.workers import cores, share
 from dualform.query.sums.runs import added_in_order, begins
 from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import weighs_no_slot
-from dualform.query.weights.products import product
+from dualform.query.weights.outer_products import outer_product
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -139,7 +139,7 @@ def _by_slot(
         for coefficient, within in zip(slots.weights, columns, strict=True):
             times = np.multiply(own, coefficient[part, None], out=scaled[: len(own)])
             if groups > 1:
-                found.weight[:, within] += product(times, other, groups)[:, within]
+                found.weight[:, within] += outer_product(times, other, groups)[:, within]
             else:
                 found.weight[:, within] += np.matmul(times.T, other[:, within], out=made[:, within])
 

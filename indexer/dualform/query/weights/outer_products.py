@@ -10,7 +10,7 @@ import numpy as np
 from dualform.rules.update_rule import Doubles
 
 
-def product(values: Doubles, keys: Doubles, groups: int) -> Doubles:
+def outer_product(values: Doubles, keys: Doubles, groups: int) -> Doubles:
     """float64[d_out, d_in / G]: the sum over slots of value key^T, of values [m, d_out] and keys [m, d_in].
 
     Of a weight of several blocks along its diagonal, the blocks under one another.
