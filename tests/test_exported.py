@@ -39,6 +39,7 @@ def test_exactly_these_names_are_offered():
         "__version__",
         "connect",
         "open",
+        "tap",
     ]
     assert all(hasattr(dualform, name) for name in dualform.__all__)
     assert set(dualform._HOME) | {"__version__"} == set(dualform.__all__)

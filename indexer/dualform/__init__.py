@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Vectors as Vectors,
     )
     from dualform.record.recorder import Recorder as Recorder
+    from dualform.record.taps.named import tap as tap
     from dualform.replay.replay import Replay as Replay
     from dualform_client.target import connect as connect
 
@@ -51,6 +52,7 @@ __version__ = "0.2.0"
 _HOME = {
     "Recorder": ("dualform.record.recorder", "Recorder"),
     "Replay": ("dualform.replay.replay", "Replay"),
+    "tap": ("dualform.record.taps.named", "tap"),
     "open": ("dualform.query.engine", "open_memory"),
     "connect": ("dualform_client.target", "connect"),
     "Engine": ("dualform.query.engine", "Engine"),
@@ -118,6 +120,7 @@ __all__ = [
     "__version__",
     "connect",
     "open",
+    "tap",
 ]
 
 

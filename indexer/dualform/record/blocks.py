@@ -47,7 +47,8 @@ def check_blocks(model: nn.Module, taps: Sequence[Tap]) -> None:
 
 
 def _check_apart(layer: str, block: Parameter, other: str, before: Parameter) -> None:
-    same = (block.rows, block.columns) == (before.rows, before.columns) and layer != other
+    apart = (block.rows, block.columns, block.leading) != (before.rows, before.columns, before.leading)
+    same = not apart and layer != other
     if block.overlaps(before) and not same:
         raise RecordingError(
             f"layers {other!r} and {layer!r} stand for blocks of one parameter that overlap: {before.block_name} and "
@@ -59,7 +60,7 @@ def _check_apart(layer: str, block: Parameter, other: str, before: Parameter) ->
 def _check_shape(tap: Tap, block: Parameter, tensor: Tensor) -> None:
     bias = block.start == tap.d_in
     wanted = [tap.d_out] if bias else [tap.d_out, block.stop - block.start]
-    (height, width), vector = as_matrix(tensor.shape), tensor.dim() == 1
+    (height, width), vector = as_matrix(tensor.shape, block.leading), tensor.dim() == 1
     if vector is not bias or (vector and (block.transposed or block.columns)) or not tensor.dim():
         found = list(tensor.shape)
     else:

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.blocks import check_blocks
+from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
@@ -106,15 +107,17 @@ class Recorder:
             check_new_folder(self.path)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         owners = Owners(optimizers, model)
-        found, self.skipped = select(model, optimizers, layers, keys and values, taps)
+        self._found = FoundLayers(model, owners, layers, keys and values, taps)
+        selected, self.skipped = select(model, optimizers, layers, keys and values, taps, self._found)
         """`skipped`: layer -> why it is not recorded."""
-        self._taps = [*taps, *found]
+        self._taps = [*taps, *selected]
         check_blocks(model, self._taps)
         routed = [routed] if isinstance(routed, str) else list(routed)
-        Spaces(self._taps, spaces, routed)  # raises for what they cannot be
+        there, routed = self._found.told(spaces or {}, routed)
+        Spaces(self._taps, there, routed)  # raises for what they cannot be
         self._plan = Plan(
-            model, owners, self.path, self._taps, self.skipped, sink, dict(spaces or {}), routed, keys,
-            dict(label_names or {}), self._ranks,
+            model, owners, self.path, self._taps, self.skipped, sink, there, routed, keys, dict(label_names or {}),
+            self._ranks,
         )  # fmt: skip
         self._on_error = on_error
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
@@ -141,6 +144,7 @@ class Recorder:
         self._state = "open"
         for tap in self._taps:
             tap.attach(self._collector)
+        self._found.attach(self._collector, self._taps)
         for number, optimizer in enumerate(self._plan.owners.optimizers):
             updating, updated = partial(self._updating, number), partial(self._updated, number)
             self._handles.append(around_each_update(optimizer, updating, updated))
@@ -173,6 +177,7 @@ class Recorder:
         OPEN.discard(self._plan.model)
         for tap in self._taps:
             tap.detach()
+        self._found.detach()
         for handle in self._handles:
             handle.remove()
         leave(self._ranks)
@@ -246,6 +251,7 @@ class Recorder:
             return
         begun = recording.begun
         try:
+            recording = self._with_found(recording, record)
             # Once the weights have moved, everything after a step that is missing would be inexact.
             recording.finish(record)
         except DualformError as error:
@@ -289,6 +295,15 @@ class Recorder:
             self._collector.probe = None
         self._recording.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
 
+    def _with_found(self, recording: Recording, record: StepRecord | None) -> Recording:
+        """The recording, with the layers that its first step shows. Raises what the recorder raises."""
+        if record is None or record.empty or self._found.closed:
+            return recording
+        plan = self._found.joined(self._plan, record)
+        if plan is not self._plan:
+            self._plan, self._recording = plan, Recording(plan, recording.initial)
+        return self._recording or recording
+
     def _say(self, text: str) -> None:
         if self._says:
             tell(text)
@@ -317,7 +332,7 @@ class Recorder:
         if self._recording is None or self._state == "stopped":
             return
         try:
-            self._recording.updating(number, self._collector.step)
+            self._with_found(self._recording, self._collector.step).updating(number, self._collector.step)
         except DualformError as error:
             self._fail(error)
 

@@ -6,9 +6,12 @@ It owns the sink, the slot spaces, the columns, and what is known of the optimiz
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
 
 from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
@@ -35,12 +38,12 @@ from dualform.store.probes import ProbeArrays
 class Recording:
     """One training's memory in the making. It is begun once its first step is over; until then it can be let go."""
 
-    def __init__(self, plan: Plan) -> None:
-        """The network as it stands is W_0."""
+    def __init__(self, plan: Plan, initial: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """The network as it stands is W_0, unless `initial` is its state dict."""
         self._plan = plan
         for tap in plan.taps:
             tap.key_form.begin()
-        self._start = Start(plan.model, plan.owners, plan.taps)
+        self._start = Start(plan.model, plan.owners, plan.taps, initial)
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
@@ -72,6 +75,11 @@ class Recording:
         if not (plan.keys and self._valued) or scores_only or (plan.ranks and plan.ranks.number):
             return None
         return OtherValues(plan.model, plan.owners, plan.taps, self._start.initial, self._start.aliases)
+
+    @property
+    def initial(self) -> Mapping[str, NDArray[Any]]:
+        """W_0: every tensor of the state dict."""
+        return self._start.initial
 
     @property
     def begun(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -12,6 +13,9 @@ from torch.optim import Optimizer
 from dualform.errors import NotFound, RecordingError
 from dualform.record.taps import ModuleTap, Tap
 
+if TYPE_CHECKING:
+    from dualform.record.found_layers import FoundLayers
+
 
 def select(
     model: nn.Module,
@@ -19,6 +23,7 @@ def select(
     layers: str | Sequence[str] | None,
     values: bool = True,
     given: Sequence[Tap] = (),
+    found: FoundLayers | None = None,
 ) -> tuple[list[Tap], dict[str, str]]:
     """Taps in the model's order, and name -> reason for every other layer that holds parameters.
 
@@ -31,13 +36,13 @@ def select(
     _refuse_tensors(model)
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     modules = dict(model.named_modules())
-    _check_patterns(patterns, _layer_names(modules))
+    _check_patterns(patterns, _layer_names(modules), found)
     trained = {id(own) for optimizer in optimizers for group in optimizer.param_groups for own in group["params"]}
     given_names = {tap.name for tap in given}
     held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
     taps: list[Tap] = []
-    skipped: dict[str, str] = {}
-    covered = set[str]()
+    skipped = {} if found is None else found.skipped
+    covered = set[str]() if found is None else set(found.modules)
     for name, module in modules.items():
         if name in covered:
             continue
@@ -58,7 +63,7 @@ def select(
                 continue
             tap.batch_dim = batch_dim_of(modules, name) if tap.batch_dim is None else tap.batch_dim
             taps.append(tap)
-    if not taps and not given:
+    if not taps and not given and (found is None or not found.watchers):
         raise RecordingError(
             "the model has no layer to record: "
             + (
@@ -116,10 +121,10 @@ def _layer_names(modules: Mapping[str, nn.Module]) -> list[str]:
     return found
 
 
-def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str]) -> None:
+def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str], found: FoundLayers | None) -> None:
     for pattern in patterns or ():
-        if not any(matches(name, pattern) for name in names):
-            known = ", ".join(repr(name) for name in names) or "none"
+        if not any(matches(name, pattern) for name in names) and not (found and found.may_be(pattern)):
+            known = ", ".join(repr(name) for name in (*names, *(found.names if found else ()))) or "none"
             raise NotFound(
                 f"layers={pattern!r} matches no layer that there is a tap for.",
                 hint=f"Those are {known}.",

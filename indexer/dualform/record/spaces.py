@@ -119,7 +119,7 @@ class Spaces:
                 self._named[name] = self._own_space(name)
 
     def _own_space(self, layer: str) -> str:
-        return _legal(layer, {*self._defaults, *self._named.values()})
+        return own_name(layer, {*self._defaults, *self._named.values()})
 
     def check_names(self, spoken: Sequence[str]) -> None:
         """Raises BadInput for a name of a space that there is not."""
@@ -218,8 +218,8 @@ def _check_case(spaces: Sequence[str]) -> None:
             )
 
 
-def _legal(layer: str, taken: set[str]) -> str:
-    """A layer's name as the name of a space that is none of `taken`."""
+def own_name(layer: str, taken: set[str]) -> str:
+    """A layer's name, or that of a part of the model, as the name of a space that is none of `taken`."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", layer)
     if not name[:1].isalpha() or name.lower() in RESERVED or name.lower().startswith("extents_"):
         name = f"layer_{name}"

@@ -27,12 +27,15 @@ from dualform.store.weights import Buffers
 class Start:
     """The network before the first recorded step: what was trained earlier is part of W_0."""
 
-    def __init__(self, model: nn.Module, owners: Owners, taps: Sequence[Tap]) -> None:
+    def __init__(
+        self, model: nn.Module, owners: Owners, taps: Sequence[Tap], initial: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """`initial`: its state dict, where it was taken before."""
         name_alike(taps)
         self._owners = owners
         self._rules = [rule_of(optimizer) for optimizer in owners.optimizers]
         self._optimizers = [self._stored(number, taps) for number in range(len(self._rules))]
-        self.initial: Mapping[str, NDArray[Any]] = state_of(model)
+        self.initial: Mapping[str, NDArray[Any]] = state_of(model) if initial is None else initial
         """Every tensor of the state dict."""
         self.aliases = {name: known for name, known in aliases_of(model, taps).items() if name in self.initial}
         """Further names of recorded parameters in the state dict -> the name they are recorded under."""

@@ -122,7 +122,7 @@ class Layer:
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
-        fields = asdict(self)
+        fields = asdict(self) | {"parameters": [block.to_json() for block in self.parameters]}
         later = {"geometry": {}, "groups": 1, "views": ()}
         return {name: own for name, own in fields.items() if name not in later or own != later[name]}
 

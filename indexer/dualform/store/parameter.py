@@ -1,13 +1,14 @@
 """Parameter blocks: which rows and columns of which parameter of the model a layer stands for.
 
-A parameter is seen as a matrix [rows, columns], its trailing axes flattened into one, or as a vector [rows]. A block is
-a range of its rows and a range of its columns; the layer may use it transposed. Shapes: d_in and d_out of the layer.
+A parameter is seen as a matrix [rows, columns], its trailing axes flattened into one, or as a vector [rows]; of a stack
+of matrices [E, R, C], as of experts, the leading axes may be flattened instead, [E R, C]. A block is a range of its
+rows and a range of its columns; the layer may use it transposed. Shapes: d_in and d_out of the layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any, TypeAlias, TypeVar
 
@@ -39,6 +40,8 @@ class Parameter:
     """Whether the block is stored as [columns of W, d_out]."""
     columns: Range | None = None
     """Columns of the named parameter, its trailing axes flattened, as `rows`."""
+    leading: int = 1
+    """How many axes of the named parameter are flattened into its rows."""
 
     @property
     def block_name(self) -> str:
@@ -60,7 +63,7 @@ class Parameter:
         """As `block_of`, the way round that it is stored: all layers that hold the block see the same."""
         found: Any = parameter
         if found.ndim > 2:
-            found = found.reshape(found.shape[0], -1)
+            found = found.reshape(as_matrix(found.shape, self.leading))
         if self.rows is not None:
             found = found[self.rows[0] : self.rows[1]]
         if self.columns is not None:
@@ -75,13 +78,19 @@ class Parameter:
 
     def within(self, shape: Sequence[int]) -> Parameter:
         """The same block of a parameter of that shape, without ranges that are all of it."""
-        height, width = as_matrix(shape)
+        height, width = as_matrix(shape, self.leading)
         rows = None if self.rows == (0, height) else self.rows
         return replace(self, rows=rows, columns=None if self.columns == (0, width) else self.columns)
 
     def overlaps(self, other: Parameter) -> bool:
-        """Whether two blocks of one parameter have a number in common."""
-        return _meet(self.rows, other.rows) and _meet(self.columns, other.columns)
+        """Whether two blocks of one parameter have a number in common, or may have as far as their ranges tell."""
+        meet = _meet(self.rows, other.rows) and _meet(self.columns, other.columns)
+        return meet or self.leading != other.leading
+
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest says; of leading axes only where there are several, as versions before there were do."""
+        fields = asdict(self)
+        return fields if self.leading > 1 else {name: own for name, own in fields.items() if name != "leading"}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Parameter:
@@ -89,11 +98,13 @@ class Parameter:
         return cls(**{**fields, **{name: None if own is None else (own[0], own[1]) for name, own in ranges.items()}})
 
 
-def as_matrix(shape: Sequence[int]) -> tuple[int, int | None]:
-    """Rows and columns of a parameter whose trailing axes are flattened; no columns of a vector or a number."""
+def as_matrix(shape: Sequence[int], leading: int = 1) -> tuple[int, int | None]:
+    """Rows and columns of a parameter: so many of its axes are flattened into rows, the others into columns; no columns
+    of a vector or a number.
+    """
     if len(shape) < 2:
         return prod(shape), None
-    return shape[0], prod(shape[1:])
+    return prod(shape[:leading]), prod(shape[leading:])
 
 
 def of_shape(kept: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:

@@ -38,7 +38,12 @@ def products_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
     Empty for all but products of a matrix, and for those that scale what they are given.
     """
     read = _READERS.get(name)
-    return [] if read is None else [found for found in read(*args, **kwargs) if _fits(found)]
+    if read is None:
+        return []
+    try:
+        return [found for found in read(*args, **kwargs) if _fits(found)]
+    except (TypeError, AttributeError):  # arguments of another form of the function, or that are no tensors
+        return []
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Product]:

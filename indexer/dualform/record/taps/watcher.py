@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -32,6 +33,8 @@ class Watcher(ABC):
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.listener: Listener | None = None
+        self.saving: Any = None
+        """What packed the tensors that autograd saves, as the module was called last."""
         self._handles: list[RemovableHandle] = []
 
     @abstractmethod
@@ -72,6 +75,28 @@ class Watcher(ABC):
             _AROUND.leave()
 
 
+class Shade:
+    """Hides the products of a layer that has a tap of its own from the watchers around it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        before = module.register_forward_pre_hook(_Hide(), prepend=True)
+        self._handles = [before, module.register_forward_hook(_Leave(), always_call=True)]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """While it lasts, no watcher sees a product."""
+    _AROUND.enter(None)
+    try:
+        yield
+    finally:
+        _AROUND.leave()
+
+
 class _Around(threading.local):
     """The modules that run, of those that are watched or hidden, the innermost last. A mode lies around each."""
 
@@ -108,9 +133,15 @@ class _Enter(ModelHook):
             watcher.unseen(listener)
             mode = None
         if mode is not None:
+            watcher.saving = _saving()
             watcher.begins(args, kwargs)
         # What is let pass enters as well: each call is left once.
         _AROUND.enter(watcher if mode is not None else None)
+
+
+class _Hide(ModelHook):
+    def __call__(self, *_: object) -> None:
+        _AROUND.enter(None)
 
 
 class _Leave(ModelHook):
@@ -131,11 +162,14 @@ class _Mode(TorchFunctionMode):
             with self:
                 return opened(func)(*args, **kwargs)
         output = func(*args, **kwargs)
-        inner = _AROUND.watchers
         found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
-        for watcher in reversed(inner):
+        for watcher in reversed(_AROUND.watchers):
             if watcher is None or watcher.listener is None:
                 break
+            if found and watcher.saving != _saving():
+                # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
+                watcher.used("a checkpoint inside its module's forward", args)
+                continue
             for product in found:
                 own = watcher.multiplied(watcher.listener, product, product.laid(output))
                 if own is not None:
@@ -143,6 +177,10 @@ class _Mode(TorchFunctionMode):
             if not found:
                 watcher.used(name, args)
         return output
+
+
+def _saving() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def opened(func: FunctionType) -> Callable[..., Any]:

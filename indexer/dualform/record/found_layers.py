@@ -1,0 +1,291 @@
+"""Layers that only the first forward pass shows: matrices that modules multiply by themselves, and those of
+`dualform.tap`.
+
+    self.w = nn.Parameter(…); x @ self.w                                    layer `<module>.w`
+    self.up = nn.Parameter(torch.empty(E, I, H)); F.linear(x, self.up[e])   layers `<module>.up[0]` to `[E - 1]`
+
+A module that holds such a matrix and has no kind of its own is watched in the first step. A parameter that is seen in
+no product with a matrix is no layer, and is named with the reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from dualform.errors import RecordingError
+from dualform.record.blocks import check_blocks
+from dualform.record.owners import Owners
+from dualform.record.plan import Plan
+from dualform.record.selection import batch_dim_of, matches
+from dualform.record.stacks import blocks_of, routed_spaces
+from dualform.record.step_record import StepRecord
+from dualform.record.taps import Tap
+from dualform.record.taps.free import FreeTap, MatrixWatcher
+from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
+from dualform.record.taps.named import LISTENING
+from dualform.record.taps.product import Product
+from dualform.record.taps.tap import Listener, ModuleTap
+from dualform.record.taps.watcher import Shade
+
+PENDING = "the first step will show what it is multiplied with"
+_ONE_KERNEL = (
+    "its products are made by one kernel, which shows none of them: have them made one by one, as transformers does "
+    "with experts_implementation='eager'"
+)
+_TELL_NOTHING = frozenset(("__get__", "__getitem__", "size", "dim", "numel", "view", "reshape", "transpose", "permute"))
+
+
+class FoundLayers:
+    """Watches the free matrices of one model until the first step has shown which of them are layers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        owners: Owners,
+        layers: str | Sequence[str] | None = None,
+        values: bool = True,
+        given: Sequence[Tap] = (),
+    ) -> None:
+        """As `Recorder` is told; `given`: taps of layers that are no modules."""
+        self._model, self._owners, self._values = model, owners, values
+        self._modules = dict(model.named_modules())
+        self._patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
+        self.skipped: dict[str, str] = {}
+        """By parameter, why it is no layer."""
+        self.modules: set[str] = set()
+        """Those whose parameters are all spoken of here."""
+        self.watchers: list[MatrixWatcher] = []
+        self.closed = False
+        self._listener: Listener | None = None
+        self._taps: dict[tuple[str, MatrixBlock, bool], FreeTap | None] = {}
+        """By name of the layer's parameter, block and whether rows are looked up; None for what is no layer."""
+        self._named: dict[str, FreeTap | None] = {}
+        """By the name that `dualform.tap` was told."""
+        self._uses: dict[str, set[str]] = {}
+        """By parameter, what else it went into."""
+        self._shades: list[Shade] = []
+        self._said: tuple[dict[str, str], list[str]] = {}, []
+        self._taken: set[str] = set()
+        """Names of layers."""
+        self._told: set[tuple[str, str]] = set()
+        held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
+        for name, module in self._modules.items():
+            self._watch(name, module, held)
+
+    def _watch(self, name: str, module: nn.Module, held: set[int]) -> None:
+        if ModuleTap.kind_of(module) is not None or type(module).__module__.startswith("torch.nn."):
+            return
+        own = {path: tensor for path, tensor in _parameters_of(name, module, self.modules) if id(tensor) not in held}
+        free = {path: tensor for path, tensor in own.items() if tensor.dim() > 1}
+        if not free:
+            return
+        self.modules.add(name)
+        for path, tensor in own.items():
+            self.skipped[path] = self._untrained(tensor) or (PENDING if path in free else "it is no matrix")
+        free = {path: tensor for path, tensor in free.items() if self.skipped[path] == PENDING}
+        if free:
+            self.watchers.append(MatrixWatcher(module, free, own, self))
+
+    def _untrained(self, tensor: Tensor) -> str:
+        if not tensor.requires_grad:
+            return "it is frozen"
+        return "" if self._owners.hold(tensor) else "it is not among the optimizer's parameters"
+
+    def may_be(self, pattern: str) -> bool:
+        """Whether a name or pattern may be that of a layer which the first step will show."""
+        return any(
+            matches(name + end, pattern) or pattern.startswith((f"{name}[", f"{name}."))
+            for name in self.names
+            for end in ("", "[0]")
+        )
+
+    def told(self, spaces: Mapping[str, str], routed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """Spaces and routed layers, as `Recorder` is told of them, without those that the first step is to show."""
+        self._said = dict(spaces), list(routed)
+        there = {pattern: space for pattern, space in spaces.items() if not self.may_be(pattern)}
+        return there, [pattern for pattern in routed if not self.may_be(pattern)]
+
+    @property
+    def names(self) -> list[str]:
+        """Of parameters that may be layers."""
+        return [path for watcher in self.watchers for path in watcher.free]
+
+    def attach(self, listener: Listener, taps: Sequence[Tap]) -> None:
+        """`taps`: all others, of which one may hold a watched parameter, too."""
+        self._listener = listener
+        self._taken = {tap.name for tap in taps}
+        LISTENING.append(self)
+        for watcher in self.watchers:
+            watcher.attach(listener)
+        free = {id(tensor) for watcher in self.watchers for tensor in watcher.free.values()}
+        self._shades = [
+            Shade(tap.module)
+            for tap in taps
+            if isinstance(tap, ModuleTap) and not free.isdisjoint(map(id, tap.parameters.values()))
+        ]
+
+    def detach(self) -> None:
+        self._listener = None
+        if self in LISTENING:
+            LISTENING.remove(self)
+        for watcher in self.watchers:
+            watcher.detach()
+        for shade in self._shades:
+            shade.detach()
+
+    def tap_of(
+        self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]
+    ) -> FreeTap | None:
+        key = (path, block, product.looks_up)
+        if key not in self._taps and not self.closed:
+            self._add(path, parameter, block, product, own)
+        if key not in self._taps and self._listener is not None and self._listener.forward_mode() == "step":
+            self._taps[key] = None
+            self._warn(path, "was multiplied in a way that the first step did not show")
+        return self._taps.get(key)
+
+    def _add(
+        self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]
+    ) -> None:
+        stack = blocks_of(path, parameter, block)
+        for plain, each in stack.items():
+            name = next(own for own in (plain, *(f"{plain}.{n}" for n in range(2, 99))) if own not in self._taken)
+            self._taken.add(name)
+            tap = FreeTap(name, path, parameter, each, product.looks_up, self._values)
+            tap.batch_dim = batch_dim_of(self._modules, path)
+            self._taps[path, each, product.looks_up] = tap
+            if product.bias is not None and len(stack) == 1:
+                tap.add_bias(product.bias, own)
+
+    def used(self, path: str, function: str) -> None:
+        if not self.closed and function not in _TELL_NOTHING:
+            self._uses.setdefault(path, set()).add(function)
+
+    def by_hand(self, product: Product, name: str, output: Tensor) -> Tensor:
+        """What the network goes on with, of a product that `dualform.tap` was told of by this name."""
+        if self._listener is None or self._listener.forward_mode() is None:
+            return output
+        if name not in self._named and not self.closed:
+            self._named[name] = self._tap_by_hand(product.weight, name)
+        if name not in self._named and self._listener.forward_mode() == "step":
+            self._named[name] = None
+            self._warn(name, "was first told of after the first step")
+        tap = self._named.get(name)
+        if tap is not None and not tap.stands_for(product.weight):
+            self._warn(name, "was told of with another matrix than at first")
+            return output
+        return output if tap is None else tap.multiplied(self._listener, product, output)
+
+    def _tap_by_hand(self, weight: Tensor, name: str) -> FreeTap | None:
+        """None for a matrix that is no block of a parameter that is trained here, and for a name of another layer."""
+        if name in self._taken:
+            self._warn(name, "is the name of another layer, and was told of by hand")
+            return None
+        self._taken.add(name)
+        for path, parameter in self._model.named_parameters():
+            if is_of(weight, parameter):
+                block = block_of(weight, parameter)
+                if block is not None and not self._untrained(parameter):
+                    return FreeTap(name, path, parameter, block, False, self._values)
+                self.skipped[name] = self._untrained(parameter) or f"its matrix is no block of {path}"
+                return None
+        self.skipped[name] = "its matrix is no parameter of the model and no view of one"
+        return None
+
+    def _warn(self, name: str, what: str) -> None:
+        if (name, what) not in self._told:
+            self._told.add((name, what))
+            warnings.warn(f"{name} {what}: those products are not recorded.", RuntimeWarning, stacklevel=2)
+
+    def joined(self, plan: Plan, record: StepRecord) -> Plan:
+        """The plan with the layers that the first step has shown, by what was received in it; the same without any."""
+        spaces, routed = self._said
+        layers = self._close(plan.taps)
+        if not layers and (plan.spaces, plan.routed) == (spaces, routed):
+            return plan
+        chosen = self._routed_spaces(record, (*spaces, *routed))
+        return replace(plan, taps=[*plan.taps, *layers], spaces={**spaces, **chosen}, routed=[*routed, *chosen])
+
+    def _close(self, others: Sequence[Tap]) -> list[FreeTap]:
+        """What the first step has shown to be layers; `others`: all other taps.
+
+        Modules of which no matrix is a layer are watched no longer.
+        """
+        self.closed = True
+        layers: list[FreeTap] = []
+        for path, found in self._by_parameter().items():
+            if why := self._why_not(found, [*others, *layers]):
+                self._drop(path, found, why)
+                continue
+            for name in {place.name for tap in found for place in tap.parameters}:
+                self.skipped.pop(name, None)
+            for tap in found:
+                if self._patterns is None or any(matches(tap.name, pattern) for pattern in self._patterns):
+                    layers.append(tap)
+                else:
+                    self._drop(tap.name, [tap], "layers= leaves it out")
+        for path, why in self.skipped.items():
+            if why == PENDING:
+                self.skipped[path] = _unmultiplied(self._uses.get(path, set()))
+        kept = {id(tensor) for tap in layers for tensor in tap.parameters.values()}
+        for watcher in self.watchers:
+            if kept.isdisjoint(map(id, watcher.free.values())):
+                watcher.detach()
+        return layers
+
+    def _routed_spaces(self, record: StepRecord, said: Sequence[str]) -> dict[str, str]:
+        """Layer -> space, of the layers of stacks whose rows the model chooses, by what was received in the first step.
+
+        `said`: names and patterns of layers that were spoken of, which stay as they were said to be.
+        """
+        stacks: dict[str, list[str]] = {}
+        for (path, block, _), tap in self._taps.items():
+            if tap is not None and block.leading > 1 and tap.name != path:
+                stacks.setdefault(path, []).append(tap.name)
+        found = routed_spaces(stacks, record)
+        return {layer: space for layer, space in found.items() if not any(matches(layer, own) for own in said)}
+
+    def _by_parameter(self) -> dict[str, list[FreeTap]]:
+        found: dict[str, list[FreeTap]] = {}
+        for tap in (*self._taps.values(), *self._named.values()):
+            if tap is not None:
+                found.setdefault(next(iter(tap.parameters)).name, []).append(tap)
+        return found
+
+    def _why_not(self, found: Sequence[FreeTap], others: Sequence[Tap]) -> str:
+        try:
+            check_blocks(self._model, [*others, *found])
+        except RecordingError as error:
+            return error.message.rstrip(".")
+        return ""
+
+    def _drop(self, name: str, taps: Sequence[FreeTap], why: str) -> None:
+        self.skipped[name] = why
+        self._taps = {key: None if tap in taps else tap for key, tap in self._taps.items()}
+        self._named = {key: None if tap in taps else tap for key, tap in self._named.items()}
+
+
+def _parameters_of(name: str, module: nn.Module, lists: set[str]) -> Iterator[tuple[str, Tensor]]:
+    """Those that a module holds by itself or in lists, by name; `lists` gets the names of the lists."""
+    for own, tensor in module.named_parameters(name, recurse=False):
+        yield own, tensor
+    for own, child in module.named_children():
+        if isinstance(child, nn.ParameterList | nn.ParameterDict):
+            path = f"{name}.{own}" if name else own
+            lists.add(path)
+            yield from _parameters_of(path, child, lists)
+
+
+def _unmultiplied(uses: set[str]) -> str:
+    """Why a parameter is no layer, by what it went into."""
+    if {"grouped_mm", "_grouped_mm"} & uses:
+        return _ONE_KERNEL
+    if "add" in uses:
+        return "it is added, not multiplied: another parameter"
+    if uses:
+        return f"it goes into {', '.join(sorted(uses))}, and into no product with a matrix that can be seen"
+    return "no product with it was seen in the first step"

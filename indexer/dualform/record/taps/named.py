@@ -1,0 +1,39 @@
+"""`dualform.tap`: a product in a forward pass of one's own that is to be a layer of a name.
+
+Shapes: d_in and d_out of the layer.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from dualform.record.taps.product import Product
+from dualform.record.taps.watcher import hidden
+
+
+class Recipient(Protocol):
+    """Who hears of such products."""
+
+    def by_hand(self, product: Product, name: str, output: Tensor) -> Tensor:
+        """What the network goes on with in place of `output`."""
+
+
+LISTENING: list[Recipient] = []
+"""Of the recorders that are open in this process."""
+
+
+def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
+    """The product `x @ weight.T`, recorded as the layer `name` by every recorder that is open on the weight's model.
+
+    `x` [..., d_in]; `weight` [d_out, d_in] is a parameter of the model or a part of one, as `self.weight[3]`, `.T` or
+    rows of it. Returns [..., d_out], what `torch.nn.functional.linear(x, weight)` returns, and is that alone where no
+    recorder is open. A layer whose weight is anything else is listed in `recorder.skipped`, with the reason.
+    """
+    with hidden():
+        output = linear(x, weight)
+        for recipient in LISTENING:
+            output = recipient.by_hand(Product(x, weight), name, output)
+    return output

@@ -1,0 +1,152 @@
+"""Experts whose matrices are stacked in one parameter, held against each token going through every expert, masked."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear, silu
+
+import dualform
+
+E, TOP, B, L, H, INNER = 4, 2, 3, 5, 6, 7
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(E, 2 * INNER, H) / 3)
+        self.down_proj = nn.Parameter(torch.randn(E, H, INNER) / 3)
+        self.say = lambda expert, rows: None
+
+    def one(self, x, expert):
+        gate, up = linear(x, self.gate_up_proj[expert]).chunk(2, -1)
+        return linear(silu(gate) * up, self.down_proj[expert])
+
+    def forward(self, tokens, chosen, shares):
+        """tokens [n, H]; chosen and shares [n, TOP]."""
+        total = torch.zeros_like(tokens)
+        for expert in range(E):
+            rows, place = torch.where(chosen == expert)
+            if len(rows):
+                self.say(expert, rows)
+                total = total.index_add(0, rows, self.one(tokens[rows], expert) * shares[rows, place, None])
+        return total
+
+    def dense(self, tokens, chosen, shares):
+        weights = torch.zeros(len(tokens), E).scatter(1, chosen, shares)
+        return sum(self.one(tokens, expert) * weights[:, expert, None] for expert in range(E))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.router, self.experts, self.head = (
+            nn.Linear(H, H), nn.Linear(H, E, bias=False), Experts(), nn.Linear(H, 2),
+        )  # fmt: skip
+
+    def forward(self, x, dense=False):
+        x = torch.tanh(self.inner(x))
+        shares, chosen = self.router(x).softmax(-1).flatten(0, 1).topk(TOP, -1)
+        experts = self.experts.dense if dense else self.experts
+        return self.head(experts(x.flatten(0, 1), chosen, shares).view_as(x))
+
+
+STEPS = [torch.randn(B, L, H, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The memory, the model, what the recorder skipped, and the gradients of the same training through every expert."""
+    model = Net()
+    dense = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(own.parameters(), lr=0.05, momentum=0.9) for own in (model, dense)]
+    path, gradients = tmp_path_factory.mktemp("experts") / "m", []
+    with dualform.Recorder(model, optimizers[0], path) as recorder:
+        for x in STEPS:
+            optimizers[1].zero_grad()
+            dense(x, dense=True).square().sum().backward()
+            gradients.append({name: p.grad.clone() for name, p in dense.named_parameters()})
+            optimizers[1].step()
+            with recorder.step(label=np.arange(B)):
+                optimizers[0].zero_grad()
+                model(x).square().sum().backward()
+                optimizers[0].step()
+    with dualform.open(path) as memory:
+        yield memory, model, recorder.skipped, gradients
+
+
+def test_each_expert_is_two_layers_in_a_space_of_its_own(trained):
+    memory, _, skipped, _ = trained
+    spaces = {layer.name: layer.space for layer in memory.info().layers}
+    expected = {f"experts.{kind}_proj[{e}]": f"experts_{e}" for kind in ("gate_up", "down") for e in range(E)}
+    assert spaces == {"inner": "token", "router": "token", "head": "token"} | expected
+    assert sum(memory.info().slots[f"experts_{e}"] for e in range(E)) == len(STEPS) * B * L * TOP
+    assert skipped == {}
+
+
+def test_slots_make_the_gradients_of_every_token_through_every_expert(trained):
+    memory, _, _, gradients = trained
+    for kind in ("gate_up", "down"):
+        for e in range(E):
+            name = f"experts.{kind}_proj[{e}]"
+            step = memory.slots(np.arange(memory.info().slots[f"experts_{e}"]), f"experts_{e}")["step"]
+            for number, own in enumerate(gradients):
+                keys, values = (
+                    rows[step == number].astype(np.float64) for rows in (memory.keys(name), memory.values(name))
+                )
+                expected = own[f"experts.{kind}_proj"][e].numpy()
+                np.testing.assert_allclose(values.T @ keys, expected, rtol=1e-4, atol=2e-6, err_msg=f"{name} {number}")
+
+
+def test_the_record_rebuilds_every_expert(trained):
+    memory, model, _, _ = trained
+    for name, found in memory.verify().items():
+        assert found.relative_error <= max(1e-5, 3 * found.grade.rounding), name
+    weights = memory.weights()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(weights[name], parameter.detach(), atol=2e-6, err_msg=name)
+    layer = next(x for x in memory.info().layers if x.name == "experts.down_proj[2]")
+    query = torch.randn(4, layer.d_in)
+    expected = linear(query, model.experts.down_proj[2]).detach()
+    np.testing.assert_allclose(memory.output(layer.name, query.numpy()), expected, atol=2e-6)
+
+
+def test_heads_in_one_parameter_that_see_the_whole_batch_share_its_space(tmp_path):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads, self.last = nn.Parameter(torch.randn(3, H, 2)), nn.Linear(6, 1)
+
+        def forward(self, x):
+            return self.last(torch.cat([x @ self.heads[number] for number in range(3)], -1))
+
+    model = Heads()
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    with recorder, recorder.step(label=np.arange(B)):
+        model(STEPS[0]).square().sum().backward()
+    with dualform.open(tmp_path / "m") as memory:
+        names = ["heads[0]", "heads[1]", "heads[2]", "last"]
+        assert sorted((x.name, x.space) for x in memory.info().layers) == [(name, "token") for name in names]
+
+
+def test_their_rows_are_said_before_each_call(tmp_path):
+    model = Net()
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    with recorder:
+        for number, x in enumerate(STEPS[:2]):
+            with recorder.step(label=np.arange(B) + 10 * number) as step:
+                if number:  # the first step shows the spaces
+                    model.experts.say = lambda expert, rows, step=step: step.at(
+                        f"experts_{expert}", row=rows // L, position=rows % L
+                    )
+                model(x).square().sum().backward()
+    with dualform.open(tmp_path / "m") as memory:
+        slots = memory.slots(np.arange(memory.info().slots["experts_1"]), "experts_1")
+        later = slots["step"] == 1
+        assert later.any()
+        assert (slots["label"][later] == slots["row"][later] + 10).all()
