@@ -1,0 +1,1 @@
+"""Recording with the trainers that people use: one file each. Importing one of them loads its package."""

@@ -1,0 +1,120 @@
+"""Recording with Lightning, whichever of its two packages the trainer is of:
+
+    record = RecordCallback("runs/mine", columns={"label": 1, "sample": 2})     # batches are (images, labels, samples)
+    Trainer(max_epochs=3, callbacks=[record]).fit(module, loader)
+
+Each batch is a step, also where several of them make one update. The memory holds the layers under the names that the
+LightningModule gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from dualform.extras import missing_package
+from dualform.integrations.columns import Columns, said_of
+from dualform.record.recorder import Recorder
+
+
+def _bases() -> tuple[type, ...]:
+    """The callback's class of each package that is installed: a trainer takes those of its own alone."""
+    packages = [name for name in ("pytorch_lightning", "lightning") if find_spec(name) is not None]
+    try:
+        modules = [import_module("lightning.pytorch" if name == "lightning" else name) for name in packages]
+    except ImportError as error:
+        raise missing_package(error) or error from None
+    if not modules:
+        absent = ImportError("there is no Lightning", name="pytorch_lightning")
+        raise missing_package(absent) or absent
+    return tuple(module.Callback for module in modules)
+
+
+class _Skipped(Exception):
+    """A batch that was left out."""
+
+
+if TYPE_CHECKING:
+    _Callback = object
+else:
+    _Callback = type("_Callback", _bases(), {})
+
+
+class RecordCallback(_Callback):
+    """Records what a Lightning trainer trains. Each rank writes its own shard."""
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        columns: Columns = (),
+        *,
+        dataset: str | None = None,
+        probes: Mapping[str, Any] | None = None,
+        **recorder: Any,
+    ) -> None:
+        """`columns`: of the memory -> place or name in a batch, or names alone where they are the same, or a function
+        from a batch to the arguments of `recorder.step`. `dataset`: the name of all data. `probes`: name -> inputs of
+        the module, taken as the training ends. `recorder`: further arguments of the Recorder, such as `layers`.
+        """
+        super().__init__()
+        self.recorder: Recorder | None = None
+        """Of the training that runs, or ran last."""
+        self._path, self._columns, self._arguments = path, columns, recorder
+        self._said = {} if dataset is None else {"dataset": dataset}
+        self._probes = dict(probes or {})
+        self._open = False
+        self._step: Any = None
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """What the trainer restores from a checkpoint is there by now."""
+        optimizers = trainer.optimizers
+        self.recorder = Recorder(
+            module, optimizers[0] if len(optimizers) == 1 else optimizers, self._path, rank=trainer.global_rank,
+            ranks=trainer.world_size, **self._arguments,
+        )  # fmt: skip
+        self.recorder.__enter__()
+        self._open = True
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        assert self.recorder is not None
+        self._let_go()
+        said = said_of(batch, self._columns, first=not self.recorder.steps)
+        step = self.recorder.step(**{**self._said, **said})
+        step.__enter__()
+        self._step = step
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        """The memory is never behind a checkpoint."""
+        if self._open and self.recorder is not None and self._step is None:
+            self.recorder.flush()
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._let_go()
+        assert self.recorder is not None
+        for name, inputs in self._probes.items():
+            self.recorder.probe(name, inputs)
+        self._close(None)
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        self._let_go()
+        self._close(exception)
+
+    def _let_go(self) -> None:
+        """Forget a step whose batch the module chose to leave out: nobody is told of its end."""
+        step, self._step = self._step, None
+        if step is not None:
+            skipped = _Skipped()
+            step.__exit__(type(skipped), skipped, None)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._open and self.recorder is not None:
+            self._open = False
+            self.recorder.__exit__(None if error is None else type(error), error, None)

@@ -1,0 +1,146 @@
+"""Recording with the Hugging Face Trainer:
+
+    trainer = RecordingTrainer(model, args, train_dataset=data, record="runs/mine", columns=["sample"])
+    trainer.train()
+
+or, for a trainer of your own, `class Mine(RecordMixin, MyTrainer): ...`. Each micro-batch is a step, also where several of
+them make one update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from dualform.errors import RecordingError
+from dualform.extras import missing_package
+from dualform.integrations.columns import Columns, places_of, said_of
+from dualform.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from typing import Any as Trainer
+else:
+    try:
+        from transformers import Trainer
+    except ImportError as error:
+        raise missing_package(error) or error from None
+
+
+class RecordMixin:
+    """Records what a Trainer trains; put it before the Trainer among the bases. Each rank writes its own shard.
+
+    A batch's `attention_mask` [B, L] is the mask of its tokens: padding is no slot. Where an encoder and a decoder have
+    tokens of their own, override `said_of_batch` to say what is said of which.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        record: str | PathLike[str] | None = None,
+        columns: Columns = (),
+        dataset: str | None = None,
+        probes: Mapping[str, Any] | None = None,
+        recorder: Mapping[str, Any] | None = None,
+        **named: Any,
+    ) -> None:
+        """`record`: the memory's folder; None records nothing. `columns`: of the memory -> their names in a batch, or
+        names alone where they are the same; those that the model does not take are kept from it, and need no
+        `remove_unused_columns=False`. `dataset`: the name of all data. `probes`: name -> inputs of the model, taken as
+        the training ends. `recorder`: further arguments of the Recorder, such as `layers`.
+        """
+        self.recorder: Recorder | None = None
+        """Of the training that runs, or ran last."""
+        self._record, self._columns, self._dataset = record, columns, dataset
+        self._probes, self._recorder_arguments = dict(probes or {}), dict(recorder or {})
+        self._recording, self._taken = False, frozenset[str]()
+        super().__init__(*arguments, **named)
+
+    def said_of_batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `recorder.step` for a batch; `inputs` has the columns that are kept from the model, too."""
+        said = {} if self._dataset is None else {"dataset": self._dataset}
+        mask = inputs.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            said["mask"] = mask.bool()
+        assert self.recorder is not None
+        return said | said_of(inputs, self._columns, first=not self.recorder.steps)
+
+    def training_step(self, model: nn.Module, inputs: Any, *rest: Any, **named: Any) -> Tensor:
+        train = super().training_step  # type: ignore[misc]
+        if self._record is None:
+            return train(model, self._for_model(inputs), *rest, **named)  # type: ignore[no-any-return]
+        if not self._recording:
+            self._begin(model)
+        assert self.recorder is not None
+        with self.recorder.step(**self.said_of_batch(inputs)):
+            return train(model, self._for_model(inputs), *rest, **named)  # type: ignore[no-any-return]
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *rest: Any, **named: Any) -> Any:
+        return super().prediction_step(model, self._for_model(inputs), *rest, **named)  # type: ignore[misc]
+
+    def _begin(self, model: nn.Module) -> None:
+        """With the first batch: model and optimizer are by now what is trained, and as a checkpoint left them."""
+        if isinstance(model, nn.DataParallel):
+            raise RecordingError(
+                "the Trainer has put the model into nn.DataParallel, whose copies would be recorded as one.",
+                hint="Start one process for each GPU (torchrun, accelerate launch), or show it only one GPU.",
+            )
+        own: Any = self
+        self.recorder = Recorder(
+            own.model, own.optimizer, self._record or "", rank=own.args.process_index, ranks=own.args.world_size,
+            **self._recorder_arguments,
+        )  # fmt: skip
+        self.recorder.__enter__()
+        self._recording = True
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Columns of the memory stay in the data set."""
+        own: Any = self
+        if own._signature_columns is None:
+            super()._set_signature_columns_if_needed()  # type: ignore[misc]
+            self._taken = frozenset(own._signature_columns)
+            own._signature_columns += [name for name in self._kept() if name not in self._taken]
+
+    def _for_model(self, inputs: Any) -> Any:
+        """A batch without the columns that the model does not take."""
+        if not isinstance(inputs, Mapping) or not (kept := self._kept() & inputs.keys()):
+            return inputs
+        self._set_signature_columns_if_needed()
+        return {name: part for name, part in inputs.items() if name not in kept or name in self._taken}
+
+    def _kept(self) -> set[str]:
+        return {str(name) for name in places_of(self._columns).values()}
+
+    def _save_checkpoint(self, *arguments: Any, **named: Any) -> Any:
+        """The memory is never behind a checkpoint."""
+        if self._recording and self.recorder is not None:
+            self.recorder.flush()
+        return super()._save_checkpoint(*arguments, **named)  # type: ignore[misc]
+
+    def _finalize_training(self, *arguments: Any, **named: Any) -> Any:
+        """Before the best weights are put in place of the last."""
+        self._end(None)
+        return super()._finalize_training(*arguments, **named)  # type: ignore[misc]
+
+    def _inner_training_loop(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            trained = super()._inner_training_loop(*arguments, **named)  # type: ignore[misc]
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(None)
+        return trained
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._recording or self.recorder is None:
+            return
+        self._recording = False
+        for name, inputs in self._probes.items() if error is None else ():
+            self.recorder.probe(name, inputs)
+        self.recorder.__exit__(None if error is None else type(error), error, None)
+
+
+class RecordingTrainer(RecordMixin, Trainer):
+    """The Trainer, recorded."""

@@ -1,0 +1,140 @@
+"""The callback in the real trainer: the training unharmed, every batch a step, and the weights rebuilt."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dualform
+from dualform.errors import BadInput
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders, accelerators and loggers
+
+ROWS = 70
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    import pytorch_lightning
+
+    return pytorch_lightning
+
+
+def network(lightning, skipped=()):
+    class Network(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+
+        def on_train_batch_start(self, batch, number):
+            return -1 if number in skipped else None  # which leaves out the rest of the epoch, too
+
+        def training_step(self, batch, number):
+            return nn.functional.cross_entropy(self.body(batch[0]).float(), batch[1])
+
+        def validation_step(self, batch, number):
+            self.body(batch[0])
+
+        def forward(self, x):
+            return self.body(x)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    torch.manual_seed(1)
+    return Network()
+
+
+def loader():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 12, generator=generator)
+    data = TensorDataset(x, x[:, :4].argmax(1), torch.arange(ROWS))
+    return DataLoader(data, batch_size=8, shuffle=True, generator=generator)
+
+
+def fit(lightning, model, callbacks=(), **settings):
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    settings = {"max_epochs": 2, **dict.fromkeys(quiet, False)} | settings
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **settings)
+    trainer.fit(model, loader(), DataLoader(TensorDataset(torch.ones(2, 12)), batch_size=2))
+    return trainer
+
+
+def callback(path, **settings):
+    from dualform.integrations.lightning import RecordCallback
+
+    return RecordCallback(path, columns={"label": 1, "sample": 2}, quiet=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "skipped", "error"),
+    [
+        ({"accumulate_grad_batches": 4, "gradient_clip_val": 0.3}, (), 1e-5),
+        ({"precision": "bf16-mixed"}, (2,), 1e-2),
+    ],
+    ids=["accumulated and clipped", "bfloat16, a batch skipped"],
+)
+def test_the_training_is_unharmed_and_rebuilt(lightning, tmp_path, settings, skipped, error):
+    plain, recorded = network(lightning, skipped), network(lightning, skipped)
+    fit(lightning, plain, **settings)
+    probes = {"test": torch.eye(12)[:3]}
+    fit(lightning, recorded, [callback(tmp_path / "m", dataset="mine", probes=probes)], **settings)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(recorded.state_dict()[name], value), name
+    batches = 2 * min([9, *skipped])
+    with dualform.open(tmp_path / "m") as memory:
+        info = memory.info()
+        assert ([layer.name for layer in info.layers], info.steps) == (["body.0", "body.2"], batches)
+        assert not info.recording
+        slots = memory.sql("SELECT step, dataset, label, sample FROM slots ORDER BY slot").arrays
+        assert set(slots["dataset"]) == {"mine"}
+        labels = loader().dataset.tensors[1].numpy()
+        assert slots["label"].tolist() == labels[slots["sample"]].tolist()
+        if not skipped:
+            assert sorted(slots["sample"].tolist()) == sorted([*range(ROWS)] * 2)
+            assert memory.sql("SELECT count(*) AS n FROM steps WHERE updated").arrays["n"].tolist() == [6]
+        assert all(one.relative_error < error for one in memory.verify().values())
+        assert memory.probe("test").outputs.shape == (3, 4)
+
+
+def test_the_callback_is_one_of_both_packages(lightning):
+    from dualform.integrations.lightning import RecordCallback
+
+    assert issubclass(RecordCallback, lightning.Callback)
+
+
+def test_a_column_that_no_batch_has_is_refused_at_once(lightning, tmp_path):
+    wrong = callback(tmp_path / "m")
+    wrong._columns = {"sample": 7}
+    with pytest.raises(BadInput, match="the first batch has no 7, which column 'sample' is to be: it has 3 parts"):
+        fit(lightning, network(lightning), [wrong])
+
+
+def test_a_training_that_fails_leaves_what_was_recorded(lightning, tmp_path):
+    class Failing(lightning.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, number):
+            if number == 3:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(lightning, network(lightning), [callback(tmp_path / "m"), Failing()])
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 4
+        assert memory.info().cut_off
+
+
+def test_a_checkpoint_is_never_ahead_of_the_memory(lightning, tmp_path):
+    seen = []
+
+    class Look(lightning.Callback):
+        def on_save_checkpoint(self, trainer, module, checkpoint):
+            with dualform.open(tmp_path / "m") as memory:
+                seen.append((memory.info().steps, trainer.global_step))
+
+    saving = lightning.callbacks.ModelCheckpoint(tmp_path / "c", every_n_train_steps=3, save_top_k=-1)
+    fit(
+        lightning, network(lightning), [callback(tmp_path / "m"), Look(), saving], max_epochs=1, enable_checkpointing=True
+    )
+    assert seen[:3] == [(3, 3), (6, 6), (9, 9)]

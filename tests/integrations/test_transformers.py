@@ -1,0 +1,123 @@
+"""The mixin in the real Trainer: the training unharmed, every micro-batch a step, columns by name, the weights rebuilt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import BadInput, RecordingError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
+
+WORDS, LENGTH, ROWS = 32, 8, 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _offline():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}.items():
+            patch.setenv(name, value)
+        yield
+
+
+class Texts(torch.utils.data.Dataset):
+    """Every third text is padded."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        words = torch.randint(0, WORDS, (LENGTH,), generator=torch.Generator().manual_seed(row))
+        mask = torch.ones(LENGTH, dtype=torch.long)
+        mask[LENGTH - 3 :] = int(row % 3 != 0)
+        labels = words.masked_fill(mask == 0, -100)
+        return {"input_ids": words, "attention_mask": mask, "labels": labels, "sample": row, "source": row % 2}
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, num_key_value_heads=1, tie_word_embeddings=True, **sizes))
+
+
+def trainer(model, folder, record=None, columns=("sample", "source"), kind=None, **settings):
+    from transformers import TrainingArguments
+
+    from dualform.integrations.transformers import RecordingTrainer
+
+    still = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no"}
+    arguments = TrainingArguments(
+        output_dir=str(folder / "out"), per_device_train_batch_size=4, learning_rate=1e-2, use_cpu=True,
+        num_train_epochs=2, **still | settings,
+    )  # fmt: skip
+    inputs = {name: torch.stack([Texts()[row][name] for row in (0, 1)]) for name in ("input_ids", "attention_mask")}
+    return (kind or RecordingTrainer)(
+        model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts(), record=record, columns=columns,
+        dataset="texts", probes={"test": inputs}, recorder={"quiet": True},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}, 1e-5),
+        ({"bf16": True, "remove_unused_columns": False, "max_grad_norm": 0.1}, 0.1),
+    ],
+    ids=["accumulated", "bfloat16"],
+)
+def test_the_training_is_unharmed_and_rebuilt(tmp_path, settings, error):
+    plain, recorded = llama(), llama()
+    trainer(plain, tmp_path, **settings).train()
+    training = trainer(recorded, tmp_path, tmp_path / "m", **settings)
+    training.train()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(recorded.state_dict()[name], value), name
+    with dualform.open(tmp_path / "m") as memory:
+        info = memory.info()
+        updates = memory.sql("SELECT count(*) AS n FROM steps WHERE updated").arrays["n"].tolist()
+        assert (info.steps, updates) == ((10, [6]) if "gradient_accumulation_steps" in settings else (10, [10]))
+        assert {"model.embed_tokens", "lm_head", "model.layers.0.self_attn.q_proj"} <= {one.name for one in info.layers}
+        slots = memory.sql("SELECT sample, source, position, dataset FROM slots").arrays
+        assert np.array_equal(slots["source"], slots["sample"] % 2)
+        padded = slots["sample"] % 3 == 0
+        assert slots["position"][padded].max() == LENGTH - 4
+        assert slots["position"][~padded].max() == LENGTH - 1
+        assert np.array_equal(np.unique(slots["sample"]), np.arange(ROWS))
+        assert all(one.relative_error < error for one in memory.verify().values())
+        assert len(memory.probe("test", "lm_head").queries) == 2 * LENGTH
+    assert training.evaluate()["eval_loss"] > 0
+
+
+def test_a_column_that_the_model_takes_goes_on_to_it(tmp_path):
+    training = trainer(llama(), tmp_path, tmp_path / "m", columns={"label": "labels", "text": "sample"}, max_steps=2)
+    training.train()
+    with dualform.open(tmp_path / "m") as memory:
+        slots = memory.sql("SELECT label, text, position FROM slots WHERE text = 1 LIMIT 1").records()[0]
+    assert slots["label"] == int(Texts()[1]["labels"][slots["position"]])
+
+
+def test_a_column_that_no_batch_has_is_refused_at_once(tmp_path):
+    with pytest.raises(BadInput, match="the first batch has no 'person', which column 'person' is to be: it has 'input"):
+        trainer(llama(), tmp_path, tmp_path / "m", columns=["person"]).train()
+
+
+def test_it_ends_with_the_last_weights_though_the_best_ones_are_put_in_place(tmp_path):
+    best = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    model = llama()
+    training = trainer(model, tmp_path, tmp_path / "m", **best, metric_for_best_model="loss", greater_is_better=True)
+    training.train()
+    with dualform.open(tmp_path / "m") as memory:
+        assert all(grade.exact for grade in memory.weights().grades.values())
+        final = memory.weights()["lm_head.weight"]
+    assert not torch.allclose(model.lm_head.weight, final, atol=1e-4)
+
+
+def test_copies_of_a_model_in_threads_are_refused(tmp_path):
+    training = trainer(llama(), tmp_path, tmp_path / "m")
+    with pytest.raises(RecordingError, match=r"the Trainer has put the model into nn\.DataParallel"):
+        training.training_step(nn.DataParallel(training.model), {})
