@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +16,17 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
 
 
-def run(name: str, **replaced: str) -> None:
+def run(name: str, given: Mapping[str, Any] | None = None, **replaced: str) -> None:
+    """`given`: what the page says that the reader has."""
     code = EXAMPLES[name]
     for old, new in replaced.items():
         assert old in code
         code = code.replace(old, new)
-    exec(compile(code, f"README.md, {name}", "exec"), {})
+    exec(compile(code, f"README.md, {name}", "exec"), dict(given or {}))
 
 
 def test_every_example_is_about_fifteen_lines():
-    assert EXAMPLES.keys() == {"record", "ask", "replay", "client"}
+    assert EXAMPLES.keys() == {"record", "lightning", "transformers", "ask", "replay", "client"}
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
 
@@ -43,6 +46,23 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "Certificate(relative_error=" in printed
     assert "(20, 10)" in printed
+
+
+@pytest.mark.filterwarnings("ignore")  # the packages' own
+def test_the_examples_of_trainers_run(tmp_path, monkeypatch):
+    import pytorch_lightning
+
+    from tests.integrations.test_lightning import loader, network
+    from tests.integrations.test_transformers import Texts, arguments, llama
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run("lightning", {"module": network(pytorch_lightning), "loader": loader()})
+    run("transformers", {"model": llama(), "data": Texts(), "args": arguments(tmp_path, max_steps=2)})
+    for name, steps in (("lightning", 9), ("trainer", 2)):
+        with dualform.open(tmp_path / "runs" / name) as memory:
+            assert memory.info().steps == steps
+            assert "sample" in memory.sql("SELECT * FROM slots LIMIT 1")
 
 
 @pytest.mark.parametrize("command", ["make demo", "make test", "torchtext", "tokenizers"])

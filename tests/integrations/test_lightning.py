@@ -135,6 +135,10 @@ def test_a_checkpoint_is_never_ahead_of_the_memory(lightning, tmp_path):
 
     saving = lightning.callbacks.ModelCheckpoint(tmp_path / "c", every_n_train_steps=3, save_top_k=-1)
     fit(
-        lightning, network(lightning), [callback(tmp_path / "m"), Look(), saving], max_epochs=1, enable_checkpointing=True
+        lightning,
+        network(lightning),
+        [callback(tmp_path / "m"), Look(), saving],
+        max_epochs=1,
+        enable_checkpointing=True,
     )
     assert seen[:3] == [(3, 3), (6, 6), (9, 9)]

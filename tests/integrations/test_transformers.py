@@ -1,4 +1,4 @@
-"""The mixin in the real Trainer: the training unharmed, every micro-batch a step, columns by name, the weights rebuilt."""
+"""The mixin in the real Trainer: the training unharmed, micro-batches are steps, columns by name, weights rebuilt."""
 
 from __future__ import annotations
 
@@ -45,20 +45,21 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, num_key_value_heads=1, tie_word_embeddings=True, **sizes))
 
 
-def trainer(model, folder, record=None, columns=("sample", "source"), kind=None, **settings):
+def arguments(folder, **settings):
     from transformers import TrainingArguments
 
+    still = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
+    sizes = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-2}
+    return TrainingArguments(output_dir=str(folder / "out"), **still | sizes | settings)
+
+
+def trainer(model, folder, record=None, columns=("sample", "source"), **settings):
     from dualform.integrations.transformers import RecordingTrainer
 
-    still = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no"}
-    arguments = TrainingArguments(
-        output_dir=str(folder / "out"), per_device_train_batch_size=4, learning_rate=1e-2, use_cpu=True,
-        num_train_epochs=2, **still | settings,
-    )  # fmt: skip
     inputs = {name: torch.stack([Texts()[row][name] for row in (0, 1)]) for name in ("input_ids", "attention_mask")}
-    return (kind or RecordingTrainer)(
-        model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts(), record=record, columns=columns,
-        dataset="texts", probes={"test": inputs}, recorder={"quiet": True},
+    return RecordingTrainer(
+        model=model, args=arguments(folder, **settings), train_dataset=Texts(), eval_dataset=Texts(), record=record,
+        columns=columns, dataset="texts", probes={"test": inputs}, recorder={"quiet": True},
     )  # fmt: skip
 
 
@@ -102,7 +103,9 @@ def test_a_column_that_the_model_takes_goes_on_to_it(tmp_path):
 
 
 def test_a_column_that_no_batch_has_is_refused_at_once(tmp_path):
-    with pytest.raises(BadInput, match="the first batch has no 'person', which column 'person' is to be: it has 'input"):
+    with pytest.raises(
+        BadInput, match="the first batch has no 'person', which column 'person' is to be: it has 'input"
+    ):
         trainer(llama(), tmp_path, tmp_path / "m", columns=["person"]).train()
 
 

@@ -3,8 +3,8 @@
     trainer = RecordingTrainer(model, args, train_dataset=data, record="runs/mine", columns=["sample"])
     trainer.train()
 
-or, for a trainer of your own, `class Mine(RecordMixin, MyTrainer): ...`. Each micro-batch is a step, also where several of
-them make one update.
+or, for a trainer of your own, `class Mine(RecordMixin, MyTrainer): ...`. Each micro-batch is a step, also where several
+of them make one update.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dualform.integrations.columns import Columns, places_of, said_of
 from dualform.record.recorder import Recorder
 
 if TYPE_CHECKING:
-    from typing import Any as Trainer
+    Trainer = object
 else:
     try:
         from transformers import Trainer
@@ -60,7 +60,7 @@ class RecordMixin:
 
     def said_of_batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of `recorder.step` for a batch; `inputs` has the columns that are kept from the model, too."""
-        said = {} if self._dataset is None else {"dataset": self._dataset}
+        said: dict[str, Any] = {} if self._dataset is None else {"dataset": self._dataset}
         mask = inputs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             said["mask"] = mask.bool()
@@ -98,10 +98,12 @@ class RecordMixin:
     def _set_signature_columns_if_needed(self) -> None:
         """Columns of the memory stay in the data set."""
         own: Any = self
-        if own._signature_columns is None:
-            super()._set_signature_columns_if_needed()  # type: ignore[misc]
-            self._taken = frozenset(own._signature_columns)
-            own._signature_columns += [name for name in self._kept() if name not in self._taken]
+        if own._signature_columns is not None:
+            return
+        super()._set_signature_columns_if_needed()  # type: ignore[misc]
+        taken: list[str] = own._signature_columns
+        self._taken = frozenset(taken)
+        own._signature_columns = [*taken, *(self._kept() - self._taken)]
 
     def _for_model(self, inputs: Any) -> Any:
         """A batch without the columns that the model does not take."""
