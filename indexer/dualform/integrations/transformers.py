@@ -98,12 +98,12 @@ class RecordMixin:
     def _set_signature_columns_if_needed(self) -> None:
         """Columns of the memory stay in the data set."""
         own: Any = self
-        if own._signature_columns is not None:
+        known = own._signature_columns is not None
+        if known:
             return
         super()._set_signature_columns_if_needed()  # type: ignore[misc]
-        taken: list[str] = own._signature_columns
-        self._taken = frozenset(taken)
-        own._signature_columns = [*taken, *(self._kept() - self._taken)]
+        self._taken = frozenset(own._signature_columns)
+        own._signature_columns += self._kept() - self._taken
 
     def _for_model(self, inputs: Any) -> Any:
         """A batch without the columns that the model does not take."""
