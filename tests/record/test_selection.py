@@ -78,17 +78,6 @@ def test_nothing_to_record(tmp_path):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 
 
-def test_a_compiled_model_is_refused(tmp_path):
-    model = nn.Sequential(nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    compiled = torch.compile(model, backend="eager")
-    with pytest.raises(RecordingError, match=r"^the model was compiled with torch\.compile"):
-        Recorder(compiled, optimizer, tmp_path / "m")
-    model[0].compile(backend="eager")
-    with pytest.raises(RecordingError, match=r"^the part '0' of the model was compiled with torch\.compile"):
-        Recorder(model, optimizer, tmp_path / "m")
-
-
 def test_a_folder_that_holds_something_and_a_thing_that_is_no_optimizer(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "file").touch()

@@ -180,10 +180,15 @@ class GradientFactors:
 
 
 def why_unexplained(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:
-    """What may be the reason of a residual; `dtype`: of what the gradient was computed from."""
+    """What may be the reason of a residual; `dtype`: of what the gradient was computed from, None for nothing seen."""
     what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
     if dtype in (torch.bfloat16, torch.float16):
         return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
+    if dtype is None:
+        return (
+            f"{what}: no call of the layer was seen, as where its weight is used elsewhere, or where compiled code "
+            "runs from a CUDA graph or was made before recording began"
+        )
     return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
 
 

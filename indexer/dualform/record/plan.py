@@ -35,3 +35,5 @@ class Plan:
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ranks: TrainingShard | None = None
     """This process among those of a training that several record together."""
+    compiled: Sequence[str] = ()
+    """Parts of the model, by name, whose calls torch.compile was asked to compile."""

@@ -6,6 +6,7 @@ after one another whichever axis of the layer's input is the batch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -51,7 +52,7 @@ class ProbeTaker:
                 hint="Give a tensor of at least one example, or several tensors of the same number.",
                 field="inputs",
             )
-        with _evaluating(model), torch.no_grad():
+        with _evaluating(model), torch.no_grad(), _uncompiled():
             for start in range(0, lengths.pop(), batch_size):
                 stop = start + batch_size
                 batch = {
@@ -108,3 +109,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Compiled code hands no keys over: it runs as it was written."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -36,12 +36,12 @@ from dualform.record.plan import Plan
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recording import Recording
-from dualform.record.selection import select
+from dualform.record.selection import compiled_parts, select
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Collector, Step, StepRecord
 from dualform.record.summary import Summary, listed, readable, summary_of, tell
-from dualform.record.taps import Tap
+from dualform.record.taps import Tap, identity
 from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.unwrapped import unwrapped_model
 from dualform.store.header import Header
@@ -105,6 +105,7 @@ class Recorder:
             sink = self._ranks.writer if sink is Writer else sink
         elif sink is Writer:
             check_new_folder(self.path)
+        compiled = compiled_parts(model)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         owners = Owners(optimizers, model)
         self._found = FoundLayers(model, owners, layers, keys and values, taps)
@@ -117,7 +118,7 @@ class Recorder:
         Spaces(self._taps, there, routed)  # raises for what they cannot be
         self._plan = Plan(
             model, owners, self.path, self._taps, self.skipped, sink, there, routed, keys, dict(label_names or {}),
-            self._ranks,
+            self._ranks, compiled,
         )  # fmt: skip
         self._on_error = on_error
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
@@ -144,6 +145,7 @@ class Recorder:
         self._state = "open"
         for tap in self._taps:
             tap.attach(self._collector)
+            identity.join(tap, self._collector)
         self._found.attach(self._collector, self._taps)
         for number, optimizer in enumerate(self._plan.owners.optimizers):
             updating, updated = partial(self._updating, number), partial(self._updated, number)
@@ -176,6 +178,7 @@ class Recorder:
     def _detach(self) -> None:
         OPEN.discard(self._plan.model)
         for tap in self._taps:
+            identity.part(tap)
             tap.detach()
         self._found.detach()
         for handle in self._handles:

@@ -104,6 +104,8 @@ class Recording:
         """The gradients of an optimizer are what they will be, and the weights have not moved yet; `record`: the step
         that runs.
         """
+        if record is not None:
+            self._check_compiled(record)
         if record is not None and not record.empty:
             self._update_inside(number, record)
             return
@@ -244,6 +246,20 @@ class Recording:
             else:
                 self._unreached[layer] = what
 
+    def _check_compiled(self, record: StepRecord) -> None:
+        """Raises RecordingError where a compiled part trains in the first step, and nothing of it is seen."""
+        for part in () if self.begun else self._plan.compiled:
+            within = [tap for tap in self._plan.taps if not part or f"{tap.name}.".startswith(f"{part}.")]
+            seen = {*record.layers, *record.reached}
+            grads = (tensor.grad for tap in within for tensor in tap.parameters.values())
+            if not any(tap.name in seen for tap in within) and any(own is not None and own.any() for own in grads):
+                raise RecordingError(
+                    f"{f'the part {part!r} of the model' if part else 'the model'} ran in code that torch.compile made "
+                    "before recording began: its layers run without their hooks, and nothing of them is seen.",
+                    hint="Enter the recorder before the first compiled call, or call torch._dynamo.reset() once it is "
+                    "entered.",
+                )
+
     def _tell_unseen(self, record: StepRecord) -> None:
         """Calls of layers that could not be recorded: whether they matter, the gradient shows."""
         for layer, what in record.unseen.items():
@@ -265,6 +281,7 @@ class Recording:
 
     def finish(self, record: StepRecord) -> None:
         """The step is over. Raises RecordingError and BadInput."""
+        self._check_compiled(record)
         if record.empty:
             self._tell_unseen(record)
         self._unreached |= {layer: why for layer, why in record.reached.items() if layer not in record.layers}
@@ -272,7 +289,8 @@ class Recording:
             if not record.reached:
                 raise RecordingError(
                     "no gradient reached a recorded layer inside the first step.",
-                    hint="Run forward and backward inside it, through the model the recorder was given.",
+                    hint="Run forward and backward inside it, through the model the recorder was given. What "
+                    "torch.compile compiles must not have run before the recorder was entered.",
                 )
             return
         if not record.settled:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dualform.errors import NotFound, RecordingError
 from dualform.record.taps import ModuleTap, Tap
+from dualform.record.taps.identity import COMPILES
 
 if TYPE_CHECKING:
     from dualform.record.found_layers import FoundLayers
@@ -29,10 +31,9 @@ def select(
 
     `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `given`: taps of layers
     that are no modules, and those that stand in place of the kind that would tap the module of their name. Raises
-    NotFound for a pattern that matches no layer, and RecordingError for a model that is compiled, distributed or not
-    materialised, or where nothing is left to record.
+    NotFound for a pattern that matches no layer, RecordingError for a model that is distributed or not materialised, or
+    where nothing is left to record.
     """
-    _refuse_compiled(model)
     _refuse_tensors(model)
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     modules = dict(model.named_modules())
@@ -75,14 +76,23 @@ def select(
     return taps, skipped
 
 
-def _refuse_compiled(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise RecordingError(
-                f"{f'the part {name!r} of the model' if name else 'the model'} was compiled with torch.compile: "
-                "layers inside it run without their hooks and nothing would be recorded.",
-                hint="Give the recorder the model as it was before torch.compile, and train that one.",
-            )
+def compiled_parts(model: nn.Module) -> list[str]:
+    """The names of the modules whose calls torch.compile was asked to compile; "" is the model.
+
+    Raises RecordingError where this torch cannot keep taps in compiled code.
+    """
+    parts = [
+        name
+        for name, module in model.named_modules()
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    ]
+    if parts and not COMPILES:
+        raise RecordingError(
+            f"{f'the part {parts[0]!r} of the model' if parts[0] else 'the model'} was compiled with torch.compile, "
+            f"and torch {torch.__version__} has no operators whose effects are kept in compiled code.",
+            hint="Use a newer torch, or train the model as it was before torch.compile.",
+        )
+    return parts
 
 
 def _refuse_tensors(model: nn.Module) -> None:

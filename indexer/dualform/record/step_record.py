@@ -22,6 +22,9 @@ from dualform.record.projection import surely_finite
 from dualform.record.taps import Tap
 from dualform.store.batch import Product
 
+_ARRIVALS = 1 << 32
+"""Numbers that calls of one backward pass of compiled code are counted down from: more than there are."""
+
 
 @dataclass
 class Signal:
@@ -196,9 +199,12 @@ class Collector:
         self._owners, self._late, self._refused = owners, late, refused
         self._calls = 0
         self._told_unseen = False
+        self._pass, self._arrivals = -1, 0
+        self.began = torch.zeros((), dtype=torch.int64)
 
     def begin(self, step: int, metadata: Metadata) -> StepRecord:
         """Collect another step from now on."""
+        self.began = torch.tensor(self._calls)  # another tensor: that of an earlier step may be waited for
         self.step = StepRecord(step, metadata, self._calls, self._owners)
         return self.step
 
@@ -216,6 +222,17 @@ class Collector:
             self.step.called(tap, raw)
         self._calls += 1
         return self._calls - 1
+
+    def arrived(self, tap: Tap, raw: bool, began: int) -> int:
+        if self.step is None or began != self.step.first_call:
+            return -1
+        backward = torch._C._current_graph_task_id()
+        if backward != self._pass:
+            self._calls += _ARRIVALS
+            self._pass, self._arrivals = backward, self._calls
+        self.step.called(tap, raw)
+        self._arrivals -= 1
+        return self._arrivals
 
     def called_without_gradient(self, tap: Tap, why: str) -> None:
         if self.step is not None:

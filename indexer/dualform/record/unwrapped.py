@@ -1,4 +1,4 @@
-"""The optimizer and the model inside what wraps them, as accelerate and Lightning do, and data parallelism."""
+"""The optimizer and the model inside what wraps them: accelerate, Lightning, data parallelism, torch.compile."""
 
 from __future__ import annotations
 
@@ -22,5 +22,11 @@ def unwrapped(optimizer: Any) -> Optimizer:
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
-    """The model that a data-parallel one trains: its layers have the names that they have without it."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """The model that a data-parallel or compiled one trains: its layers have the names that they have without it."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(own := getattr(model, "_orig_mod", None), nn.Module):
+            model = own
+        else:
+            return model

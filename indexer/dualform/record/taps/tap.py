@@ -2,10 +2,10 @@
 
 Shapes: d_in and d_out of the layer; `...` the dimensions of a batch (samples, or samples and tokens).
 
-A tap passes the outputs of a forward call through an identity autograd function that saves the key. Its backward hands
-key and error signal on. This holds under activation checkpointing, which runs forward hooks more than once and backward
-once, and whose memory saving a key held in a closure would undo; under in-place operations on the output; and under
-autocast, where the key is the cast input, the one that the product used.
+A tap passes the outputs of a forward call through an identity autograd function (identity.py) that saves the key. Its
+backward hands key and error signal on. This holds under activation checkpointing, which runs forward hooks more than
+once and backward once, and whose memory saving a key held in a closure would undo; under in-place operations on the
+output; and under autocast, where the key is the cast input, the one that the product used.
 
 A tap needs no module: it is attached to something that computes calls and hands each one to `passed`. A layer that is a
 module is tapped by a kind of ModuleTap, found by the type of module that it names.
@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
@@ -27,6 +28,7 @@ from dualform.errors import RecordingError
 from dualform.record.casts import cast_of
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.hook import ModelHook
+from dualform.record.taps.identity import Report, compiled, watched
 from dualform.store.layer_view import LayerView
 from dualform.store.parameter import Parameter
 
@@ -37,10 +39,18 @@ class Listener(Protocol):
     def forward_mode(self) -> str | None:
         """ "step" to record, "probe" to take inputs only, None to let the call pass."""
 
+    began: Tensor
+    """int64 scalar: which step runs."""
+
     def called(self, tap: Tap, raw: bool) -> int:
         """A forward call that expects an error signal; returns the number it will be known by.
 
         `raw`: its key is data that came with the batch, no result of a computation.
+        """
+
+    def arrived(self, tap: Tap, raw: bool, began: int) -> int:
+        """As `called`, of a call in compiled code, which is known once its gradient arrives: of one backward pass, the
+        last one first. `began`: the step of its forward pass.
         """
 
     def called_without_gradient(self, tap: Tap, why: str) -> None:
@@ -85,6 +95,8 @@ class Tap(ABC):
         self.batch_dim: int | None = None
         """The axis of a key that is the batch, where the layer itself or a module around it tells; else None."""
 
+    handle: int = 0
+    """What compiled code knows the tap and its listener by (reports.py), while both are joined; else 0."""
     d_in: int
     d_out: int
     key_form: KeyForm = KeyForm()
@@ -110,16 +122,18 @@ class Tap(ABC):
 
     def passed(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
         """Report a forward call. Returns its outputs, which the network must go on with in place of the given ones."""
-        mode = self.mode(listener)
+        mode, traced = self.mode(listener), self.handle and is_compiling()
         if mode == "probe":
             listener.probed(self, call.key)
         elif mode == "step" and not any(tensor.requires_grad for tensor in self.parameters.values()):
-            listener.called_without_gradient(self, "its weight was frozen")
+            if not traced:
+                listener.called_without_gradient(self, "its weight was frozen")
         elif mode == "step" and any(part.requires_grad for part in call.outputs):
+            kept = (call.key, *call.kept)
+            if traced:
+                return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
             cast = cast_of(self.parameters.values(), call.outputs[0])
-            report = _Report(self, listener, listener.called(self, call.raw), cast)
-            outputs: tuple[Tensor, ...] = _Identity.apply(report, (call.key, *call.kept), *call.outputs)  # type: ignore[no-untyped-call]
-            return outputs
+            return watched(Report(self, listener, listener.called(self, call.raw), cast), kept, call.outputs)
         return call.outputs
 
     def mode(self, listener: Listener) -> str | None:
@@ -127,6 +141,8 @@ class Tap(ABC):
         listener is told of.
         """
         mode = listener.forward_mode()
+        if self.handle and is_compiling():  # code that is compiled once tells nothing of single calls
+            return mode if torch.is_grad_enabled() else None
         if mode is not None and torch._C._are_functorch_transforms_active():
             listener.unseen(self)
             return None
@@ -248,47 +264,4 @@ class _Hook(ModelHook):
             self._listener.refused(self._tap, error)
             return None
         outputs = self._tap.passed(self._listener, call)
-        return None if outputs is call.outputs else self._tap.output_of(outputs)
-
-
-@dataclass(frozen=True)
-class _Report:
-    tap: Tap
-    listener: Listener
-    call: int
-    cast: int | None
-
-    def __call__(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        came = [gradient.detach() for gradient in gradients if gradient is not None]
-        if not came:
-            return
-        if self.tap.values:
-            error = self.tap.error_of(key, kept, [None if g is None else g.detach() for g in gradients])
-        else:  # NaN or infinity in any of several is to be noticed; whoever is told looks at the one
-            error = next((gradient for gradient in came[1:] if not gradient.isfinite().all()), came[0])
-        self.listener.received(self.tap, self.call, key, error, self.cast)
-
-
-class _Identity(torch.autograd.Function):
-    """Passes a layer's outputs on, and their gradients back, unchanged; none where none came."""
-
-    @staticmethod
-    def forward(ctx: Any, report: _Report, kept: tuple[Tensor, ...], *outputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*kept)
-        ctx.report = report
-        ctx.shapes = [output.shape for output in outputs]
-        ctx.set_materialize_grads(False)
-        # No copies, and unlike views made here, later in-place operations (relu_) may write to them.
-        return tuple(output.detach() for output in outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        key, *kept = ctx.saved_tensors
-        ctx.report(key, kept, gradients)
-        return None, None, *gradients
-
-    @staticmethod
-    def jvp(ctx: Any, report: None, kept: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        like = next(tangent for tangent in tangents if tangent is not None)
-        pairs = zip(tangents, ctx.shapes, strict=True)
-        return tuple(like.new_zeros(shape) if own is None else own.view_as(own) for own, shape in pairs)
+        return None if outputs[0] is call.outputs[0] else self._tap.output_of(outputs)
