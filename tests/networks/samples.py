@@ -11,6 +11,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from tests.rules.own import Unruled
+
 from .network import STEPS, Batch, Loss, Network, plain_sgd
 
 B, D, CLASSES = 12, 10, 4
@@ -323,10 +325,10 @@ Network("rolled-back", mlp, labelled, classify, before=roll_back, grades=dict.fr
 Network("adam", mlp, labelled, classify, lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1))
 Network("adamw", mlp, labelled, classify, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01))
 Network(
-    "rprop",
+    "unruled",
     mlp,
     labelled,
     classify,
-    lambda m: torch.optim.Rprop(m.parameters()),
+    lambda m: Unruled(m.parameters(), lr=0.05),
     grades=dict.fromkeys(("0", "2"), "scores only"),
 )

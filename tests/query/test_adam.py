@@ -300,15 +300,6 @@ def test_weights_that_are_moved_by_hand_date_the_departure(tmp_path, amount):
         assert (grades["0"].name, grades["4"].name) == ("exact", "exact")
 
 
-def test_amsgrad_is_refused_by_name(tmp_path):
-    with pytest.warns(RuntimeWarning, match="AMSGrad has no rule"):
-        record(tmp_path / "m", amsgrad=True, steps=3)
-    with dualform.open(tmp_path / "m") as memory:
-        grade = memory.info().layers[0].grade
-        assert grade.name == "scores only"
-        assert "parameter group 0, for its amsgrad is True, and AMSGrad has no rule" in grade.reason
-
-
 def test_noise_of_one_step_is_what_rounding_makes(tmp_path):
     """One-step distances lie below what the twin says of them, by no more than a few orders of magnitude."""
     record(tmp_path / "m", steps=100)

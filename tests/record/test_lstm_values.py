@@ -11,6 +11,7 @@ import dualform
 from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
 from dualform.store.snapshot import Snapshot
+from tests.rules.own import Unruled
 
 from .listed import Opened, assert_rebuilt, snapshot
 
@@ -208,12 +209,12 @@ def test_masks_and_their_cancellation_are_those_of_a_brute_force(recorded):
 @pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")
 def test_an_optimizer_without_a_rule_keeps_the_scores_and_says_why_no_more(tmp_path):
     model = Tagger()
-    optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
+    optimizer = Unruled(model.parameters(), lr=0.01)
     with Recorder(model, optimizer, tmp_path / "m", layers="lstm") as recorder:
         for x, y in data(2):
             step(model, optimizer, recorder, x, y)
     memory = dualform.open(tmp_path / "m")
-    assert memory.verify()["lstm"].reason.startswith("the network was trained with Rprop")
+    assert memory.verify()["lstm"].reason.startswith("the network was trained with Unruled")
     assert len(memory.topk("lstm", dualform.SlotKeys([0]), k=2).slots[0]) == 2
 
 

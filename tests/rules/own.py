@@ -62,6 +62,10 @@ class NormedRule(UpdateRule):
         return State(state.weight - scale.factors * momentum, {"momentum": momentum})
 
 
+class Unruled(torch.optim.SGD):
+    """An optimizer that no rule follows: a subclass may change the update."""
+
+
 class Plain(torch.optim.SGD):
     """SGD under another name, with a rule that gives no coefficients."""
 

@@ -183,27 +183,36 @@ def test_a_memory_of_a_rule_that_is_not_here_gives_scores_only(tmp_path, monkeyp
             memory.weights()
 
 
+class Lion(torch.optim.Optimizer):
+    def __init__(self, parameters, lr, betas=(0.9, 0.99), weight_decay=0.1):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                average = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
+                beta1, beta2 = group["betas"]
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                move = average.mul(beta1).add_(parameter.grad, alpha=1 - beta1).sign_()
+                parameter.add_(move, alpha=-group["lr"])
+                average.mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
+
+
 def test_the_rule_of_the_page_is_right(tmp_path, monkeypatch):
-    class SoftSign(torch.optim.Optimizer):
-        def __init__(self, parameters, lr):
-            super().__init__(parameters, {"lr": lr})
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            for parameter in self.param_groups[0]["params"]:
-                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                momentum.mul_(0.9).add_(parameter.grad)
-                parameter -= self.param_groups[0]["lr"] * momentum / (momentum.abs() + 0.01)
-
-    SoftSign.__module__, SoftSign.__qualname__ = "my_package", "SoftSign"
     monkeypatch.setattr(rules, "_BY_TYPE", dict(rules._BY_TYPE))
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    exec(compile(code, str(PAGE), "exec"), {})
-    record(tmp_path / "m", SoftSign)
+    of_page = {}
+    exec(compile(code, str(PAGE), "exec"), of_page)
+    assert rules.of_type(type("Lion", (), {"__module__": "my_package"})).name == "lion"
+    rules.register(Lion, of_page["Lion"]())
+    _, history = record(tmp_path / "m", Lion)
     with dualform.open(tmp_path / "m") as memory:
         for found in memory.verify().values():
             assert found.relative_error <= 1e-5
             assert found.exact
+        for parameter, weight in history[17].items():
+            assert memory.weights(at_step=17)[parameter].numpy() == pytest.approx(weight, abs=1e-6)
 
 
 def test_a_name_is_one_rules_own():

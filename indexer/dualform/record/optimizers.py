@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dualform.rules import Settings, UpdateRule, of_type, settings_of, why_not_followed
+from dualform.errors import RecordingError
+from dualform.record.taps import Tap
+from dualform.rules import Settings, UpdateRule, of_type, settings_of, why_not_followed, why_refused
 from dualform.rules.update_rule import setting
 from dualform.store.batch import ParameterGroup
 
@@ -24,12 +26,26 @@ def why_no_rule(optimizer: Optimizer) -> str:
     """Why weights cannot be rebuilt from its gradients; empty where a rule follows its update."""
     rule, name = of_type(type(optimizer)), type(optimizer).__name__
     only_scores = "attention weights are exact, outputs and weights cannot be rebuilt"
+    if reason := why_refused(type(optimizer)):
+        return f"the network was trained with {name}, which no update rule can follow, for {reason}: {only_scores}"
     if rule is None:
         return f"the network was trained with {name}, for which there is no update rule: {only_scores}"
     for number, group in enumerate(optimizer.param_groups):
         if refusal := _refusal(optimizer, rule, group):
             return f"the rule of {name} cannot follow parameter group {number}, for {refusal}: {only_scores}"
     return ""
+
+
+def check_followed(optimizers: Iterable[Optimizer], taps: Iterable[Tap]) -> None:
+    """Raises RecordingError where one of the optimizers is such that no rule can follow it, and trains a layer."""
+    recorded = {id(tensor) for tap in taps for tensor in tap.parameters.values()}
+    for optimizer in optimizers:
+        reason = why_refused(type(optimizer))
+        if reason and recorded & group_of(optimizer).keys():
+            raise RecordingError(
+                f"no update rule can follow {type(optimizer).__name__}, for {reason}.",
+                hint="Pass values=False to record attention scores alone, or train with another optimizer.",
+            )
 
 
 def _refusal(optimizer: Optimizer, rule: UpdateRule, group: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from dualform.record.blocks import check_blocks
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
 from dualform.record.open_models import OPEN
-from dualform.record.optimizers import UpdateHooks, around_each_update
+from dualform.record.optimizers import UpdateHooks, around_each_update, check_followed
 from dualform.record.owners import Owners, optimizers_of
 from dualform.record.plan import Plan
 from dualform.record.probes import Inputs, ProbeTaker, labels_of
@@ -113,6 +113,8 @@ class Recorder:
         """`skipped`: layer -> why it is not recorded."""
         self._taps = [*taps, *selected]
         check_blocks(model, self._taps)
+        if keys and values:
+            check_followed(optimizers, self._taps)
         routed = [routed] if isinstance(routed, str) else list(routed)
         there, routed = self._found.told(spaces or {}, routed)
         Spaces(self._taps, there, routed)  # raises for what they cannot be

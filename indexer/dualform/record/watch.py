@@ -78,7 +78,7 @@ class Watch:
             self._writes = Writes(parameters)
             self._noise = TwinNoise(image, self._states, self._rounding, np.random.default_rng(_SEED))
         self._noises: Sequence[float] = [0.0] * len(parameters)
-        self._alike: list[tuple[bool, int, bool]] = []
+        self._alike: list[tuple[bool, int, frozenset[str]]] = []
         self._runs: list[tuple[int, int]] = []
         self._seen = self._now()
         self._unknown = [False] * len(parameters)
@@ -196,7 +196,7 @@ class Watch:
     def _runs_of(self, skipped: NDArray[np.bool_], groups: Sequence[tuple[int, Settings]]) -> Sequence[tuple[int, int]]:
         """First and last index of neighbours that are updated alike."""
         numbers = [number for number, _ in groups]
-        alike = list(zip(skipped.tolist(), numbers, self._states.buffered, strict=True))
+        alike = list(zip(skipped.tolist(), numbers, self._states.kinds, strict=True))
         if alike != self._alike:
             runs = [list(run) for _, run in groupby(range(len(alike)), key=alike.__getitem__)]
             self._runs = [(run[0], run[-1]) for run in runs if not skipped[run[0]]]

@@ -28,8 +28,8 @@ class WatchedStates:
         for kind in (*rule.buffers, *rule.statistics):
             own = {name: held[kind] for name, held in buffers.items() if kind in held}
             self.buffers[kind] = np.stack([image.project_arrays(own)] * self._count)
-        self.buffered = [name in buffers for name in names]
-        """By parameter: whether it has buffers."""
+        self.kinds = [frozenset(self.buffers) & buffers.get(name, {}).keys() for name in names]
+        """By parameter: which of them it has. What is missing is left to the rule, which begins it with its own."""
 
     def advance(self, first: int, last: int, gradient: Doubles, settings: Settings) -> None:
         """Take the states of the parameters from `first` to `last` on by one update that all of them get alike.
@@ -37,15 +37,12 @@ class WatchedStates:
         `gradient` float64[P], or float64[K, P] where each state has its own.
         """
         numbers = slice(self._spans[first].start, self._spans[last].stop)
-        buffers = {}
-        if self.buffered[first]:
-            buffers = {kind: own[:, numbers] for kind, own in self.buffers.items()}
+        buffers = {kind: self.buffers[kind][:, numbers] for kind in self.kinds[first]}
         after, _ = updated(self._rule, State(self.weight[:, numbers], buffers), gradient[..., numbers], settings)
         self.weight = _written(self.weight, numbers, after.weight)
         for kind, own in after.buffers.items():
             self.buffers[kind] = _written(self.buffers[kind], numbers, own)
-        if after.buffers:
-            self.buffered[first : last + 1] = [True] * (last + 1 - first)
+        self.kinds[first : last + 1] = [frozenset(after.buffers)] * (last + 1 - first)
 
 
 def _written(vectors: Doubles, numbers: slice, part: Doubles) -> Doubles:

@@ -14,8 +14,19 @@ import sys
 from collections.abc import Mapping
 
 from dualform.errors import BadInput
+from dualform.rules.adadelta import Adadelta
+from dualform.rules.adafactor import Adafactor
+from dualform.rules.adagrad import Adagrad
 from dualform.rules.adam import Adam
+from dualform.rules.adamax import Adamax
+from dualform.rules.asgd import ASGD
 from dualform.rules.declared import check_declared, same_rule
+from dualform.rules.muon import Muon
+from dualform.rules.nadam import NAdam
+from dualform.rules.radam import RAdam
+from dualform.rules.refused import REFUSED
+from dualform.rules.rmsprop import RMSprop
+from dualform.rules.rprop import Rprop
 from dualform.rules.sgd import SGD
 from dualform.rules.trial import why_not_followed
 from dualform.rules.update_rule import (
@@ -26,6 +37,7 @@ from dualform.rules.update_rule import (
     State,
     Update,
     UpdateRule,
+    advanced,
     updated,
 )
 
@@ -37,20 +49,32 @@ __all__ = [
     "State",
     "Update",
     "UpdateRule",
+    "advanced",
     "named",
     "of_type",
     "register",
     "settings_of",
     "updated",
     "why_not_followed",
+    "why_refused",
 ]
 
 _BY_TYPE: dict[str, UpdateRule] = {
     "torch.optim.sgd.SGD": SGD(),
     "torch.optim.adam.Adam": Adam("adam", decoupled=False),
     "torch.optim.adamw.AdamW": Adam("adamw", decoupled=True),
+    "torch.optim.nadam.NAdam": NAdam(),
+    "torch.optim.radam.RAdam": RAdam(),
+    "torch.optim.adamax.Adamax": Adamax(),
+    "torch.optim.rmsprop.RMSprop": RMSprop(),
+    "torch.optim.adagrad.Adagrad": Adagrad(),
+    "torch.optim.adadelta.Adadelta": Adadelta(),
+    "torch.optim.asgd.ASGD": ASGD(),
+    "torch.optim.rprop.Rprop": Rprop(),
+    "torch.optim._adafactor.Adafactor": Adafactor(),
+    "torch.optim._muon.Muon": Muon(),
 }
-_PUBLIC = {f"torch.optim.{key.rpartition('.')[2]}": key for key in _BY_TYPE}
+_PUBLIC = {f"torch.optim.{key.rpartition('.')[2]}": key for key in (*_BY_TYPE, *REFUSED)}
 """Torch's other names of the same types, known before it is loaded."""
 _RATE: Mapping[str, str] = {"lr": "DOUBLE"}
 """What is logged of an optimizer that no rule follows."""
@@ -84,6 +108,11 @@ def of_type(kind: type) -> UpdateRule | None:
 def named(name: str) -> UpdateRule | None:
     """The rule that a manifest names; None where it names none, or one that is not here."""
     return next((rule for rule in _BY_TYPE.values() if rule.name == name), None)
+
+
+def why_refused(kind: type) -> str:
+    """Why no rule can follow an optimizer's type, as the end of a sentence; empty where one could, or does."""
+    return "" if of_type(kind) else REFUSED.get(_type_name(kind), "")
 
 
 def settings_of(name: str) -> Mapping[str, str]:

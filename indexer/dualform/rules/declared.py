@@ -11,6 +11,7 @@ from dualform.rules.update_rule import UpdateRule
 
 _KINDS = ("DOUBLE", "BOOLEAN")
 _IMAGES = ("directions", "entries", "")
+_PRECISIONS = ("", "bfloat16")
 _LOGGED = ("step", "group")
 """Columns that stand beside the settings in the log."""
 
@@ -29,6 +30,8 @@ def check_declared(rule: UpdateRule) -> None:
     _check_kept(rule.name, rule.buffers, rule.statistics)
     if rule.commutes_with not in _IMAGES:
         raise _wrong(rule.name, "commutes_with", rule.commutes_with, f"one of {', '.join(map(repr, _IMAGES))}")
+    if rule.precision not in _PRECISIONS:
+        raise _wrong(rule.name, "precision", rule.precision, f"one of {', '.join(map(repr, _PRECISIONS))}")
 
 
 def same_rule(one: UpdateRule, other: UpdateRule) -> bool:

@@ -84,6 +84,9 @@ class UpdateRule(Protocol):
     """What a parameter may be looked at through while training: "directions", W times a fixed matrix, for rules without
     a scale; "entries" for rules that treat each number of a parameter on its own; "" for those that need all of it."""
 
+    precision: Literal["", "bfloat16"] = ""
+    """What the update itself computes in, where that is coarser than the weights: no record does better."""
+
     def read(self, group: Mapping[str, Any]) -> Settings:
         """The settings of a parameter group as they stand; what the optimizer does not have is 0 or False."""
         return {name: setting(group.get(name), kind) for name, kind in self.settings.items()}
@@ -110,7 +113,10 @@ class UpdateRule(Protocol):
         return None
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
-        """The state after one update with this gradient, without statistics. Linear in weight, buffers and gradient."""
+        """The state after one update with this gradient, without statistics. Linear in weight, buffers and gradient.
+
+        A buffer that it does not give is left as it is.
+        """
         ...
 
 
@@ -126,10 +132,16 @@ class LinearRule(UpdateRule, Protocol):
         ...
 
 
+def advanced(rule: UpdateRule, state: State, gradient: Doubles, settings: Settings, scale: Scale | None) -> State:
+    """The state after one update, with the buffers that it left as they were."""
+    after = rule.advance(state, gradient, settings, scale)
+    return State(after.weight, {**state.buffers, **after.buffers})
+
+
 def updated(rule: UpdateRule, state: State, gradient: Doubles, settings: Settings) -> tuple[State, Scale | None]:
     """The state of the whole after one update, statistics included, and the scale that the update took."""
     scale = rule.scale(state, gradient, settings)
-    after = rule.advance(state, gradient, settings, scale)
+    after = advanced(rule, state, gradient, settings, scale)
     if scale is None:
         return after, None
     statistics = {kind: np.asarray(own, dtype=np.float64) for kind, own in scale.statistics.items()}

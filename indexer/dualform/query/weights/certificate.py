@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, unwatched, why_scores_only
+from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, halved, unwatched, why_scores_only
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.store.layer import Layer
 
@@ -41,17 +41,23 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
         cut_off = replace(measured, name="off", reason=reason)
         return Certificate(None, cut_off if measured.exact else measured)
     error, moved = length(terms), length(way(view, layer))
-    if not moved:  # a layer that never moved is rebuilt exactly or not at all
-        return _confirmed(math.inf if error else 0.0, measured, not unwatched(view, layer))
-    return _confirmed(error / moved, measured, not unwatched(view, layer))
+    # A layer that never moved is rebuilt exactly or not at all.
+    share = error / moved if moved else math.inf if error else 0.0
+    if measured.error is None and unwatched(view, layer):
+        return Certificate(share, _unwatched(share, halved(view, layer)))
+    return _confirmed(share, measured)
 
 
-def _confirmed(error: float, measured: Grade, was_watched: bool) -> Certificate:
+def _unwatched(error: float, in_bfloat16: bool) -> Grade:
+    """The grade of what nobody watched; `in_bfloat16`: what it was computed in."""
+    if error <= (BFLOAT16 if in_bfloat16 else EXACT):
+        return Grade("exact to bfloat16" if in_bfloat16 and error else "exact", error)
+    reason = "the record rebuilds the weights no better, and the optimizer was not watched."
+    return Grade("off", error, reason=reason)
+
+
+def _confirmed(error: float, measured: Grade) -> Certificate:
     """The certificate of what the pass over the slots found: a grade that it contradicts is not repeated."""
-    if measured.error is None and not was_watched:
-        exact = error <= EXACT
-        reason = "" if exact else "the record rebuilds the weights no better, and the optimizer was not watched."
-        return Certificate(error, Grade("exact" if exact else "off", error, reason=reason))
     limit = BFLOAT16 if measured.name == "exact to bfloat16" else EXACT
     if measured.name == "off" or error <= max(limit, _AGREES * (measured.rounding or 0.0)):
         return Certificate(error, measured)

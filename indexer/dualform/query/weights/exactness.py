@@ -53,7 +53,7 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     error = _joint([reading.accumulated for reading in known], known)
     rounding = _joint([reading.rounding for reading in known], known)
     seams = _seams(known, stop)
-    if (name := _name(layer, known)) != "off" and not seams:
+    if (name := _name(halved(view, layer), known)) != "off" and not seams:
         unseen = _unseen(view, layer, known, stop)
         return Grade("off", error, rounding, *unseen) if unseen else Grade(name, error, rounding)
     if not math.isfinite(error) and seams:
@@ -92,6 +92,12 @@ def _moved_by(view: View, layer: Layer, image: ImageKind) -> str:
     blocks = [block.block_name for block in layer.parameters]
     found = [name for name in blocks if rule_of(view.snapshot, name).commutes_with == image]
     return view.snapshot.optimizer_of(found[0]).name if found else ""
+
+
+def halved(view: View, layer: Layer) -> bool:
+    """Whether the training computed the layer, or an update of it, in bfloat16."""
+    rules = [rule_of(view.snapshot, block.block_name) for block in layer.parameters]
+    return layer.dtype == "bfloat16" or any(rule.precision == "bfloat16" for rule in rules)
 
 
 def why_scores_only(view: View, layer: Layer) -> str:
@@ -147,11 +153,10 @@ def _reading(of: Distances, at_step: int) -> _Reading | None:
     return max(found, key=lambda reading: (not reading.within(EXACT), reading.share), default=None)
 
 
-def _name(layer: Layer, known: Sequence[_Reading]) -> Literal["exact", "exact to bfloat16", "off"]:
-    halved = layer.dtype == "bfloat16"
-    if all(reading.share <= EXACT or (not halved and reading.within(EXACT)) for reading in known):
+def _name(in_bfloat16: bool, known: Sequence[_Reading]) -> Literal["exact", "exact to bfloat16", "off"]:
+    if all(reading.share <= EXACT or (not in_bfloat16 and reading.within(EXACT)) for reading in known):
         return "exact"
-    if halved and all(reading.within(BFLOAT16) for reading in known):
+    if in_bfloat16 and all(reading.within(BFLOAT16) for reading in known):
         return "exact to bfloat16"
     return "off"
 

@@ -18,7 +18,7 @@ from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import rule_of, updates
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.where import mask
-from dualform.rules import Settings, State, UpdateRule, updated
+from dualform.rules import Settings, State, UpdateRule, advanced, updated
 from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter, of_shape
 
@@ -88,12 +88,11 @@ class _States:
     @np.errstate(all="ignore")  # as where eps is 0: what is not finite stays so in the answer
     def advance(self, whole: Doubles, kept: Doubles | None, settings: Settings) -> None:
         """One update with the whole gradient, and the part of it that stays; None for all of it."""
-        kinds = {*self._rule.buffers, *self._rule.statistics}
-        if self._rule.commutes_with != "entries" or kinds != self.whole.buffers.keys():
+        if self._rule.commutes_with != "entries":
             self.whole, self.kept = self._advanced(self.whole, self.kept, whole, kept, settings)
             return
         pieces = range(0, whole.size, _PIECE)
-        after = [State(np.empty(0))] * len(pieces)
+        after = [(State(np.empty(0)), State(np.empty(0)))] * len(pieces)
 
         @np.errstate(all="ignore")  # of this thread
         def work(_: int, number: int) -> None:
@@ -101,20 +100,21 @@ class _States:
             own, share_of = _piece(self.whole, part), _piece(self.kept, part)
             gradient = whole.reshape(-1)[part]
             stays = None if kept is None else kept.reshape(-1)[part]
-            after[number], other = self._advanced(own, share_of, gradient, stays, settings)
-            _write(own, after[number])
+            after[number] = self._advanced(own, share_of, gradient, stays, settings)
+            _write(own, after[number][0])
             if stays is not None:
-                _write(share_of, other)
+                _write(share_of, after[number][1])
 
         share(range(len(pieces)), work)
-        ones = {kind: array for kind, array in after[0].buffers.items() if not array.ndim}
-        self.whole = State(self.whole.weight, {**self.whole.buffers, **ones})
+        self.whole = _joined(self.whole, [own for own, _ in after])
+        if kept is not None:
+            self.kept = _joined(self.kept, [own for _, own in after])
 
     def _advanced(
         self, whole: State, kept: State, gradient: Doubles, stays: Doubles | None, settings: Settings
     ) -> tuple[State, State]:
         after, scale = updated(self._rule, whole, gradient, settings)
-        return after, kept if stays is None else self._rule.advance(kept, stays, settings, scale)
+        return after, kept if stays is None else advanced(self._rule, kept, stays, settings, scale)
 
 
 def _piece(state: State, part: slice) -> State:
@@ -128,3 +128,14 @@ def _write(to: State, state: State) -> None:
     for kind, array in to.buffers.items():
         if array.ndim:
             array[:] = state.buffers[kind]
+
+
+def _joined(state: State, pieces: Sequence[State]) -> State:
+    """A state that was advanced in pieces, which wrote what it had; what is new is put together."""
+    buffers = dict(state.buffers)
+    for kind, first in pieces[0].buffers.items():
+        if not first.ndim:
+            buffers[kind] = first
+        elif kind not in buffers or not buffers[kind].ndim:
+            buffers[kind] = np.concatenate([own.buffers[kind] for own in pieces]).reshape(state.weight.shape)
+    return State(state.weight, buffers)

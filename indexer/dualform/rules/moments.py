@@ -1,0 +1,42 @@
+"""Running averages of the descent and of its squares, as Adam and its kin keep them; missing ones begin at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dualform.rules.descent import descent
+from dualform.rules.rounding import factor, float32_corrections, rounds_factors
+from dualform.rules.update_rule import Doubles, Settings, State
+
+
+def said_of(group: Mapping[str, Any], *counts: str) -> dict[str, Any]:
+    """What a parameter group says, its betas by name, and how torch rounds; `counts`: as float32_corrections takes."""
+    beta1, beta2 = group["betas"]
+    rounded = {"rounds_factors": rounds_factors(group), "float32_corrections": float32_corrections(group, *counts)}
+    return {**group, "beta1": beta1, "beta2": beta2, **rounded}
+
+
+def counted(state: State) -> Doubles:
+    """The number of this update, the first one being 1."""
+    return np.asarray(state.buffers.get("step", 0.0) + 1.0)
+
+
+def average(state: State, gradient: Doubles, settings: Settings) -> Doubles:
+    """exp_avg after the update."""
+    share = factor(1 - settings["beta1"], settings)
+    found = share * descent(state, gradient, settings)
+    if "exp_avg" in state.buffers:
+        found += (1 - share) * state.buffers["exp_avg"]
+    return found
+
+
+def mean_square(state: State, gradient: Doubles, settings: Settings, name: str, beta: float) -> Doubles:
+    """The statistic of that name after the update, an average of squares."""
+    own = descent(state, gradient, settings)
+    found = factor(1 - beta, settings) * own * own
+    if name in state.buffers:
+        found += factor(beta, settings) * state.buffers[name]
+    return found

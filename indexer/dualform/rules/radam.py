@@ -1,0 +1,66 @@
+"""The update rule of torch.optim.RAdam, in every variant.
+
+    g  = the gradient, with weight decay added where it is coupled
+    m' = m + (1 - beta1) (g - m)        v' = beta2 v + (1 - beta2) g^2
+    r  = 2 / (1 - beta2) - 1            r(t) = r - 2 t beta2^t / (1 - beta2^t)
+    W' = (1 - lr decay) W - lr / (1 - beta1^t) m' a        decay where it is decoupled
+    a  = sqrt((r(t) - 4) (r(t) - 2) r / ((r - 4) (r - 2) r(t))) sqrt(1 - beta2^t) / (sqrt(v') + eps)
+         where r(t) > 5, else 1
+
+v' and t belong to the whole gradient (torch/optim/radam.py); given them, W' and m' are linear in W, m and the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dualform.rules.descent import decayed
+from dualform.rules.moments import average, counted, mean_square, said_of
+from dualform.rules.rounding import correction
+from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
+
+
+class RAdam(UpdateRule):
+    """As UpdateRule says. Treats each number of a parameter on its own."""
+
+    name = "radam"
+    settings: Mapping[str, str] = {
+        "lr": "DOUBLE",
+        "beta1": "DOUBLE",
+        "beta2": "DOUBLE",
+        "eps": "DOUBLE",
+        "weight_decay": "DOUBLE",
+        "decoupled_weight_decay": "BOOLEAN",
+        "maximize": "BOOLEAN",
+        "rounds_factors": "BOOLEAN",
+        "float32_corrections": "BOOLEAN",
+    }
+    buffers = ("exp_avg",)
+    statistics = ("exp_avg_sq", "step")
+    commutes_with: ImageKind = "entries"
+
+    def read(self, group: Mapping[str, Any]) -> Settings:
+        return super().read(said_of(group, "capturable"))
+
+    def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale:
+        count, beta2 = counted(state), settings["beta2"]
+        squares = mean_square(state, gradient, settings, "exp_avg_sq", beta2)
+        bias = correction(beta2, count, settings)
+        longest = 2 / (1 - beta2) - 1
+        length = np.asarray(longest - 2 * count * beta2**count / bias)
+        # Counts may differ from number to number: parameters that are watched together need not begin together.
+        rectified = length > 5
+        safe = np.where(rectified, length, longest)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of averages that are never long enough
+            share = (safe - 4) * (safe - 2) * longest / ((longest - 4) * (longest - 2) * safe)
+            adapted = np.sqrt(share) * np.sqrt(bias) / (np.sqrt(squares) + settings["eps"])
+        factors = settings["lr"] / correction(settings["beta1"], count, settings) * np.where(rectified, adapted, 1.0)
+        return Scale(factors, {"exp_avg_sq": squares, "step": count})
+
+    def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
+        assert scale is not None
+        moved = average(state, gradient, settings)
+        return State(decayed(state.weight, settings) - scale.factors * moved, {"exp_avg": moved})
