@@ -99,6 +99,7 @@ def encode_certificates(certificates: Certificates) -> pb.VerifyResponse:
                 exact=certificate.exact,
                 reason=certificate.reason,
                 grade=encode_grade(certificate.grade),
+                rounding_share=certificate.rounding_share,
             )
             for layer, certificate in certificates.items()
         ],
@@ -111,6 +112,7 @@ def decode_certificates(message: pb.VerifyResponse) -> Certificates:
         certificate.layer: Certificate(
             relative_error=certificate.relative_error if certificate.HasField("relative_error") else None,
             grade=decode_grade(certificate.grade),
+            rounding_share=certificate.rounding_share,
         )
         for certificate in message.certificates
     }

@@ -133,8 +133,14 @@ def test_info(dualform, address):
 
 def test_verify(dualform, address):
     assert dualform("verify", address, "--json").json == {
-        "fc": {"relative_error": 1e-6, "exact": True, "reason": "", "grade": EXACT},
-        "tied": {"relative_error": None, "exact": False, "reason": "a weight used twice", "grade": TIED},
+        "fc": {"relative_error": 1e-6, "exact": True, "reason": "", "grade": EXACT, "rounding_share": 0.25},
+        "tied": {
+            "relative_error": None,
+            "exact": False,
+            "reason": "a weight used twice",
+            "grade": TIED,
+            "rounding_share": 0.0,
+        },
     }
 
 

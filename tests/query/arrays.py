@@ -40,6 +40,10 @@ class ArrayMemory(Snapshot):
     def final(self) -> dict[str, np.ndarray] | None:
         return None if self.end is None else dict(self.end)
 
+    @property
+    def ended(self) -> bool:
+        return self.end is not None
+
     def buffers(self) -> dict[str, dict[str, np.ndarray]]:
         return {}
 

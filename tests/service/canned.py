@@ -114,7 +114,7 @@ class Canned(Answers):
                 return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries, SCAN)
         assert isinstance(question, Verification)
         tied = Grade("scores only", reason="a weight used twice")
-        return Certificates({"fc": Certificate(1e-6, EXACT), "tied": Certificate(None, tied)}, SCAN)
+        return Certificates({"fc": Certificate(1e-6, EXACT, 0.25), "tied": Certificate(None, tied)}, SCAN)
 
     def _info(self) -> MemoryInfo:
         self.asked.append("info")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from dualform.store.batch import Factor, RoundingGradient
 from dualform.store.manifest import FORMAT, Manifest
 from dualform.store.sources import FORMATS
 from tests.store.small_memory import (
@@ -91,7 +93,10 @@ def test_the_page_names_every_key_source():
 
 def test_the_page_names_every_table_and_column(tmp_path):
     writer = open_writer(tmp_path / "memory", layers=TOKENS, others=OTHERS)
-    writer.append(token_batch(np.random.default_rng(0), 0, 2))
+    one = token_batch(np.random.default_rng(0), 0, 2)
+    alone = RoundingGradient(np.arange(2, dtype=np.int32), np.array([1e-9, 0.0]))
+    factors = (*one.logs[0].factors, Factor("every.bias", 0, 1.0, 0.0, alone=alone))
+    writer.append(replace(one, logs=[replace(one.logs[0], factors=factors)]))
     writer.close()
     found = re.findall(r"^\| `([\w<>]+)`(?: \(view\))? \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     described = {name: text for name, text in found if name not in FORMATS}

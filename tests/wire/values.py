@@ -212,7 +212,7 @@ infos = st.builds(
 )
 certificates = st.builds(
     Certificates,
-    st.dictionaries(texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), grades), max_size=3),
+    st.dictionaries(texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), grades, finite), max_size=3),
     scans,
 )
 

@@ -10,7 +10,7 @@ import click
 from dualform.answers import Certificate, Grade, LayerInfo, MemoryInfo
 from dualform.methods import Answers
 from dualform_client.cli.options import json_option
-from dualform_client.cli.printing import print_json, print_line, print_table
+from dualform_client.cli.printing import print_json, print_line, print_note, print_table
 from dualform_client.cli.target import asks_target
 
 GRADED = ("grade", "distance", "rounding", "reason")
@@ -118,6 +118,10 @@ def verify(memory: Answers, as_json: bool) -> None:
         return
     rows = [[layer, c.relative_error, *_graded(c.grade)] for layer, c in certificates.items()]
     print_table("||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", *GRADED], rows)
+    for layer, one in certificates.items():
+        if one.rounding_share:
+            went = "of the way lies in biases whose gradient was rounding alone: no slot has a part in it"
+            print_note(f"{layer}: {one.rounding_share:.1%} {went}.")
 
 
 def _certificate(one: Certificate) -> dict[str, Any]:
@@ -126,4 +130,5 @@ def _certificate(one: Certificate) -> dict[str, Any]:
         "exact": one.exact,
         "reason": one.reason,
         "grade": asdict(one.grade),
+        "rounding_share": one.rounding_share,
     }

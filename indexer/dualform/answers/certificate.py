@@ -16,6 +16,9 @@ class Certificate:
     relative_error: float | None
     """None where the layer cannot be rebuilt at all (no values, or an optimizer without an update rule)."""
     grade: Grade
+    rounding_share: float = 0.0
+    """Share of the way ||W_T - W_0|| that lies in biases whose gradient was rounding alone, as attention's keys have:
+    no slot has a part in it, and no mask moves it. 0.0 under rules that do not scale gradients."""
 
     @property
     def exact(self) -> bool:

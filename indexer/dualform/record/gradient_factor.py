@@ -24,9 +24,9 @@ from dualform.record.projection import DIRECTIONS, Doubles, Parts
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.batch import TOLERANCE
 
-_ROUNDING = 16 * float(np.finfo(np.float32).eps)
+ROUNDING = 16 * float(np.finfo(np.float32).eps)
 """Rounding error of a float32 sum, as a multiple of the sum of its terms' magnitudes."""
-_LOOSE = _ROUNDING / TOLERANCE
+_LOOSE = ROUNDING / TOLERANCE
 """A gradient that is no larger, of the same multiple, may be rounding to a part in TOLERANCE: so may be its factor."""
 _LARGEST = 8
 """How many parameters of other layers are looked at for a factor."""
@@ -66,7 +66,7 @@ class Gradient:
         length = float(np.linalg.norm(self.applied[parameter.start : parameter.stop]))
         terms = abs(float(self.factors[index])) * float(self.bounds[index])
         # The share is one of all that _fit allows for.
-        left = float(self.residuals[index]) * (length + _ROUNDING / TOLERANCE * terms)
+        left = float(self.residuals[index]) * (length + ROUNDING / TOLERANCE * terms)
         return left <= roundoff * (length + terms)
 
 

@@ -18,12 +18,12 @@ from dualform.errors import BadInput, NotFound
 from dualform.record.lookups import lookup_of
 from dualform.record.selection import matches
 from dualform.record.taps import Tap
-from dualform.store.tables import TABLES
+from dualform.store.tables import OTHERS, ROUNDING, TABLES
 
 if TYPE_CHECKING:
     from dualform.record.step_record import Signal
 
-RESERVED = frozenset({"slots", "samples", "commits", *TABLES})
+RESERVED = frozenset({"slots", "samples", "commits", *TABLES, *OTHERS, *ROUNDING})
 """Names of tables and views of the store."""
 DEFAULTS = ("sample", "token")
 """Spaces of layers that no name was given for: of rows, and of tokens."""

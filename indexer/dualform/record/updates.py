@@ -22,11 +22,12 @@ from dualform.record.projection import Doubles, surely_finite
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.record.replacements import Replacements
+from dualform.record.rounding_gradients import put, rounding_gradients
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
 from dualform.record.watch import Watch, roundoff
 from dualform.rules import UpdateRule
-from dualform.store.batch import Defect, Factor, ParameterGroup, Product, StepLog, WatchLog
+from dualform.store.batch import Defect, Factor, ParameterGroup, Product, RoundingGradient, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
 Row: TypeAlias = tuple[str, Tensor, Tensor | None, Product | None]
@@ -153,9 +154,11 @@ class Updates:
             first = step if gradient.first_step is None else gradient.first_step
             own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
             applied = gradient.factors * unscaling(self._optimizer)
-            factors = self._logged(own, applied.tolist(), gradient.residuals.tolist())
+            sums, magnitudes, alone = self._numbers(gradient, applied)
+            factors = self._logged(own, applied.tolist(), gradient.residuals.tolist(), alone)
             self._tell_unexplained(step, gradient, dtypes)
-            self._watch_update(step, gradient, applied, [settings[group] for group in own], own, error)
+            terms, of_group = (sums, magnitudes), [settings[group] for group in own]
+            self._watch_update(step, gradient, terms, applied, of_group, own, error)
             self._pending.clear()
         self._unused = []
         self._logs.append(StepLog(step, True, first, settings, factors))
@@ -279,26 +282,43 @@ class Updates:
         return [layer for layer in parameter.layers if layer in joined]
 
     def _logged(
-        self, groups: Sequence[int], factors: Sequence[float], residuals: Sequence[float]
+        self,
+        groups: Sequence[int],
+        factors: Sequence[float],
+        residuals: Sequence[float],
+        alone: Mapping[int, RoundingGradient],
     ) -> tuple[Factor, ...]:
         """Of the parameters of layers with slots, and of what else the optimizer updates: it may get slots later."""
         logged = list[Factor]()
         for index, (parameter, factor) in enumerate(zip(self._parameters, factors, strict=True)):
             skipped = isnan(factor)
             if index in self._joined or not skipped:
-                logged.append(Factor(parameter.name, groups[index], None if skipped else factor, residuals[index]))
+                known = None if skipped else factor
+                own = alone.get(index)
+                logged.append(Factor(parameter.name, groups[index], known, residuals[index], alone=own))
         return tuple(logged)
+
+    def _numbers(self, gradient: Gradient, factors: Doubles) -> tuple[Doubles, Doubles, Mapping[int, RoundingGradient]]:
+        """Sums and magnitudes of the slots' terms as the watch takes them, and what of it is no slot's."""
+        if self._entries is None:
+            return gradient.sums, gradient.bounds, {}
+        sums, magnitudes = self._pending.entries_since(gradient.first_step)
+        scale = unscaling(self._optimizer)
+        alone = rounding_gradients(self._parameters, self._entries, gradient, factors, scale, sums, magnitudes)
+        put(alone, self._entries, factors, sums, magnitudes)
+        return sums, magnitudes, alone
 
     def _watch_update(
         self,
         step: int,
         gradient: Gradient,
+        terms: tuple[Doubles, Doubles],
         factors: Doubles,
         settings: Sequence[ParameterGroup],
         groups: Sequence[int],
         error: Sequence[float],
     ) -> None:
-        """The weights as they are before the update of `step`, and the update."""
+        """The weights as they are before the update of `step`, and the update; `terms`: as `_numbers` has them."""
         self._observe(step - 1)
         if self._failure is not None:
             self._rule_failed(step, self._failure)
@@ -309,14 +329,12 @@ class Updates:
         if self._watch is None:
             return
         own = zip(groups, (group.settings for group in settings), strict=True)
-        sums, magnitudes = gradient.sums, gradient.bounds
         if self._entries is not None:
-            sums, magnitudes = self._pending.entries_since(gradient.first_step)
             for index in np.flatnonzero(~gradient.explained).tolist():
                 if not gradient.rounding_explains(index, error[index], self._parameters[index]):
                     self._watch.doubt(index)
         try:
-            self._watch.advance(sums, magnitudes, factors, list(own), np.array(error))
+            self._watch.advance(*terms, factors, list(own), np.array(error))
         except Exception as failure:  # a rule of one's own must not end the training, whatever it raises
             self._rule_failed(step, failure)
 

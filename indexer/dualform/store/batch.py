@@ -81,6 +81,16 @@ class ParameterGroup:
     """Among the groups of all optimizers; None for its place in the log."""
 
 
+@dataclass(frozen=True, eq=False)
+class RoundingGradient:
+    """Entries of a bias's gradient that are rounding alone, as the optimizer got them: nobody's part of an update."""
+
+    rows: NDArray[np.int32]
+    """int32[r], ascending: entries of the block."""
+    gradient: NDArray[np.float64]
+    """float64[r]."""
+
+
 @dataclass(frozen=True)
 class Factor:
     """The measured gradient factor c_s of one parameter at one update."""
@@ -94,6 +104,8 @@ class Factor:
     """Relative share of the gradient that the recorded slots do not explain."""
     first_step: int | None = None
     """As StepLog has it, where several optimizers have each their own."""
+    alone: RoundingGradient | None = None
+    """What of the gradient no slot has a part in."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dualform.store.batch import Batch, StepLog
 from dualform.store.digests import digests
-from dualform.store.tables import FIRST_STEP, SETTINGS, TABLES, ColumnTypes, arrow_table, rows_table
+from dualform.store.tables import FIRST_STEP, ROUNDING, SETTINGS, TABLES, ColumnTypes, arrow_table, rows_table
 
 
 class LogRows:
@@ -23,6 +23,8 @@ class LogRows:
         self._factors = {**TABLES["factors"], **(FIRST_STEP if several else {})}
         self.settings: dict[str, str] = dict(SETTINGS) | dict(settings)
         """DuckDB types of the optimizer's settings: those given, then others as they are seen."""
+        self.further: Mapping[str, ColumnTypes] = {}
+        """Tables that came while recording."""
         self._named: dict[str, list[dict[str, Any]]] = {}
         """Rows of tables that have the settings as columns; what a row lacks is NULL."""
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
@@ -54,6 +56,10 @@ class LogRows:
                 self.settings |= _types(group.settings, self.settings)
         rows = [(log.step, f.parameter, f.group, f.factor, f.residual, f.first_step) for f in log.factors]
         self._add("factors", [row[: len(self._factors)] for row in rows])
+        alone = [(log.step, f.parameter, f.alone.rows, f.alone.gradient) for f in log.factors if f.alone is not None]
+        if alone:
+            self.further = ROUNDING
+        self._add("rounding_gradients", alone)
 
     def _add(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -62,7 +68,7 @@ class LogRows:
     def take(self) -> dict[str, pa.Table]:
         """The rows by table since the last call; a table without new rows is absent."""
         tables = {name: self._table(name, rows) for name, rows in self._named.items() if rows}
-        types = {**TABLES, "factors": self._factors}
+        types = {**TABLES, **ROUNDING, "factors": self._factors}
         tables |= {name: rows_table(rows, types[name]) for name, rows in self._rows.items()}
         self._named, self._rows = {}, {}
         return tables

@@ -20,6 +20,7 @@ from dualform.store.stored_optimizer import StoredOptimizer, for_one
 from dualform.store.tables import (
     FIRST_STEP,
     OTHERS,
+    ROUNDING,
     SAMPLES,
     SETTINGS,
     TABLES,
@@ -110,7 +111,8 @@ class Manifest:
             base[name] = {**TABLES[name], **settings}
         base["factors"] = {**TABLES["factors"], **self.columns.get("factors", {})}
         extents = {extents_table(space): extents_types(self.columns[space]) for space in self.spaces}
-        return {"samples": self.columns["samples"], **extents, **base, **(OTHERS if self.others else {})}
+        further = {name: types for name, types in ROUNDING.items() if name in self.columns}
+        return {"samples": self.columns["samples"], **extents, **base, **further, **(OTHERS if self.others else {})}
 
     def write(self, folder: Path, file: str = FILE) -> None:
         """Replace memory.json, or a shard's shard.json, durably."""

@@ -4,7 +4,7 @@ Shapes: R rows that are kept, b bytes of a row.
 
 A row holds every such tensor as it stood once so many steps were taken, in the training's own bits: tensor after
 tensor in the order of the manifest, each in C order, little-endian. The rows lie in matrix files of their own beside
-the layers' (uint8[rows, b]); the table `others` says which moment each row is of. They are the first shard's.
+the layers' (uint8[rows, b]); the table `other_rows` says which moment each row is of. They are the first shard's.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class OthersWriter:
         return sum(self._rows.append(row.content[None], self._others.form) for row in rows)
 
     def take_moments(self) -> list[tuple[int]]:
-        """The rows for the table `others` since the last call."""
+        """The rows for the table `other_rows` since the last call."""
         taken, self._moments = self._moments, []
         return taken
 

@@ -250,7 +250,7 @@ class Snapshot:
         """
         if self.manifest.others is None:
             return None
-        moments = np.asarray(self._tables.columns("others", ["at_step"])[0], dtype=np.int64)
+        moments = np.asarray(self._tables.columns("other_rows", ["at_step"])[0], dtype=np.int64)
         rows = Rows(self.sources.get(OWNER, []), self.manifest.others.form.width)
         if rows.rows != len(moments):
             shard = self.path / self.manifest.shards[0].folder

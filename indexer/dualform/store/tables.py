@@ -13,7 +13,8 @@
     labels            names of labels
     digests           what each layer was fed at each step, for layers whose keys are not stored
     segments          the matrix files, with a checksum for each of their blocks
-    others            how many steps were taken when each row of what no slot explains was kept
+    rounding_gradients  gradients of biases that are rounding alone, at each update that has any
+    other_rows        how many steps were taken when each row of what no slot explains was kept
     other_segments    the matrix files of those rows
     commits           rows and running digest of each column after each commit
 
@@ -117,8 +118,12 @@ TABLES: Mapping[str, ColumnTypes] = {
     },
 }
 """Every table but samples and extents. Further settings follow in `steps` and `parameter_groups`."""
+ROUNDING: Mapping[str, ColumnTypes] = {
+    "rounding_gradients": {"step": "BIGINT", "parameter": "VARCHAR", "rows": "INTEGER[]", "gradient": "DOUBLE[]"},
+}
+"""That of a memory which has seen gradients that are rounding alone."""
 OTHERS: Mapping[str, ColumnTypes] = {
-    "others": {"at_step": "BIGINT"},
+    "other_rows": {"at_step": "BIGINT"},
     "other_segments": {name: kind for name, kind in TABLES["segments"].items() if name not in ("layer", "kind")},
 }
 """Those of a shard that keeps what no slot explains (others.py)."""

@@ -183,7 +183,7 @@ class Writer:
             "entries": entries,
             "products": self._products,
             "key_rows": key_rows,
-            "others": self._others.take_moments(),
+            "other_rows": self._others.take_moments(),
         }
         self._products = []
         types = {**TABLES, **OTHERS}
@@ -247,6 +247,7 @@ class Writer:
             self.manifest.skipped.pop(layer.name, None)
         self.manifest.spaces += [space for space in self._slots.spaces if space not in self.manifest.spaces]
         self.manifest.columns |= {**self._slots.columns(), "steps": dict(self._logs.settings)}
+        self.manifest.columns |= {name: dict(types) for name, types in self._logs.further.items()}
         self._shard.tables = shard.evolve(
             self._database, self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
         )
@@ -254,8 +255,8 @@ class Writer:
         self._write_manifest()
 
     def _columns_known(self) -> int:
-        """How many spaces, columns and settings have come so far."""
-        return self._slots.width + len(self._logs.settings)
+        """How many spaces, columns, settings and tables have come so far."""
+        return self._slots.width + len(self._logs.settings) + len(self._logs.further)
 
     def _views(self) -> list[str]:
         columns, spaces = self.manifest.columns, self.manifest.spaces

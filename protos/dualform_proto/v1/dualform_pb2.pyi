@@ -1267,6 +1267,7 @@ class Certificate(google.protobuf.message.Message):
     EXACT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     GRADE_FIELD_NUMBER: builtins.int
+    ROUNDING_SHARE_FIELD_NUMBER: builtins.int
     layer: builtins.str
     relative_error: builtins.float
     """absent where the layer cannot be rebuilt at all"""
@@ -1274,6 +1275,8 @@ class Certificate(google.protobuf.message.Message):
     """as `grade` says"""
     reason: builtins.str
     """likewise"""
+    rounding_share: builtins.float
+    """of the way, in biases whose gradient was rounding alone: no slot's part"""
     @property
     def grade(self) -> Global___Grade: ...
     def __init__(
@@ -1284,9 +1287,10 @@ class Certificate(google.protobuf.message.Message):
         exact: builtins.bool = ...,
         reason: builtins.str = ...,
         grade: Global___Grade | None = ...,
+        rounding_share: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "grade", b"grade", "relative_error", b"relative_error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "exact", b"exact", "grade", b"grade", "layer", b"layer", "reason", b"reason", "relative_error", b"relative_error"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "exact", b"exact", "grade", b"grade", "layer", b"layer", "reason", b"reason", "relative_error", b"relative_error", "rounding_share", b"rounding_share"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_relative_error", b"_relative_error"]) -> typing.Literal["relative_error"] | None: ...
 
 Global___Certificate: typing_extensions.TypeAlias = Certificate

@@ -7,10 +7,13 @@ import math
 import time
 from dataclasses import replace
 
+import numpy as np
+
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
 from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, halved, unwatched, why_scores_only
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
+from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.store.layer import Layer
 
 _AGREES = 3.0
@@ -45,7 +48,15 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     share = error / moved if moved else math.inf if error else 0.0
     if measured.error is None and unwatched(view, layer):
         return Certificate(share, _unwatched(share, halved(view, layer)))
-    return _confirmed(share, measured)
+    found = _confirmed(share, measured)
+    return replace(found, rounding_share=_nobodys(view, layer) / moved) if moved else found
+
+
+def _nobodys(view: View, layer: Layer) -> float:
+    """How far the numbers went whose gradient was rounding alone."""
+    went = way(view, layer)
+    names = [bias.block_name for bias in layer.biases]
+    return math.hypot(*(float(np.linalg.norm(went[name][rounding_gradients(view, name).rows])) for name in names))
 
 
 def _unwatched(error: float, in_bfloat16: bool) -> Grade:

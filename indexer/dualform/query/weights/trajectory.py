@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dualform.kernels.workers import share
 from dualform.query.view import Check, View
 from dualform.query.weights.coefficients import rule_of, updates
+from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.where import mask
 from dualform.rules import Settings, State, UpdateRule, advanced, updated
@@ -56,10 +57,13 @@ def _run(
     rule = rule_of(view.snapshot, block.block_name)
     states = _States(rule, *_start(view, block))
     gradients = SlotGradients(view, holders, states.whole.weight.shape)
+    alone = rounding_gradients(view, block.block_name)
     stop = view.snapshot.steps if at_step is None else at_step
     for update in updates(view.snapshot, block.block_name, stop):
         whole, kept = gradients.of(update.first_step, update.last_step, check)
-        states.advance(update.factor * whole, None if gradients.all_stay else update.factor * kept, update.settings)
+        whole = alone.put(update.last_step, update.factor * whole)
+        stays = None if gradients.all_stay else alone.put(update.last_step, update.factor * kept)
+        states.advance(whole, stays, update.settings)
     return states.whole.weight, (states.whole if gradients.all_stay else states.kept).weight
 
 
