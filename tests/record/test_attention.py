@@ -185,6 +185,10 @@ def test_under_autocast_the_bits_stay_and_layers_say_bfloat16(tmp_path):
     for before, now in zip(alone, gradients, strict=True):
         assert all(torch.equal(gradient, now[name]) for name, gradient in before.items())
     assert {x.dtype for x in made[0].sink.layers if x.name.startswith("attn")} == {"bfloat16"}
+    # How the gradient of each product was rounded is seen through the taps of q, k and v.
+    for parts in zip(*(made[0].sink.parts(f"attn.{name}") for name in PARTS), strict=True):
+        q, k, v, out = (part.product.copy for _, part in parts)
+        assert q == k == v != out
 
 
 def test_unbatched_tokens_are_rows_as_those_of_the_linear_layers_beside(tmp_path):

@@ -134,7 +134,22 @@ def test_heads_in_one_parameter_that_see_the_whole_batch_share_its_space(tmp_pat
         assert sorted((x.name, x.space) for x in memory.info().layers) == [(name, "token") for name in names]
 
 
-def test_their_rows_are_said_before_each_call(tmp_path):
+def test_where_the_choice_is_seen_the_rows_are_known(trained):
+    """`tokens[rows]` shows them; both layers of an expert have the same slots."""
+    memory = trained[0]
+    for e in range(E):
+        count = memory.info().slots[f"experts_{e}"]
+        slots = memory.slots(np.arange(count), f"experts_{e}")
+        first = slots["step"] == 0
+        keys = memory.keys(f"experts.gate_up_proj[{e}]")[first]
+        start = memory.weights(at_step=0)
+        inner = torch.tanh(linear(STEPS[0], *(torch.as_tensor(start[f"inner.{name}"]) for name in ("weight", "bias"))))
+        rows, positions = slots["row"][first].astype(int), slots["position"][first].astype(int)
+        np.testing.assert_allclose(inner[rows, positions].numpy(), keys, atol=1e-6)
+        np.testing.assert_array_equal(slots["label"][first], rows)
+
+
+def test_what_is_said_before_each_call_goes_before_what_is_seen(tmp_path):
     model = Net()
     recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
     with recorder:
@@ -142,11 +157,12 @@ def test_their_rows_are_said_before_each_call(tmp_path):
             with recorder.step(label=np.arange(B) + 10 * number) as step:
                 if number:  # the first step shows the spaces
                     model.experts.say = lambda expert, rows, step=step: step.at(
-                        f"experts_{expert}", row=rows // L, position=rows % L
+                        f"experts_{expert}", row=np.full(len(rows), 2), position=rows % L
                     )
                 model(x).square().sum().backward()
     with dualform.open(tmp_path / "m") as memory:
         slots = memory.slots(np.arange(memory.info().slots["experts_1"]), "experts_1")
         later = slots["step"] == 1
         assert later.any()
-        assert (slots["label"][later] == slots["row"][later] + 10).all()
+        assert (slots["row"][later] == 2).all()
+        assert (slots["label"][later] == 12).all()

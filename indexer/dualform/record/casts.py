@@ -20,8 +20,8 @@ _PARAMETER = "AccumulateGrad"
 _SUM = "AddBackward0"
 """A bias that is added behind the product."""
 _OF_VIEWS = "T Transpose Permute View UnsafeView Alias Select Slice Split SplitWithSizes UnsafeSplit Unbind"
-_VIEWS = frozenset(f"{name}Backward0" for name in _OF_VIEWS.split(" "))
-"""Nodes through which each number of a gradient goes as it is."""
+_VIEWS = frozenset((*(f"{name}Backward0" for name in _OF_VIEWS.split(" ")), "_IdentityBackward"))
+"""Nodes through which each number of a gradient goes as it is; taps, too, where several layers share one product."""
 
 
 def cast_of(parameters: Iterable[Tensor], output: Tensor) -> int | None:

@@ -122,7 +122,13 @@ class SlotMaker:
         found = Aligner(record, self._taps, self._spaces, first).align()
         self._spaces.check_names(metadata.spaces)
         shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
-        extents = self._extents(record, shapes, first)
+        chosen = {
+            (shape.space.name, shape.call): signal.chosen.places(shapes, metadata.rows)
+            for calls in found.calls.values()
+            for shape, signal in calls
+            if signal.chosen is not None
+        }
+        extents = self._extents(record, shapes, first, chosen)
         kept = {(extent.space, extent.call): stay for extent, stay in extents}
         rows = [
             _rows(name, shape, signal, kept[shape.space.name, shape.call])
@@ -140,17 +146,26 @@ class SlotMaker:
         return Slots(samples, parts, self._columns.unknown(metadata) if unknown else None, rows, found.parted)
 
     def _extents(
-        self, record: StepRecord, shapes: Sequence[Shape], first: bool
+        self,
+        record: StepRecord,
+        shapes: Sequence[Shape],
+        first: bool,
+        chosen: Mapping[tuple[str, int], dict[str, Array]],
     ) -> list[tuple[Extent, NDArray[np.int64] | None]]:
         """Each shape's extent, and which of its slots stay: int64[n], None for all.
 
-        `shapes` are those of a space after one another, in the order of their calls.
+        `shapes` are those of a space after one another, in the order of their calls; `chosen`: by space and call, the
+        rows that the network was seen to choose, which are taken where nothing else is said of rows.
         """
         metadata, extents = record.metadata, list[tuple[Extent, NDArray[np.int64] | None]]()
         for space, said in self._columns.of_slots(metadata, shapes).items():
             calls = [shape for shape in shapes if shape.space.name == space]
             if calls[0].space.routed:
-                own = Sayings(metadata, self._spaces, record.step, first).of_calls(calls)
+                said_of = Sayings(metadata, self._spaces, record.step, first).of_calls(calls)
+                own = [
+                    of_call if "row" in of_call else chosen.get((space, shape.call), {}) | of_call
+                    for of_call, shape in zip(said_of, calls, strict=True)
+                ]
             else:
                 own = [metadata.at(space)] * len(calls)
             extents += [_extent(shape, said | of_call) for shape, of_call in zip(calls, own, strict=True)]

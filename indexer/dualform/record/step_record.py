@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.record.chosen_rows import ChosenRows
 from dualform.record.key_form import HALVED, KeyForm, owned_rows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
@@ -41,6 +42,8 @@ class Signal:
     form: KeyForm
     product: Product | None = None
     """How its part of a gradient was rounded; None where it was not, or where nobody knows."""
+    chosen: ChosenRows | None = None
+    """Which of the batch's rows or tokens it is of, where the network was seen to choose."""
 
 
 class StepRecord:
@@ -68,6 +71,8 @@ class StepRecord:
         self.unseen: dict[str, str] = {}
         """Layer -> why a call of it could not be recorded at all."""
         self._owners = owners
+        self.chosen: dict[int, ChosenRows] = {}
+        """By number of the call, the rows that the network was seen to choose for it."""
         self._signals: dict[str, dict[int, Signal]] = {}
         self._copies: dict[tuple[int, int], int] = {}
         """Numbers of the weights' copies that gradients went through: by graph task, and the copy's own number."""
@@ -124,7 +129,9 @@ class StepRecord:
         if seen is None:
             dtype = key.dtype if key.is_floating_point() else error.dtype
             product = None if cast is None else self._product(dtype, cast)
-            signals[call] = Signal(form.owned(key), more, form.leading(key), dtype, form, product)
+            signals[call] = Signal(
+                form.owned(key), more, form.leading(key), dtype, form, product, self.chosen.get(call)
+            )
         elif seen.errors is not None and more is not None:
             seen.errors += more  # a second backward through the same call: gradients add up
             seen.product = None  # each was rounded on its own
@@ -217,9 +224,11 @@ class Collector:
         if self.probe is not None:
             self.probe.probed(tap, key)
 
-    def called(self, tap: Tap, raw: bool) -> int:
+    def called(self, tap: Tap, raw: bool, chosen: ChosenRows | None = None) -> int:
         if self.step is not None:
             self.step.called(tap, raw)
+            if chosen is not None:
+                self.step.chosen[self._calls] = chosen
         self._calls += 1
         return self._calls - 1
 

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.record.casts import cast_of
+from dualform.record.chosen_rows import ChosenRows
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.hook import ModelHook
 from dualform.record.taps.identity import Report, compiled, watched
@@ -42,10 +43,10 @@ class Listener(Protocol):
     began: Tensor
     """int64 scalar: which step runs."""
 
-    def called(self, tap: Tap, raw: bool) -> int:
+    def called(self, tap: Tap, raw: bool, chosen: ChosenRows | None = None) -> int:
         """A forward call that expects an error signal; returns the number it will be known by.
 
-        `raw`: its key is data that came with the batch, no result of a computation.
+        `raw`: its key is data that came with the batch, no result of a computation; `chosen`: which rows it is of.
         """
 
     def arrived(self, tap: Tap, raw: bool, began: int) -> int:
@@ -82,6 +83,8 @@ class Call:
     raw: bool
     kept: tuple[Tensor, ...] = ()
     """What the error signal is computed from, beside the key and the outputs' gradients."""
+    chosen: ChosenRows | None = None
+    """Which of the batch's rows or tokens it is of, where the network was seen to choose."""
 
 
 class Tap(ABC):
@@ -133,7 +136,8 @@ class Tap(ABC):
             if traced:
                 return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
             cast = cast_of(self.parameters.values(), call.outputs[0])
-            return watched(Report(self, listener, listener.called(self, call.raw), cast), kept, call.outputs)
+            number = listener.called(self, call.raw, call.chosen)
+            return watched(Report(self, listener, number, cast), kept, call.outputs)
         return call.outputs
 
     def mode(self, listener: Listener) -> str | None:

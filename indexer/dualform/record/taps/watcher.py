@@ -44,8 +44,8 @@ class Watcher(ABC):
         `output` [..., d_out] belongs to the product's keys.
         """
 
-    def used(self, name: str, args: tuple[Any, ...]) -> None:
-        """Another function of torch was called, with these arguments."""
+    def used(self, name: str, args: tuple[Any, ...], output: Any) -> None:
+        """Another function of torch was called with these arguments, and answered `output`."""
         return
 
     def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -168,14 +168,14 @@ class _Mode(TorchFunctionMode):
                 break
             if found and watcher.saving != _saving():
                 # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
-                watcher.used("a checkpoint inside its module's forward", args)
+                watcher.used("a checkpoint inside its module's forward", args, output)
                 continue
             for product in found:
                 own = watcher.multiplied(watcher.listener, product, product.laid(output))
                 if own is not None:
                     return product.laid(own)
             if not found:
-                watcher.used(name, args)
+                watcher.used(name, args, output)
         return output
 
 
