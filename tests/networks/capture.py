@@ -53,6 +53,10 @@ def keys_of(module: nn.Module, argument: Tensor, dtype: torch.dtype) -> Tensor:
     """[..., d_in]: one-hot rows of an embedding, [B, P, d_in] patches of a convolution."""
     if isinstance(module, nn.Embedding):
         return one_hot(argument, module.num_embeddings)
+    if isinstance(module, nn.EmbeddingBag):
+        there = (argument != -1 if module.padding_idx is None else argument != module.padding_idx).float()
+        weights = there / (there.sum(1, keepdim=True).clamp(min=1) if module.mode == "mean" else 1)
+        return (one_hot(argument, module.num_embeddings) * weights[..., None]).sum(1)
     if isinstance(module, CONVOLUTIONS):
         return patches_of(module, argument)
     if isinstance(module, TRANSPOSED):

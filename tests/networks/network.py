@@ -53,7 +53,7 @@ class Network:
     grades: Mapping[str, str] = field(default_factory=dict)
     """Grade by layer, of those that are not exact."""
     layers: tuple[str, ...] | None = None
-    """The layers that are recorded; None for every nn.Linear, nn.Embedding and convolution."""
+    """The layers that are recorded; None for all of the suite's kinds."""
     time_first: frozenset[str] = frozenset()
     """Layers whose keys lie [L, B, d]."""
 

@@ -126,6 +126,22 @@ class Shared(nn.Module):
 Network("shared-layer", Shared, labelled, classify)
 
 
+class Bags(nn.Module):
+    """A bag of words, and the mean of another embedding of them without the padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums, self.means = nn.EmbeddingBag(9, 6, mode="sum"), nn.EmbeddingBag(9, 6, mode="mean", padding_idx=0)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = (x * 3).long().abs() % 9
+        return self.head(torch.relu(self.sums(words)) * self.means(words))
+
+
+Network("embedding-bag", Bags, labelled, classify)
+
+
 class Siamese(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -35,14 +35,14 @@ def recorded(network: Network, tmp_path_factory):
 
 
 def names(network: Network, model: nn.Module) -> list[str]:
-    kinds = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED)
+    kinds = (nn.Linear, nn.Embedding, nn.EmbeddingBag, *CONVOLUTIONS, *TRANSPOSED)
     found = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     return sorted(found if network.layers is None else network.layers)
 
 
 def product(module: nn.Module, queries: torch.Tensor) -> torch.Tensor:
     """What the module computes of keys."""
-    if isinstance(module, nn.Embedding):
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return queries @ module.weight
     if isinstance(module, CONVOLUTIONS):
         weight = torch.block_diag(*module.weight.flatten(1).chunk(module.groups))

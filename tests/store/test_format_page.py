@@ -67,8 +67,9 @@ def test_the_page_reads_every_key_source(tmp_path):
     geometry = {layer.name: layer.geometry for layer in Manifest.read(tmp_path / "memory").layers}
     halved = {"half": ("bfloat16",), "half16": ("float16",)}
     arguments = halved | {"numbers": ("row_numbers", twins.TOKENS), "conv": ("patches", geometry["conv"])}
+    arguments |= {"counts": ("row_counts", twins.TOKENS)}
     for layer, (source, *more) in arguments.items():
-        file = tmp_path / "memory" / "shard-00000" / "layers" / layer / "keys-000000.npy"
+        (file,) = (tmp_path / "memory" / "shard-00000" / "layers" / layer).glob("keys-000000*.npy")
         wanted = np.concatenate([one.layers[f"{layer}-rows"][0].keys for one in given])
         assert names[f"from_{source}"](file, *more).tobytes() == wanted.tobytes()
 

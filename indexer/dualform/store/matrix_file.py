@@ -23,7 +23,7 @@ class MatrixForm:
     """What a matrix file is, whatever the number of its rows: float32 vectors for FAISS, or arrays for NumPy."""
 
     suffix: str
-    """Of the file's name: "faiss" or "npy"."""
+    """Of the file's name: "faiss", "npy", or what tells this form from others of its source and ends in ".npy"."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     """Of one row."""

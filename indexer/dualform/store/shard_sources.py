@@ -66,7 +66,7 @@ def _forms(layer: Layer, kind: str) -> Sequence[MatrixForm]:
 def _form_of_file(layer: Layer, kind: str, segment: Segment) -> MatrixForm:
     """The name of a file tells its form. Raises Damaged for one that this kind of file has not."""
     for form in _forms(layer, kind):
-        if segment.path.suffix == f".{form.suffix}":
+        if segment.path.name.endswith(f".{form.suffix}"):
             return form
     raise Damaged(f"{segment.path} is no file of {kind} of layer {layer.name!r}, whose key source is {layer.source!r}.")
 

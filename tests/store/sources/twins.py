@@ -50,6 +50,7 @@ PAIRS = [
     Pair(layer("mixed16", "sample", 5, "float16")),
     Pair(layer("numbers", "token", TOKENS, "row numbers")),
     Pair(layer("numbers-repeat", "token", TOKENS, "row numbers", repeats=True)),
+    Pair(layer("counts", "sample", TOKENS, "row counts")),
     Pair(layer("conv", "patch", 12, "patches", geometry=GEOMETRY)),
     Pair(layer("conv-repeats", "patch", 12, "patches", geometry=GEOMETRY, repeats=True)),
 ]
@@ -68,6 +69,19 @@ def unfolded(maps: np.ndarray) -> np.ndarray:
     return found.transpose(1, 2).reshape(-1, found.shape[1]).contiguous().numpy()
 
 
+def bags(rng: np.random.Generator, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Members of bags, of which one is empty and one has a member twice; and the weights of each row, added up."""
+    numbers = rng.integers(0, TOKENS + 1, (ROWS, longest))
+    numbers[0], numbers[1] = TOKENS, numbers[1, 0]
+    weights = rng.normal(size=numbers.shape).astype(np.float32)
+    members = weights.view("<u4").astype("<u8") << np.uint64(32) | numbers.astype("<u8")
+    rows = np.zeros((ROWS, TOKENS), np.float32)
+    for row, number, weight in zip(np.arange(ROWS).repeat(longest), numbers.flat, weights.flat, strict=True):
+        if number < TOKENS:
+            rows[row, number] += weight
+    return members, rows
+
+
 def halved(rng: np.random.Generator, dtype: torch.dtype, *shape: int) -> np.ndarray:
     return torch.from_numpy(rng.normal(size=shape).astype(np.float32)).to(dtype).float().numpy()
 
@@ -77,6 +91,8 @@ def handed_over(rng: np.random.Generator, name: str, step: int) -> tuple[np.ndar
     if name.startswith("numbers"):
         numbers = rng.integers(0, TOKENS, ROWS * LENGTH)
         return numbers, np.eye(TOKENS, dtype=np.float32)[numbers]
+    if name == "counts":
+        return bags(rng, 1 + 4 * (step % 3))
     if name.startswith("conv"):
         maps = rng.normal(size=(ROWS, *MAP)).astype(np.float32)
         if name == "conv-repeats":

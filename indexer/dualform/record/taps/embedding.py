@@ -34,13 +34,7 @@ class TappedEmbedding(ModuleTap, module_type=nn.Embedding):
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
         assert isinstance(module, nn.Embedding)
-        if module.max_norm is not None:
-            return "it changes its weight in each forward pass (max_norm)"
-        if module.sparse:
-            return "its gradients are sparse (sparse=True)"
-        if module.scale_grad_by_freq:
-            return "it scales gradients by how often a token is in the batch (scale_grad_by_freq)"
-        return super().refusal(module)
+        return no_product(module) or super().refusal(module)
 
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
         argument: Tensor = args[0] if args else kwargs["input"]
@@ -53,6 +47,17 @@ class TappedEmbedding(ModuleTap, module_type=nn.Embedding):
             return error
         # Its row gets no gradient.
         return error.masked_fill((key == self.module.padding_idx).unsqueeze(-1), 0.0)
+
+
+def no_product(module: nn.Embedding | nn.EmbeddingBag) -> str:
+    """Why its gradient is not what a product with its keys would have; empty where it is."""
+    if module.max_norm is not None:
+        return "it changes its weight in each forward pass (max_norm)"
+    if module.sparse:
+        return "its gradients are sparse (sparse=True)"
+    if module.scale_grad_by_freq:
+        return "it scales gradients by how often a token is in the batch (scale_grad_by_freq)"
+    return ""
 
 
 class RowNumbers(KeyForm):

@@ -1,0 +1,130 @@
+"""The tap for nn.EmbeddingBag: y = W^T c, where the key c has the weight of each row of a bag, and 0 elsewhere.
+
+Shapes: V rows of the embedding, which are its layer's d_in; n bags, which are its slots, of at most N members.
+
+A weight is 1 in a sum, what the call says of it where it does, and 1 over the number of members in a mean. A row that
+is twice in a bag counts twice, and one for padding is no member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dualform.errors import RecordingError
+from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm, laid_rows
+from dualform.record.projection import Directions, Doubles, Outer, full_precision
+from dualform.record.shape import Shape
+from dualform.record.taps.embedding import no_product
+from dualform.record.taps.tap import Call, ModuleTap
+from dualform.store.parameter import Parameter
+from dualform.store.sources.row_counts import MOST_MEMBERS, counted, unpacked
+
+_AT_ONCE = 1 << 22
+"""Numbers of counted keys that are made at once, where nothing else will do."""
+_BITS = 32
+
+
+class TappedEmbeddingBag(ModuleTap, module_type=nn.EmbeddingBag):
+    module: nn.EmbeddingBag
+
+    def __init__(self, name: str, module: nn.EmbeddingBag, values: bool = True) -> None:
+        super().__init__(name, module, values)
+        self.stand_for("weight", None, transposed=True)
+        self.batch_dim = 0
+        self.key_form = RowCounts(self.d_in)
+
+    @classmethod
+    def refusal(cls, module: nn.Module) -> str:
+        assert isinstance(module, nn.EmbeddingBag)
+        if module.mode == "max":
+            return "each number of its output is of a row of its own (mode='max'), which is no linear layer"
+        return no_product(module) or super().refusal(module)
+
+    def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
+        given = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
+        numbers: Tensor = given["input"].detach().long()
+        weights: Tensor | None = given.get("per_sample_weights")
+        weights = torch.ones(numbers.shape, device=numbers.device) if weights is None else weights.detach().float()
+        if self.module.padding_idx is not None:
+            numbers = numbers.masked_fill(numbers.eq(self.module.padding_idx), self.d_in)
+        if numbers.dim() == 1:
+            numbers, weights = self._bags(numbers, weights, given["offsets"].detach().long())
+        if numbers.shape[1] > MOST_MEMBERS:
+            raise RecordingError(
+                f"layer {self.name!r} was given a bag of {numbers.shape[1]} members, and {MOST_MEMBERS} are recorded.",
+                hint="Give it smaller bags, or leave the layer out with layers=.",
+            )
+        if self.module.mode == "mean":
+            weights = weights / (numbers < self.d_in).sum(1, keepdim=True).clamp(min=1)
+        return Call(weights.contiguous().view(torch.int32).long() << _BITS | numbers, (output,), raw=False)
+
+    def _bags(self, numbers: Tensor, weights: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, N] each, of members that came as one list; what is no member is row V."""
+        ends = torch.cat([offsets[1:], offsets.new_tensor([len(numbers)])])
+        if self.module.include_last_offset:
+            offsets, ends = offsets[:-1], offsets[1:]
+        places = torch.arange(max(1, int((ends - offsets).max())) if len(ends) else 1, device=numbers.device)
+        at = offsets[:, None] + places
+        there = at < ends[:, None]
+        at = at.where(there, 0)
+        if not len(numbers):
+            return at + self.d_in, torch.ones(at.shape, device=at.device)
+        return numbers[at].where(there, self.d_in), weights[at].where(there, 1.0)
+
+
+class RowCounts(KeyForm):
+    """Keys int64[n, N], as the store's source of that name has them."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def source_of(self, dtype: torch.dtype) -> str:
+        return "row counts"
+
+    def leading(self, key: Tensor) -> tuple[int, ...]:
+        return tuple(key.shape[:1])
+
+    def width(self, key: Tensor) -> int:
+        return self._rows
+
+    def owned(self, key: Tensor) -> Tensor:
+        return key.to("cpu", torch.int64, copy=True)
+
+    def laid(self, keys: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
+        return laid_rows(keys, shape, kept)
+
+    def blocks(self, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        size = max(1, _AT_ONCE // self._rows)
+        for start in range(0, max(1, len(keys)), size):
+            part = slice(start, start + size)
+            yield part, torch.from_numpy(counted(*unpacked(keys[part].numpy()), self._rows))
+
+    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        rows, place = np.unique(chosen.cpu().numpy(), return_inverse=True)
+        place_of_row = np.full(self._rows + 1, len(rows))
+        place_of_row[rows] = np.arange(len(rows))
+        for start in range(0, len(keys), SLOTS_AT_ONCE):
+            part = slice(start, start + SLOTS_AT_ONCE)
+            numbers, weights = unpacked(keys[part].numpy())
+            yield part, torch.from_numpy(counted(place_of_row[numbers], weights, len(rows))[:, place])
+
+    def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+        if not block.transposed or (block.start, block.stop) != (0, self._rows):
+            return self.add_blocks(directions, keys, errors, block, to)
+        numbers, weights = unpacked(keys.numpy())
+        key, place = np.nonzero(numbers < self._rows)
+        rows, own = numbers[key, place], weights[key, place].astype(np.float64)
+        along = directions.project(errors)
+        with full_precision():
+            terms = torch.from_numpy(along[key] * own[:, None])
+            torch.from_numpy(to).view(self._rows, -1).index_add_(0, torch.from_numpy(rows), terms)
+        _, same = np.unique(key * self._rows + rows, return_inverse=True)
+        square = float(np.square(np.bincount(same, own)).sum())
+        summed = np.bincount(rows, own, self._rows).astype(np.float64)
+        return Outer(summed, square, float(np.square(along).sum()))

@@ -1,0 +1,202 @@
+"""Bags of an embedding: a slot is a bag, its key the weights of its rows; against a linear layer of those keys."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.record.taps import ModuleTap
+from dualform.record.taps.embedding_bag import RowCounts
+from dualform.store.sources.row_counts import counted, unpacked
+
+from .test_blocks import adamw, assert_exact, assert_live, sgd
+
+WORDS, D, CLASSES, B, STEPS = 11, 4, 3, 5, 8
+
+
+class Network(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bag, self.head = nn.EmbeddingBag(WORDS, D, **options), nn.Linear(D, CLASSES)
+
+    def forward(self, *inputs, **named):
+        return self.head(torch.tanh(self.bag(*inputs, **named)))
+
+
+class Dense(nn.Module):
+    """The same network, given the counts themselves."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.bag, self.head = nn.Linear(WORDS, D, bias=False), copy.deepcopy(network.head)
+        self.bag.weight.data = network.bag.weight.data.T.clone()
+
+    def forward(self, counts):
+        return self.head(torch.tanh(self.bag(counts)))
+
+
+def counts_of(bags, weights=None, mean=False, padding=None):
+    """[n, WORDS] of lists of words, one word after the other."""
+    found = np.zeros((len(bags), WORDS), np.float32)
+    for row, bag in enumerate(bags):
+        members = [n for n, word in enumerate(bag) if word != padding]
+        for n in members:
+            weight = 1.0 if weights is None else weights[row][n]
+            found[row, bag[n]] += np.float32(1 / len(members)) if mean else weight
+    return torch.from_numpy(found)
+
+
+def drawn(longest, seed=0):
+    """Lists of up to `longest` words of each step, some of them empty."""
+    rng = np.random.default_rng(seed)
+    return [[rng.integers(0, WORDS, rng.integers(0, longest + 1)).tolist() for _ in range(B)] for _ in range(STEPS)]
+
+
+def as_list(bags, last=False):
+    """As one list, and where each bag begins; `last`: and where the last one ends."""
+    offsets = np.cumsum([0, *map(len, bags)])
+    words = torch.tensor([word for bag in bags for word in bag], dtype=torch.int64)
+    return words, torch.from_numpy(offsets if last else offsets[:-1])
+
+
+def train(model, path, inputs, make=sgd):
+    optimizer = make(model)
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for step, (given_, named) in enumerate(inputs):
+            labels = torch.arange(step, step + B) % CLASSES
+            with recorder.step(label=labels):
+                optimizer.zero_grad()
+                cross_entropy(model(*given_, **named), labels).backward()
+                optimizer.step()
+    return model
+
+
+WAYS = {
+    "sum": ({"mode": "sum"}, 6),
+    "mean": ({}, 6),
+    "mean of one": ({"mode": "mean"}, 1),
+    "without padding": ({"mode": "mean", "padding_idx": 3}, 9),
+    "sum without padding": ({"mode": "sum", "padding_idx": -1}, 9),
+    "last offset": ({"mode": "sum", "include_last_offset": True}, 5),
+}
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize(("options", "longest"), WAYS.values(), ids=WAYS)
+def test_bags_are_what_a_linear_layer_of_their_counts_is(tmp_path, options, longest, make):
+    bags, model = drawn(longest), Network(**options)
+    dense = Dense(model)
+    inputs = [(as_list(own, "include_last_offset" in options), {}) for own in bags]
+    train(model, tmp_path / "m", inputs, make)
+    padding = options.get("padding_idx")
+    counts = [counts_of(own, None, options.get("mode") != "sum", padding and padding % WORDS) for own in bags]
+    train(dense, tmp_path / "dense", [((own,), {}) for own in counts], make)
+    with dualform.open(tmp_path / "m") as memory, dualform.open(tmp_path / "dense") as twin:
+        assert_exact(memory, ["bag", "head"])
+        assert_live(memory, model)
+        assert [(layer.space, layer.slots) for layer in memory.info().layers] == [("sample", B * STEPS)] * 2
+        np.testing.assert_allclose(memory.keys("bag"), torch.cat(counts).numpy(), rtol=1e-6)
+        queries = np.abs(twin.keys("bag")[:3]) + np.float32(0.25)
+        assert memory.topk("bag", queries, k=4).ids.tolist() == twin.topk("bag", queries, k=4).ids.tolist()
+        for asked in ({}, {"where": "label = 1"}, {"at_step": 3}):
+            found, wanted = (np.asarray(own.output("bag", queries, **asked)) for own in (memory, twin))
+            np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_weights_of_samples(tmp_path):
+    rng, model = np.random.default_rng(0), Network(mode="sum")
+    words = rng.integers(0, WORDS, (STEPS, B, 4))
+    weights = rng.normal(size=words.shape).astype(np.float32)
+    inputs = [
+        ((torch.from_numpy(own),), {"per_sample_weights": torch.from_numpy(of).requires_grad_()})
+        for own, of in zip(words, weights, strict=True)
+    ]
+    train(model, tmp_path / "m", inputs)
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["bag", "head"])
+        counts = [counts_of(own, of) for own, of in zip(words, weights, strict=True)]
+        np.testing.assert_array_equal(memory.keys("bag"), torch.cat(counts).numpy())
+
+
+def test_longer_bags_begin_other_files(tmp_path):
+    bags, model = drawn(3, 1), Network(mode="sum")
+    bags[4][0] = list(range(10))
+    bags[6][2] = [1] * 40
+    train(model, tmp_path / "m", [(as_list(own), {}) for own in bags])
+    folder = tmp_path / "m" / "shard-00000" / "layers" / "bag"
+    assert sorted(file.name for file in folder.glob("keys*")) == [
+        "keys-000000.16.npy", "keys-000000.4.npy", "keys-000000.64.npy",
+    ]  # fmt: skip
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["bag", "head"])
+        np.testing.assert_array_equal(memory.keys("bag"), torch.cat([counts_of(own) for own in bags]).numpy())
+
+
+def test_a_probe(tmp_path):
+    model = Network(mode="sum")
+    optimizer = sgd(model)
+    words = torch.randint(0, WORDS, (B, 4))
+    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+        with recorder.step():
+            model(words).square().sum().backward()
+            optimizer.step()
+        recorder.probe("test", words)
+    with dualform.open(tmp_path / "m") as memory:
+        np.testing.assert_array_equal(memory.probe("test", "bag").queries, memory.keys("bag"))
+        assert memory.topk("bag", "test/2", k=1).slots[0].tolist() == [2]
+
+
+REFUSED = {
+    "max": ({"mode": "max"}, "each number of its output is of a row of its own (mode='max'), which is no linear layer"),
+    "max_norm": ({"max_norm": 1.0}, "it changes its weight in each forward pass (max_norm)"),
+    "sparse": ({"sparse": True}, "its gradients are sparse (sparse=True)"),
+    "by frequency": (
+        {"scale_grad_by_freq": True},
+        "it scales gradients by how often a token is in the batch (scale_grad_by_freq)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_product_is_not_recorded(tmp_path, options, reason):
+    model = Network(**options)
+    assert dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m").skipped == {
+        "bag": reason
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["sum", "mean"]),
+    st.one_of(st.none(), st.integers(0, 4)),
+    st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=5),
+)
+def test_keys_and_values_make_the_gradient(mode, padding, bags):
+    torch.manual_seed(0)
+    layer = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding).double()
+    words, offsets = as_list(bags)
+    output = layer(words, offsets)
+    error = torch.randn_like(output)
+    output.backward(error)
+    tap = ModuleTap.kind_of(layer)("bag", layer)
+    key = tap.call_of((words, offsets), {}, output).key
+    assert key.shape[0] == len(bags)
+    keys = torch.cat([rows for _, rows in tap.key_form.blocks(key)]).double()
+    torch.testing.assert_close(keys.T @ error, layer.weight.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_columns_of_counts():
+    """Any, in any order, and some of them twice."""
+    rng = np.random.default_rng(0)
+    numbers, weights = rng.integers(0, 8, (6, 5)), rng.normal(size=(6, 5)).astype(np.float32)
+    keys = torch.from_numpy(weights).view(torch.int32).long() << 32 | torch.from_numpy(numbers)
+    chosen = torch.tensor([3, 0, 3, 6])
+    ((slots, found),) = RowCounts(7).columns(keys, chosen)
+    assert slots == slice(0, 1024)
+    np.testing.assert_array_equal(found.numpy(), counted(*unpacked(keys.numpy()), 7)[:, chosen.numpy()])
