@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.record.owners import Owners
+from dualform.record.passes import Pass
 from dualform.record.placement import Placement
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
@@ -68,6 +69,15 @@ class AllUpdates:
             if brought or self._ranks is not None:
                 finite = own.add(step, brought, fresh.get(number, False)) and finite
         return finite
+
+    def first_pass(self, passes: Sequence[Pass]) -> int:
+        """As Updates has it: the first of any optimizer's."""
+        reached = [
+            own
+            for own, layers in zip(self._each, self._layers, strict=True)
+            if any(layer in layers for each in passes for layer in each.signals)
+        ]
+        return min((own.first_pass(passes) for own in reached), default=0)
 
     def forget(self, step: int) -> None:
         for own in self._each:

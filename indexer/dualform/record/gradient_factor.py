@@ -104,9 +104,7 @@ class GradientFactors:
         `trained` are the ids of the parameters that the optimizer updates. Where some pending steps' gradients were
         zeroed before an update used them, the others are taken: those that leave the least unexplained.
         """
-        grads = [p.tensor.grad if id(p.tensor) in trained and not p.lost else None for p in self._parameters]
-        present = np.array([grad is not None for grad in grads], bool)
-        applied = self._parameters.project(grads)
+        applied, present = self._applied(trained)
         start, fit = self._best_start(pending, applied, present)
         used = pending[start:]
         return Gradient(
@@ -118,6 +116,21 @@ class GradientFactors:
             explained=fit.residuals <= TOLERANCE,
             applied=applied,
         )
+
+    def start(self, pending: Sequence[StepGradient], trained: frozenset[int]) -> int:
+        """The index of the first of what is pending whose gradient is still there; of all, if there is none at all."""
+        applied, present = self._applied(trained)
+        if not applied.any():
+            return 0
+        start, _ = self._best_start(pending, applied, present)
+        while start and not pending[start - 1].sums.any():  # it brought nothing, and so nothing of it is gone
+            start -= 1
+        return start
+
+    def _applied(self, trained: frozenset[int]) -> tuple[Doubles, NDArray[np.bool_]]:
+        """float64[P]: the gradients as they stand; and bool[parameters]: whether there are any."""
+        grads = [p.tensor.grad if id(p.tensor) in trained and not p.lost else None for p in self._parameters]
+        return self._parameters.project(grads), np.array([grad is not None for grad in grads], bool)
 
     def _best_start(
         self, pending: Sequence[StepGradient], applied: Doubles, present: NDArray[np.bool_]

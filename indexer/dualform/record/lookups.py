@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dualform.record.step_record import Signal
+    from dualform.record.signal import Signal
 
 Leading = tuple[int, ...]
 

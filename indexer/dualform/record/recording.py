@@ -17,6 +17,7 @@ from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
 from dualform.record.metadata import Columns
 from dualform.record.other_values import OtherValues
+from dualform.record.passes import Pass
 from dualform.record.placement import Placement
 from dualform.record.plan import Plan
 from dualform.record.sink import SinkThread
@@ -215,10 +216,15 @@ class Recording:
     def _settle(self, record: StepRecord) -> None:
         """Make the step's slots; none where there is NaN or infinity among them. Raises RecordingError and BadInput."""
         record.settled = True
+        passes = record.passes
+        if len(passes) > 1 and self._valued:
+            record.keep(self._updates.first_pass(passes))
         self._tell_misfits(record)
         slots = self._slot_maker.slots_of(record, first=not self.begun)
         self._admit(record, slots)
         self._tell_unseen(record)
+        if len(passes) > 1 and not self._valued:
+            self._tell_passes(record, passes)
         rows = [
             (part.layer, part.keys, part.errors if part.layer in self._valued else None, part.product)
             for part in slots.rows
@@ -259,6 +265,16 @@ class Recording:
                     hint="Enter the recorder before the first compiled call, or call torch._dynamo.reset() once it is "
                     "entered.",
                 )
+
+    def _tell_passes(self, record: StepRecord, passes: Sequence[Pass]) -> None:
+        """Without error signals nothing tells whose gradients an update used."""
+        if any(all(each.fresh.values()) for each in passes[1:]):
+            what = (
+                f"{len(passes)} backward passes ran in step {record.step}, with gradients cleared in between: slots of "
+                "all of them are there, used or not"
+            )
+            for layer in self._spaces.layers:
+                self._updates.defect(record.step, layer, "passes", what)
 
     def _tell_unseen(self, record: StepRecord) -> None:
         """Calls of layers that could not be recorded: whether they matter, the gradient shows."""

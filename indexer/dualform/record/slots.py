@@ -21,8 +21,9 @@ from dualform.record.key_form import laid_rows
 from dualform.record.metadata import PLACES, Columns, Metadata
 from dualform.record.sayings import Sayings
 from dualform.record.shape import Shape, misfit
+from dualform.record.signal import Signal
 from dualform.record.spaces import Spaces
-from dualform.record.step_record import Signal, StepRecord
+from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.store.batch import Extent, LayerRows, Product
 

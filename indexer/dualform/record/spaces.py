@@ -21,7 +21,7 @@ from dualform.record.taps import Tap
 from dualform.store.tables import OTHERS, ROUNDING, TABLES
 
 if TYPE_CHECKING:
-    from dualform.record.step_record import Signal
+    from dualform.record.signal import Signal
 
 RESERVED = frozenset({"slots", "samples", "commits", *TABLES, *OTHERS, *ROUNDING})
 """Names of tables and views of the store."""

@@ -6,8 +6,7 @@ Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,35 +14,18 @@ from torch import Tensor
 
 from dualform.errors import RecordingError
 from dualform.record.chosen_rows import ChosenRows
-from dualform.record.key_form import HALVED, KeyForm, owned_rows
+from dualform.record.key_form import HALVED, owned_rows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
+from dualform.record.passes import Pass, Passes
 from dualform.record.probes import ProbeTaker
 from dualform.record.projection import surely_finite
+from dualform.record.signal import Signal
 from dualform.record.taps import Tap
 from dualform.store.batch import Product
 
 _ARRIVALS = 1 << 32
 """Numbers that calls of one backward pass of compiled code are counted down from: more than there are."""
-
-
-@dataclass
-class Signal:
-    """Key and error signal of one call of a layer, in memory of our own: the training may overwrite its buffers."""
-
-    keys: Tensor
-    """As they came, in their form: float32[B * L..., d_in] of rows."""
-    errors: Tensor | None
-    """float32[B * L..., d_out]; where no values are wanted, None or what holds NaN or infinity."""
-    leading: tuple[int, ...]
-    """(B,) or (B, L...); (L, B, ...) where the batch is the second axis."""
-    dtype: torch.dtype
-    """What the training computed in."""
-    form: KeyForm
-    product: Product | None = None
-    """How its part of a gradient was rounded; None where it was not, or where nobody knows."""
-    chosen: ChosenRows | None = None
-    """Which of the batch's rows or tokens it is of, where the network was seen to choose."""
 
 
 class StepRecord:
@@ -64,8 +46,6 @@ class StepRecord:
         """Layers whose input asks for no gradient: raw data, which repeats."""
         self.reached: dict[str, str] = {}
         """Layer -> what became of its forward calls, where no gradient came."""
-        self.fresh: dict[int, bool] = {}
-        """By optimizer, whether no gradient of an earlier step was there when the first of this one's arrived."""
         self.misfits: dict[str, str] = {}
         """Layer -> why a call of it is no row of the layer that was recorded."""
         self.unseen: dict[str, str] = {}
@@ -73,11 +53,30 @@ class StepRecord:
         self._owners = owners
         self.chosen: dict[int, ChosenRows] = {}
         """By number of the call, the rows that the network was seen to choose for it."""
-        self._signals: dict[str, dict[int, Signal]] = {}
+        self._passes = Passes(owners)
         self._copies: dict[tuple[int, int], int] = {}
         """Numbers of the weights' copies that gradients went through: by graph task, and the copy's own number."""
         self._arrived = 0
         """How many error signals came."""
+
+    @property
+    def _signals(self) -> dict[str, dict[int, Signal]]:
+        return self._passes.whole.signals
+
+    @property
+    def fresh(self) -> dict[int, bool]:
+        """By optimizer, whether no gradient of an earlier step was there when the first of this one's arrived."""
+        return self._passes.whole.fresh
+
+    @property
+    def passes(self) -> Sequence[Pass]:
+        """The backward passes that ran, in their order, of which the gradients of the first ones may be gone."""
+        return self._passes.apart
+
+    def keep(self, first: int) -> None:
+        """Leave out the passes before the `first` one."""
+        for layer in self._passes.keep(first):
+            self.reached[layer] = "its gradients were cleared before an update used them"
 
     @property
     def empty(self) -> bool:
@@ -110,40 +109,25 @@ class StepRecord:
         )
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
-        if not key.numel():
+        now = self._passes.now(tap) if key.numel() else None
+        if now is None:
             return
         if self.settled:
             self.missed |= self._owners.among(tap.parameters.values()).keys()
             return
-        self._arrived += 1
         form, outputs = tap.key_form, error.shape[-1] if tap.values else tap.d_out
         if (form.width(key), outputs) != (tap.d_in, tap.d_out):
             self.misfits[tap.name] = (
                 f"took {form.described(key)} to {outputs} at step {self.step}, where it took {tap.d_in} to {tap.d_out}"
             )
             return
-        if len(self.fresh) < len(self._owners.optimizers):
-            self._look_for_earlier(tap)
-        signals = self._signals.setdefault(tap.name, {})
-        seen, more = signals.get(call), self._kept(tap, error)
-        if seen is None:
-            dtype = key.dtype if key.is_floating_point() else error.dtype
-            product = None if cast is None else self._product(dtype, cast)
-            signals[call] = Signal(
-                form.owned(key), more, form.leading(key), dtype, form, product, self.chosen.get(call)
-            )
-        elif seen.errors is not None and more is not None:
-            seen.errors += more  # a second backward through the same call: gradients add up
-            seen.product = None  # each was rounded on its own
-        elif seen.errors is None:
-            seen.errors = more
-
-    def _look_for_earlier(self, tap: Tap) -> None:
-        """At the first layer of each optimizer that a gradient reaches."""
-        for number, held in self._owners.among(tap.parameters.values()).items():
-            # A layer's own gradients come after its outputs': what is there is of earlier steps.
-            if number not in self.fresh:
-                self.fresh[number] = all(p.grad is None or not p.grad.any() for p in held)
+        self._arrived += 1
+        dtype = key.dtype if key.is_floating_point() else error.dtype
+        product = None if cast is None else self._product(dtype, cast)
+        signal = Signal(
+            form.owned(key), self._kept(tap, error), form.leading(key), dtype, form, product, self.chosen.get(call)
+        )
+        now.add(tap.name, call, signal)
 
     def _product(self, dtype: torch.dtype, cast: int) -> Product:
         """Of a call whose error signal came now."""

@@ -16,6 +16,7 @@ from dualform.record.entry_fits import EntryFits
 from dualform.record.gradient_factor import Gradient, GradientFactors, why_unexplained
 from dualform.record.image import Image
 from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
+from dualform.record.passes import Pass
 from dualform.record.pending_gradients import PendingGradients
 from dualform.record.placement import Placement
 from dualform.record.projection import Doubles, surely_finite
@@ -89,6 +90,8 @@ class Updates:
         self._defects: list[Defect] = []
         self._watched: list[WatchLog] = []
         self._told: set[tuple[str, str]] = set() if told is None else told
+        self._moved: Sequence[int] = ()
+        """Parameters that were written to since the last step, when this one began."""
         self._open: int | None = None
         self._open_dtypes: Mapping[str, torch.dtype] = {}
 
@@ -120,6 +123,23 @@ class Updates:
         finite = self._factors is None or self._pending.add(step, valued, fresh)
         return finite and all(surely_finite(part) for row in others for part in row[1:3] if part is not None)
 
+    def first_pass(self, passes: Sequence[Pass]) -> int:
+        """Which of a step's backward passes is the first whose gradients are still there."""
+        if self._factors is None:
+            return 0
+        own = PendingGradients(self._parameters, None)
+        for each in passes:
+            rows = [
+                (layer, signal.keys, signal.errors, None)
+                for layer, calls in each.signals.items()
+                for signal in calls.values()
+                if self._parameters.of_layer(layer) and signal.errors is not None
+            ]
+            own.add(0, rows, all(each.fresh.values()))
+        before = len(self._pending.steps)
+        start = self._factors.start([*self._pending.steps, *own.steps], frozenset(group_of(self._optimizer)))
+        return max(0, start - before)
+
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
         self._unused = [other for other in self._unused if other != step]
@@ -139,10 +159,13 @@ class Updates:
         """The awaited update came."""
         assert self._open is not None
         step, self._open = self._open, None
-        self.update(step, self._open_dtypes)
+        self.update(step, self._open_dtypes, inside=False)
 
-    def update(self, step: int, dtypes: Mapping[str, torch.dtype]) -> None:
-        """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients."""
+    def update(self, step: int, dtypes: Mapping[str, torch.dtype], inside: bool = True) -> None:
+        """The optimizer is about to update at `step`: measure, and log it. `dtypes`: of the step's gradients; `inside`:
+        the step still runs.
+        """
+        changed = self._watch.changed() if inside and self._watch is not None else None
         groups, settings = group_of(self._optimizer), self._settings()
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
         self._follow(step)
@@ -158,7 +181,7 @@ class Updates:
             factors = self._logged(own, applied.tolist(), gradient.residuals.tolist(), alone)
             self._tell_unexplained(step, gradient, dtypes)
             terms, of_group = (sums, magnitudes), [settings[group] for group in own]
-            self._watch_update(step, gradient, terms, applied, of_group, own, error)
+            self._watch_update(step, gradient, terms, applied, of_group, own, error, changed)
             self._pending.clear()
         self._unused = []
         self._logs.append(StepLog(step, True, first, settings, factors))
@@ -206,8 +229,10 @@ class Updates:
     def look(self, step: int) -> None:
         """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
         self._follow(step)
+        self._moved = ()
         if self._watch is not None and (changed := self._watch.changed()) is not None:
             self._observe(step, changed)
+            self._moved = self._watch.jumped
 
     def finish(self, step: int) -> None:
         """The recording ends or is flushed, `step` being its last: look at the weights once more."""
@@ -215,15 +240,32 @@ class Updates:
         if step >= 0:
             self._observe(step)
 
-    def _observe(self, step: int, chosen: NDArray[np.bool_] | None = None) -> None:
+    def _observe(
+        self, step: int, chosen: NDArray[np.bool_] | None = None, inside: NDArray[np.bool_] | None = None
+    ) -> None:
         """Look at the weights as they are after `step`, and tell who wrote to them."""
         if self._watch is None:
             return
         self._watched += self._watch.observe(step, chosen)
+        if inside is not None:
+            self._tell_inside(step, inside)
         for index in self._watch.take_written():
             after = max(step, 0)
             what = f"weights were changed outside the optimizer's update, after that of step {after}"
             self._tell(after, index, "written", what)
+
+    def _tell_inside(self, step: int, changed: NDArray[np.bool_]) -> None:
+        """Weights `changed` inside a step before its update, which began with others than the last one had left; of
+        what came before the first step nothing is known.
+        """
+        assert self._watch is not None
+        for index in self._watch.jumped:
+            if changed[index] and (step < 0 or index in self._moved):
+                what = (
+                    f"weights were changed inside step {step + 1}, before its update; where SAM moves them, its first "
+                    "pass belongs into the step, too"
+                )
+                self._tell(max(step, 0), index, "inside", what)
 
     def _tell(self, step: int, index: int, kind: str, reason: str) -> None:
         """Of the layers of a parameter that have slots."""
@@ -317,9 +359,12 @@ class Updates:
         settings: Sequence[ParameterGroup],
         groups: Sequence[int],
         error: Sequence[float],
+        changed: NDArray[np.bool_] | None,
     ) -> None:
-        """The weights as they are before the update of `step`, and the update; `terms`: as `_numbers` has them."""
-        self._observe(step - 1)
+        """The weights as they are before the update of `step`, and the update; `terms`: as `_numbers` has them;
+        `changed`: the weights that were written to inside the step.
+        """
+        self._observe(step - 1, inside=changed)
         if self._failure is not None:
             self._rule_failed(step, self._failure)
         for index, what in self._replacements.of_buffers():

@@ -87,6 +87,8 @@ class Watch:
         self._skipped: NDArray[np.bool_] | None = None
         """bool[parameters]: those that the update which is under way leaves alone; None where none is."""
         self._written: list[int] = []
+        self.jumped: Sequence[int] = ()
+        """Parameters that were elsewhere than expected when the weights were last looked at."""
 
     def changed(self) -> NDArray[np.bool_] | None:
         """bool[parameters]: which weights were written to since they were last looked at or updated; None for none."""
@@ -136,6 +138,7 @@ class Watch:
         rows = [self._log(step, index, *row) for index, row in enumerate(zip(squares, self._noises, strict=True))]
         if self._writes is not None:
             rows = list(map(self._with_writes, range(len(rows)), rows, self._writes.look(chosen)))
+        self.jumped = [index for index, row in enumerate(rows) if row.one_step > _STANDS_OUT * row.noise]
         self._due = [False] * len(rows)
         self._seen = self._now()
         if step < 0:
