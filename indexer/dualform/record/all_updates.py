@@ -33,6 +33,7 @@ class AllUpdates:
         model: nn.Module,
         ranks: TrainingShard | None,
         placement: Placement,
+        halved: Mapping[str, str],
     ) -> None:
         """As Updates says."""
         self._owners, self._ranks = owners, ranks
@@ -45,7 +46,7 @@ class AllUpdates:
         self._each = [
             Updates(
                 optimizer, self._taps[number], initial, buffers, model, ranks, placement,
-                None if alone else partial(_holds, owners, number), told,
+                None if alone else partial(_holds, owners, number), told, halved,
             )
             for number, optimizer in enumerate(owners.optimizers)
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which copy of its weights a product was computed with, where autocast made one of half precision.
+"""Which copy of its weights a product was computed with, where autocast made one of half precision, or they are of it.
 
 The gradient of a product goes back through the node that made the copy: it is rounded to the copy's type there, and
 added up in it with those of other products of the same copy. Whether there is such a node is seen in the graph of the
@@ -37,13 +37,15 @@ def cast_of(parameters: Iterable[Tensor], output: Tensor) -> int | None:
 
 
 def _copies(node: Any) -> dict[int, int]:
-    """By id, the parameters that a product or its bias was given a copy of, and the number of the copy."""
+    """By id, parameters of a product or its bias that are of half precision, or copied to it: the copy's number."""
     found: dict[int, int] = {}
     waiting: list[tuple[Any, bool, int | None]] = [(node, False, None)]
     while waiting:
         node, inside, copy = waiting.pop()
         name = node.name()
         if name.endswith(_PARAMETER):
+            if copy is None and inside and node.variable.dtype in HALVED:
+                copy = -id(node.variable)  # products of the parameter itself are added up in its type alike
             if copy is not None:
                 found[id(node.variable)] = copy
             continue

@@ -8,7 +8,7 @@ whether the slots explain the whole gradient but for what rounding accounts for,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
@@ -18,14 +18,16 @@ from dualform.record.gradient_factor import Gradient
 from dualform.record.projection import Doubles
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameters
+from dualform.rules.half_precision import Half
 from dualform.store.batch import TOLERANCE
 
 
 class EntryFits:
     """Measures again what was measured along directions."""
 
-    def __init__(self, parameters: RecordedParameters, entries: RecordedEntries) -> None:
-        self._parameters, self._entries = parameters, entries
+    def __init__(self, parameters: RecordedParameters, entries: RecordedEntries, halves: Mapping[int, Half]) -> None:
+        """`halves`: by index, the type of the parameters whose gradients are of half precision themselves."""
+        self._parameters, self._entries, self._halves = parameters, entries, halves
 
     def refined(self, gradient: Gradient, recorded: Doubles, halved: Doubles, roundoff: Sequence[float]) -> Gradient:
         """The gradient with the factors that fit the entries better.
@@ -39,7 +41,7 @@ class EntryFits:
             if parameter.numbers == 1 or parameter.tensor.grad is None:
                 continue  # one number alone has any factor
             applied = self._entries.of(index, parameter.tensor.grad)
-            factor, residual = _fit(applied, recorded[self._entries.spans[index]])
+            factor, residual = _fit(applied, recorded[self._entries.spans[index]], self._halves.get(index))
             if residual >= residuals[index]:
                 continue
             factors[index] = factor
@@ -49,8 +51,15 @@ class EntryFits:
 
 
 @np.errstate(all="ignore")
-def _fit(applied: Doubles, recorded: Doubles) -> tuple[float, float]:
-    """Factor, and the share of `applied` that is left; 1 and 1 where there is none."""
-    factor = float(applied @ recorded / (recorded @ recorded))
-    left = float(np.linalg.norm(applied - factor * recorded) / np.linalg.norm(applied))
+def _fit(applied: Doubles, recorded: Doubles, half: Half | None) -> tuple[float, float]:
+    """Factor, and the share of `applied` that is left; 1 and 1 where there is none.
+
+    What clipping multiplies a gradient of half precision by is of that type, too, and the product is rounded.
+    """
+    factor, length = float(applied @ recorded / (recorded @ recorded)), float(np.linalg.norm(applied))
+    fits = [(factor, float(np.linalg.norm(applied - factor * recorded)) / length)]
+    if half is not None:
+        tried = (factor, half.number(factor))
+        fits = [(each, float(np.linalg.norm(applied - half(each * recorded))) / length) for each in tried]
+    factor, left = min(fits, key=lambda fit: fit[1])
     return (factor, left) if isfinite(factor) and isfinite(left) else (1.0, 1.0)

@@ -6,7 +6,7 @@ rule is watched through entries (recorded_entries.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -17,7 +17,7 @@ from dualform.record.projection import DIRECTIONS, Doubles, Outer, full_precisio
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.training_shard import TrainingShard
-from dualform.rules.half_precision import with_product
+from dualform.rules.half_precision import Half, with_product
 from dualform.store.batch import Product
 
 
@@ -54,8 +54,11 @@ class StepGradient:
 class PendingGradients:
     """Collects them step by step. Used on the training's own thread."""
 
-    def __init__(self, parameters: RecordedParameters, entries: RecordedEntries | None) -> None:
-        self._parameters, self._entries = parameters, entries
+    def __init__(
+        self, parameters: RecordedParameters, entries: RecordedEntries | None, halves: Mapping[int, Half]
+    ) -> None:
+        """`halves`: by index, the type of the parameters whose gradients are of half precision themselves."""
+        self._parameters, self._entries, self._halves = parameters, entries, halves
         self.steps: list[StepGradient] = []
 
     def add(self, step: int, rows: Sequence[tuple[str, Tensor, Tensor, Product | None]], fresh: bool) -> bool:
@@ -82,6 +85,7 @@ class PendingGradients:
         for (_, index), total in of_copies.items():
             assert self._entries is not None
             entries[self._entries.spans[index]] += total
+            self._round(entries, index)
         self.steps.append(StepGradient(step, fresh, sums, bounds, entries, magnitudes, halved))
         # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
         return all(map(isfinite, bounds.tolist()))
@@ -127,8 +131,18 @@ class PendingGradients:
     def entries_since(self, first_step: int | None) -> tuple[Doubles, Doubles]:
         """float64[E] each: gradients and magnitudes of the entries, of the steps from there on; None for no steps."""
         used = [own for own in self.steps if first_step is not None and own.step >= first_step]
-        zeros = np.zeros(0 if self._entries is None else self._entries.size)
-        return sum((own.entries for own in used), zeros), sum((own.magnitudes for own in used), zeros)
+        total, zeros = np.zeros((2, 0 if self._entries is None else self._entries.size))
+        for own in used:
+            total += own.entries
+            for index in self._halves:
+                self._round(total, index)
+        return total, sum((own.magnitudes for own in used), zeros)
+
+    def _round(self, entries: Doubles, index: int) -> None:
+        """As the gradient of a parameter of half precision is rounded with each product that is added."""
+        if index in self._halves and self._entries is not None:
+            span = self._entries.spans[index]
+            entries[span] = self._halves[index](entries[span])
 
     def halved_since(self, first_step: int | None) -> Doubles:
         """float64[parameters]: rounded products with each, of the steps from there on."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
+from dualform.record.halved_parameters import halved_parameters
 from dualform.record.metadata import Columns
 from dualform.record.other_values import OtherValues
 from dualform.record.passes import Pass
@@ -44,13 +45,15 @@ class Recording:
         self._plan = plan
         for tap in plan.taps:
             tap.key_form.begin()
-        self._start = Start(plan.model, plan.owners, plan.taps, initial)
+        # Ranks add gradients up in half precision, in an order that nobody knows.
+        halved = halved_parameters(plan.owners, plan.taps) if plan.ranks is None else {}
+        self._start = Start(plan.model, plan.owners, plan.taps, halved, initial)
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
         self._updates = AllUpdates(
             plan.owners, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks,
-            Placement(self._spaces),
+            Placement(self._spaces), halved,
         )  # fmt: skip
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._others = self._other_values()

@@ -28,10 +28,16 @@ class Start:
     """The network before the first recorded step: what was trained earlier is part of W_0."""
 
     def __init__(
-        self, model: nn.Module, owners: Owners, taps: Sequence[Tap], initial: Mapping[str, NDArray[Any]] | None = None
+        self,
+        model: nn.Module,
+        owners: Owners,
+        taps: Sequence[Tap],
+        halved: Mapping[str, str],
+        initial: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """`initial`: its state dict, where it was taken before."""
+        """`halved`: as Header says; `initial`: the model's state dict, where it was taken before."""
         name_alike(taps)
+        self._halved = halved
         self._owners = owners
         self._rules = [rule_of(optimizer) for optimizer in owners.optimizers]
         self._optimizers = [self._stored(number, taps) for number in range(len(self._rules))]
@@ -89,6 +95,7 @@ class Start:
             buffers=self.buffers,
             label_names=label_names,
             aliases=self.aliases,
+            halved=self._halved,
         )
 
 

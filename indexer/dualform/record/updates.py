@@ -28,6 +28,8 @@ from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
 from dualform.record.watch import Watch, roundoff
 from dualform.rules import UpdateRule
+from dualform.rules.half_precision import Half
+from dualform.rules.halved import Halved
 from dualform.store.batch import Defect, Factor, ParameterGroup, Product, RoundingGradient, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
@@ -50,6 +52,7 @@ class Updates:
         placement: Placement | None = None,
         own: Callable[[Tensor], bool] | None = None,
         told: set[tuple[str, str]] | None = None,
+        halved: Mapping[str, str] | None = None,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
@@ -57,7 +60,7 @@ class Updates:
         gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
         `model`: where another tensor may take a parameter's place. `ranks`: this process among those whose gradients
         are averaged, and `placement`: the spaces that they must agree on. `own`: which parameters the optimizer holds,
-        where there are several; `told`: what of which layer was told of already, of all of them.
+        where there are several; `told`: what of which layer was told of already, of all of them. `halved`: see Header.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._ranks, self._placement = ranks, placement
@@ -72,14 +75,20 @@ class Updates:
         self._watch: Watch | None = None
         self._entries: RecordedEntries | None = None
         """Where the rule is watched through entries."""
+        halves: dict[int, Half] = {}
+        seen = self._rule
+        """The rule as the weights are looked at."""
         if valued and self._rule is not None and self._rule.commutes_with:
+            rules = [self._rule_of(parameter, halved or {}) for parameter in self._parameters]
+            halves = {index: rule.half for index, rule in enumerate(rules) if isinstance(rule, Halved)}
+            seen = rules[next(iter(halves))] if halves else self._rule
             image: Image = self._parameters
-            if self._rule.commutes_with == "entries":
+            if seen.commutes_with == "entries":
                 image = self._entries = RecordedEntries(self._parameters, generator)
-            self._watch = Watch(self._parameters, image, self._rule, initial or {}, buffers or {})
-        self._fits = None if self._entries is None else EntryFits(self._parameters, self._entries)
-        self._pending = PendingGradients(self._parameters, self._entries)
-        self._replacements = Replacements(self._parameters, model, optimizer, self._rule)
+            self._watch = Watch(self._parameters, image, rules, initial or {}, buffers or {})
+        self._fits = None if self._entries is None else EntryFits(self._parameters, self._entries, halves)
+        self._pending = PendingGradients(self._parameters, self._entries, halves)
+        self._replacements = Replacements(self._parameters, model, optimizer, seen)
         self._failure: Exception | None = None
         """What a rule of one's own raised when it was to read its settings."""
         self._joined: set[int] = set()
@@ -94,6 +103,12 @@ class Updates:
         """Parameters that were written to since the last step, when this one began."""
         self._open: int | None = None
         self._open_dtypes: Mapping[str, torch.dtype] = {}
+
+    def _rule_of(self, parameter: RecordedParameter, halved: Mapping[str, str]) -> UpdateRule:
+        """Of one parameter, which rounds its updates where it is of half precision."""
+        assert self._rule is not None
+        dtype = halved.get(parameter.parameter)
+        return Halved(self._rule, dtype) if dtype else self._rule
 
     def join(self, taps: Sequence[Tap]) -> None:
         """These layers have slots from now on."""
@@ -388,6 +403,7 @@ class Updates:
             return
         for index in sorted(self._joined):
             parameter, residual = self._parameters[index], float(gradient.residuals[index])
+            coarsest = max((dtypes.get(layer) for layer in parameter.layers), key=roundoff)
             for layer in () if gradient.explained[index] else self._layers_of(parameter):
-                why = why_unexplained(residual, parameter.name, step, dtypes.get(layer))
+                why = why_unexplained(residual, parameter.name, step, coarsest)
                 self.defect(step, layer, "gradient", why)

@@ -52,18 +52,18 @@ class Watch:
         self,
         parameters: RecordedParameters,
         image: Image,
-        rule: UpdateRule,
+        rules: Sequence[UpdateRule],
         initial: Mapping[str, NDArray[Any]],
         buffers: Buffers,
     ) -> None:
-        """`image`: what is seen of the parameters, as the rule takes it; `initial`: they themselves before the first
-        step, by name; `buffers`: what the optimizer kept by then.
+        """`image`: what is seen of the parameters, as `rules` take it, which are one a parameter; `initial`: they
+        themselves before the first step, by name; `buffers`: what the optimizer kept by then.
         """
         self._parameters, self._image = parameters, image
         self._start = image.project_arrays(initial)
-        self._states = WatchedStates(
-            image, [parameter.parameter for parameter in parameters], rule, self._start, buffers
-        )
+        by_entries = image is not parameters
+        names = [parameter.parameter for parameter in parameters]
+        self._states = WatchedStates(image, names, rules, self._start, buffers, 3 if by_entries else 2)
         self._parts = Parts([span.stop - span.start for span in image.spans], [False] * len(parameters))
         self._tensors = [parameter.tensor for parameter in parameters]
         self._rounding = [_unit_roundoff(tensor.dtype) for tensor in self._tensors]
@@ -72,13 +72,13 @@ class Watch:
         """By parameter: squares, added up."""
         self._due = [False] * len(parameters)
         """Which parameters were updated since the floor was added to."""
-        self._noise: GradientNoise = NormNoise(rule, len(parameters))
+        self._noise: GradientNoise = NormNoise(rules[0], len(parameters))
         self._writes: Writes | None = None
-        if rule.commutes_with != "directions":
+        if by_entries:
             self._writes = Writes(parameters)
             self._noise = TwinNoise(image, self._states, self._rounding, np.random.default_rng(_SEED))
         self._noises: Sequence[float] = [0.0] * len(parameters)
-        self._alike: list[tuple[bool, int, frozenset[str]]] = []
+        self._alike: list[tuple[bool, int, frozenset[str], UpdateRule]] = []
         self._runs: list[tuple[int, int]] = []
         self._seen = self._now()
         self._unknown = [False] * len(parameters)
@@ -199,7 +199,7 @@ class Watch:
     def _runs_of(self, skipped: NDArray[np.bool_], groups: Sequence[tuple[int, Settings]]) -> Sequence[tuple[int, int]]:
         """First and last index of neighbours that are updated alike."""
         numbers = [number for number, _ in groups]
-        alike = list(zip(skipped.tolist(), numbers, self._states.kinds, strict=True))
+        alike = list(zip(skipped.tolist(), numbers, self._states.kinds, self._states.rules, strict=True))
         if alike != self._alike:
             runs = [list(run) for _, run in groupby(range(len(alike)), key=alike.__getitem__)]
             self._runs = [(run[0], run[-1]) for run in runs if not skipped[run[0]]]

@@ -17,17 +17,26 @@ class WatchedStates:
     weights seen last (1), and, for rules whose noise is that of a twin, the twin's (2).
     """
 
-    def __init__(self, image: Image, names: Sequence[str], rule: UpdateRule, start: Doubles, buffers: Buffers) -> None:
-        """`start` float64[P]: the weights; `buffers`: what the optimizer keeps."""
-        self._rule, self._spans = rule, image.spans
-        self._count = 2 if rule.commutes_with == "directions" else 3
-        self.weight = np.stack([start] * self._count)
+    def __init__(
+        self,
+        image: Image,
+        names: Sequence[str],
+        rules: Sequence[UpdateRule],
+        start: Doubles,
+        buffers: Buffers,
+        count: int,
+    ) -> None:
+        """Of each parameter its name and rule, which keep buffers of the same kinds. `start` float64[P]: the weights;
+        `buffers`: what the optimizer keeps; `count`: K.
+        """
+        self.rules, self._spans = rules, image.spans
+        self.weight = np.stack([start] * count)
         """float64[K, P]."""
         self.buffers: dict[str, Doubles] = {}
         """By the optimizer's own name, float64[K, P]."""
-        for kind in (*rule.buffers, *rule.statistics):
+        for kind in (*rules[0].buffers, *rules[0].statistics):
             own = {name: held[kind] for name, held in buffers.items() if kind in held}
-            self.buffers[kind] = np.stack([image.project_arrays(own)] * self._count)
+            self.buffers[kind] = np.stack([image.project_arrays(own)] * count)
         self.kinds = [frozenset(self.buffers) & buffers.get(name, {}).keys() for name in names]
         """By parameter: which of them it has. What is missing is left to the rule, which begins it with its own."""
 
@@ -38,7 +47,7 @@ class WatchedStates:
         """
         numbers = slice(self._spans[first].start, self._spans[last].stop)
         buffers = {kind: self.buffers[kind][:, numbers] for kind in self.kinds[first]}
-        after, _ = updated(self._rule, State(self.weight[:, numbers], buffers), gradient[..., numbers], settings)
+        after, _ = updated(self.rules[first], State(self.weight[:, numbers], buffers), gradient[..., numbers], settings)
         self.weight = _written(self.weight, numbers, after.weight)
         for kind, own in after.buffers.items():
             self.buffers[kind] = _written(self.buffers[kind], numbers, own)

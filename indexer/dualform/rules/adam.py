@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dualform.rules.descent import decayed
+from dualform.rules.half_precision import Half
 from dualform.rules.moments import average, counted, mean_square, said_of
 from dualform.rules.rounding import correction
 from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
@@ -64,3 +65,20 @@ class Adam(UpdateRule):
         assert scale is not None
         moved = average(state, gradient, settings)
         return State(decayed(state.weight, settings) - scale.factors * moved, {"exp_avg": moved})
+
+    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
+        """As RoundedRule says: single-tensor operations on the processor, without AMSGrad."""
+        beta1, beta2, decay = settings["beta1"], settings["beta2"], settings["weight_decay"]
+        weight, descent = state.weight, -gradient if settings["maximize"] else gradient
+        if decay and settings["decoupled_weight_decay"]:
+            weight = half(weight * np.float32(1 - settings["lr"] * decay))
+        elif decay:
+            descent = half(descent + half.number(decay) * weight)
+        zeros, count = np.zeros_like(weight), counted(state)
+        moved, squares = (state.buffers.get(kind, zeros) for kind in ("exp_avg", "exp_avg_sq"))
+        moved = half(moved + np.float32(1 - beta1) * (descent - moved))
+        squares = half(half(squares * np.float32(beta2)) + np.float32(1 - beta2) * descent * descent)
+        root = half(half(np.sqrt(squares)) / (1 - beta2**count) ** 0.5)
+        root = half(root + half.number(settings["eps"]))
+        weight = half(weight - settings["lr"] / (1 - beta1**count) * (moved / root))
+        return State(weight, {"exp_avg": moved, "exp_avg_sq": squares, "step": count})

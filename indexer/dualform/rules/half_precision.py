@@ -7,6 +7,8 @@ product after product. What the copies come to is added up in float32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from dualform.rules.update_rule import Doubles
@@ -36,3 +38,19 @@ def with_product(total: Doubles | None, product: Doubles, dtype: str) -> Doubles
     """What the products of one copy of a weight come to with one more; `total`: before it, None for the first."""
     own = rounded(product, dtype)
     return own if total is None else rounded(total + own, dtype)
+
+
+@dataclass(frozen=True)
+class Half:
+    """A type of half precision."""
+
+    dtype: str
+    """"bfloat16" or "float16"."""
+
+    def __call__(self, numbers: Doubles) -> Doubles:
+        """The nearest numbers of the type."""
+        return rounded(numbers, self.dtype)
+
+    def number(self, number: float) -> float:
+        """The nearest one: torch rounds what a tensor of the type is added to, and what it adds a multiple by."""
+        return float(rounded(np.array(number), self.dtype))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from dualform.rules.half_precision import Half
 from dualform.rules.update_rule import Coefficients, Doubles, ImageKind, LinearRule, Scale, Settings, State, Update
 
 _BUFFER = "momentum_buffer"
@@ -53,6 +54,19 @@ class SGD(LinearRule):
             buffer += (1 - settings["dampening"]) * descent if settings["dampening"] else descent
         step = descent + momentum * buffer if settings["nesterov"] else buffer
         return State(state.weight - rate * step, {_BUFFER: buffer})
+
+    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
+        """As RoundedRule says: single-tensor operations on the processor."""
+        descent, buffers = -gradient if settings["maximize"] else gradient, dict(state.buffers)
+        if settings["weight_decay"]:
+            descent = half(descent + half.number(settings["weight_decay"]) * state.weight)
+        if momentum := settings["momentum"]:
+            buffer = descent
+            if (before := state.buffers.get(_BUFFER)) is not None:
+                buffer = half(half(np.float32(momentum) * before) + half.number(1 - settings["dampening"]) * descent)
+            buffers[_BUFFER] = buffer
+            descent = half(descent + half.number(momentum) * buffer) if settings["nesterov"] else buffer
+        return State(half(state.weight - half.number(settings["lr"]) * descent), buffers)
 
     def coefficients(self, updates: Sequence[Update], steps: int, has_buffers: bool = False) -> Coefficients:
         per_step = np.zeros(steps)

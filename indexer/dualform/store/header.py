@@ -44,6 +44,8 @@ class Header:
     """DuckDB types of the settings that the update rules name; others get columns when they are first seen."""
     others: Others | None = None
     """What is kept of parameters and buffers that no slot explains; None for nothing."""
+    halved: Mapping[str, str] = field(default_factory=dict)
+    """By parameter, "bfloat16" or "float16" where it is of that type and its updates are rounded as the rule rounds."""
     further_optimizers: Sequence[StoredOptimizer] = ()
     """Those that update blocks beside the one named above."""
 

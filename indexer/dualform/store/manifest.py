@@ -98,6 +98,8 @@ class Manifest:
     """By parameter and buffer, the checksum of what the optimizer kept when the recorder left."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of recorded parameters in the state dict -> the name they are recorded under: tied weights."""
+    halved: dict[str, str] = field(default_factory=dict)
+    """By parameter, "bfloat16" or "float16" where it is of that type and its updates are rounded as the rule rounds."""
     others: Others | None = None
     """What is kept of parameters and buffers that no slot explains; None where nothing is."""
     recording: bool = True
@@ -130,6 +132,8 @@ class Manifest:
             "aliases": self.aliases,
             "recording": self.recording,
         }
+        if self.halved:
+            fields["halved"] = self.halved
         if self.others is not None:
             fields["others"] = self.others.to_json()
         if len(self.optimizers) > 1:
@@ -178,6 +182,7 @@ class Manifest:
             probes=fields["probes"],
             buffers=_buffers(fields.get("buffers", {})),
             aliases=fields.get("aliases", {}),  # older files of this format have none
+            halved=fields.get("halved", {}),
             others=Others.from_json(fields["others"]) if "others" in fields else None,
             recording=fields["recording"],
             format=fields["format"],
@@ -197,6 +202,7 @@ def first_manifest(header: Header, shards: list[Shard]) -> Manifest:
         spaces=spaces,
         columns=columns,
         aliases=dict(header.aliases),
+        halved=dict(header.halved),
         others=header.others,
         shards=shards,
     )

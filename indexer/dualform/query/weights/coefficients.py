@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from dualform.errors import Inexact, NotFound
 from dualform.questions.arguments import check_step
 from dualform.rules import Coefficients, LinearRule, Settings, Update, UpdateRule, named
+from dualform.rules.halved import Halved, RoundedRule
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
@@ -63,6 +64,12 @@ def weighs_no_slot(memory: Snapshot, blocks: Iterable[Parameter]) -> str | None:
         if rule is not None and not isinstance(rule, LinearRule):
             return optimizer.name
     return None
+
+
+def rule_run_again(memory: Snapshot, block: Parameter) -> UpdateRule:
+    """The rule as a trajectory takes it: of a parameter of half precision, one that rounds its updates."""
+    rule, dtype = rule_of(memory, block.block_name), memory.manifest.halved.get(block.name)
+    return Halved(rule, dtype) if dtype and isinstance(rule, RoundedRule) else rule
 
 
 def _block_named(memory: Snapshot, name: str) -> Parameter:

@@ -1,7 +1,8 @@
 """How exact the record of a layer is as of a step, as measured while the training ran.
 
     exact               each parameter is within EXACT of the way that it went, or within the rounding of its weights
-    exact to bfloat16   within BFLOAT16 of it, or the rounding, where the training computed in bfloat16
+    exact to bfloat16   within BFLOAT16 of it, or the rounding, where the training computed in bfloat16, or where
+                        weights are bfloat16 themselves
     off                 anything else
     scores only         the layer cannot be rebuilt: no values, no keys, or an optimizer without an update rule
 
@@ -27,7 +28,7 @@ from dualform.query.weights.seams import Seam
 from dualform.rules import named
 from dualform.rules.update_rule import ImageKind
 from dualform.store.batch import TOLERANCE
-from dualform.store.layer import Layer
+from dualform.store.layer import PRECISIONS, Layer
 from dualform.store.parameter import Parameter
 from dualform.store.stored_optimizer import StoredOptimizer
 
@@ -53,7 +54,7 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     error = _joint([reading.accumulated for reading in known], known)
     rounding = _joint([reading.rounding for reading in known], known)
     seams = _seams(known, stop)
-    if (name := _name(halved(view, layer), known)) != "off" and not seams:
+    if (name := _name(view, layer, known)) != "off" and not seams:
         unseen = _unseen(view, layer, known, stop)
         return Grade("off", error, rounding, *unseen) if unseen else Grade(name, error, rounding)
     if not math.isfinite(error) and seams:
@@ -97,7 +98,7 @@ def _moved_by(view: View, layer: Layer, image: ImageKind) -> str:
 def halved(view: View, layer: Layer) -> bool:
     """Whether the training computed the layer, or an update of it, in bfloat16."""
     rules = [rule_of(view.snapshot, block.block_name) for block in layer.parameters]
-    return layer.dtype == "bfloat16" or any(rule.precision == "bfloat16" for rule in rules)
+    return _precision(view, layer) == "bfloat16" or any(rule.precision == "bfloat16" for rule in rules)
 
 
 def why_scores_only(view: View, layer: Layer) -> str:
@@ -153,12 +154,26 @@ def _reading(of: Distances, at_step: int) -> _Reading | None:
     return max(found, key=lambda reading: (not reading.within(EXACT), reading.share), default=None)
 
 
-def _name(in_bfloat16: bool, known: Sequence[_Reading]) -> Literal["exact", "exact to bfloat16", "off"]:
+def _name(view: View, layer: Layer, known: Sequence[_Reading]) -> Literal["exact", "exact to bfloat16", "off"]:
+    in_bfloat16 = halved(view, layer)
     if all(reading.share <= EXACT or (not in_bfloat16 and reading.within(EXACT)) for reading in known):
-        return "exact"
+        # One entry of bfloat16 weights that was rounded to the other side is seldom among those that are watched.
+        return "exact to bfloat16" if _of_bfloat16(view, layer) else "exact"
     if in_bfloat16 and all(reading.within(BFLOAT16) for reading in known):
         return "exact to bfloat16"
     return "off"
+
+
+def _precision(view: View, layer: Layer) -> str:
+    """The coarsest type that any layer was computed in that holds one of this one's blocks."""
+    own = {block.block_name for block in layer.parameters}
+    holders = [o for o in view.snapshot.layers.values() if not own.isdisjoint(b.block_name for b in o.parameters)]
+    return min((holder.dtype for holder in holders), key=PRECISIONS.index)
+
+
+def _of_bfloat16(view: View, layer: Layer) -> bool:
+    """Whether weights are bfloat16 themselves, and their updates rounded."""
+    return any(view.snapshot.manifest.halved.get(block.name) == "bfloat16" for block in layer.parameters)
 
 
 def _joint(lengths: Sequence[float], known: Sequence[_Reading]) -> float:
@@ -203,8 +218,8 @@ def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
         return f"{optimizer}'s update of step {since} was not what its rule makes of the record."
     if since is not None:
         return f"weights were changed outside the optimizer's update, after that of step {since}."
-    if layer.dtype == "bfloat16":
-        return "rounding of gradients and weights to bfloat16."
+    if (precision := _precision(view, layer)) != "float32":
+        return f"rounding of gradients and weights to {precision}."
     if _moved_by(view, layer, "entries") or _moved_by(view, layer, ""):
         return "float32 rounding of small steps, or of gradients near zero, which the optimizer scales up."
     return "float32 rounding of small steps."

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import rule_of
+from dualform.query.weights.coefficients import rule_run_again
 from dualform.query.weights.slot_gradients import Holder
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.weights.trajectory import trajectory
@@ -42,7 +42,7 @@ def build(
     found: dict[str, Doubles] = {}
     for block in layer.parameters:
         holders = _holders(view, layer, block, selection, partners)
-        if isinstance(rule_of(view.snapshot, block.block_name), LinearRule):
+        if isinstance(rule_run_again(view.snapshot, block), LinearRule):
             found[block.block_name] = _summed(view, layer, block, holders, at_step, check)
         else:
             found[block.block_name] = trajectory(view, block, holders, at_step, check)

@@ -20,7 +20,7 @@ from dualform.query.view import Check, View
 from dualform.query.weights.outer_products import outer_product
 from dualform.query.weights.slot_sum import block_size
 from dualform.query.where.mask import Selection
-from dualform.rules.half_precision import with_product
+from dualform.rules.half_precision import Half, with_product
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -32,9 +32,9 @@ Holder: TypeAlias = tuple[Layer, Parameter, Selection]
 class SlotGradients:
     """Of one block, as it is stored: the sum of the terms of every layer that holds it."""
 
-    def __init__(self, view: View, holders: Sequence[Holder], shape: tuple[int, ...]) -> None:
-        """`shape`: of the block."""
-        self._shape = shape
+    def __init__(self, view: View, holders: Sequence[Holder], shape: tuple[int, ...], half: Half | None = None) -> None:
+        """`shape`: of the block; `half`: its type, where its gradient is of half precision itself."""
+        self._shape, self._half = shape, half
         self._terms = [_Terms(view, *holder) for holder in holders]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
@@ -44,30 +44,37 @@ class SlotGradients:
         that stay did. The same array where all stay.
         """
         whole = np.zeros(self._shape)
-        kept = whole if self.all_stay else np.zeros(self._shape)
+        kept = None if self.all_stay else np.zeros(self._shape)
         for terms in self._terms:
             for start, stop in terms.unrounded(first_step, last_step):
                 check()
-                terms.add(start, stop, whole, None if self.all_stay else kept)
+                terms.add(start, stop, whole, kept)
         products = [product for terms in self._terms for product in terms.products(first_step, last_step)]
+        rest = np.zeros(self._shape) if kept is not None and products else None
         for _, of_copy in groupby(sorted(products, key=lambda product: product.order), lambda one: one.order[:2]):
-            self._add_copy(list(of_copy), whole, None if self.all_stay else kept, check)
-        return whole, kept
+            before = whole.copy() if rest is not None else whole
+            unrounded = self._add_copy(list(of_copy), whole, kept, check)
+            if rest is not None:
+                rest += whole - before - unrounded
+        if kept is None:
+            return whole, whole
+        return whole, kept if rest is None else kept + rest
 
-    def _add_copy(self, products: Sequence[_Product], whole: Doubles, kept: Doubles | None, check: Check) -> None:
-        """Add the products of one copy of the weight, in the order in which the training did."""
+    def _add_copy(self, products: Sequence[_Product], whole: Doubles, kept: Doubles | None, check: Check) -> Doubles:
+        """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
         total: Doubles | None = None
+        unrounded = np.zeros(self._shape)
         for product in products:
             check()
             own = np.zeros(self._shape)
             product.terms.add(product.start, product.stop, own, kept)
-            if kept is not None:
-                kept -= own  # what rounding adds is nobody's part
             total = with_product(total, own, product.dtype)
+            unrounded += own
         assert total is not None
         whole += total
-        if kept is not None:
-            kept += total
+        if self._half is not None:
+            whole[...] = self._half(whole)
+        return unrounded
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from dualform.kernels.workers import share
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import rule_of, updates
+from dualform.query.weights.coefficients import rule_run_again, updates
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.where import mask
 from dualform.rules import Settings, State, UpdateRule, advanced, updated
+from dualform.rules.halved import Halved
 from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter, of_shape
 
@@ -54,9 +55,9 @@ def _run(
     view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
 ) -> tuple[Doubles, Doubles]:
     """The block as all slots make it, and as those that stay do."""
-    rule = rule_of(view.snapshot, block.block_name)
+    rule = rule_run_again(view.snapshot, block)
     states = _States(rule, *_start(view, block))
-    gradients = SlotGradients(view, holders, states.whole.weight.shape)
+    gradients = SlotGradients(view, holders, states.whole.weight.shape, rule.half if isinstance(rule, Halved) else None)
     alone = rounding_gradients(view, block.block_name)
     stop = view.snapshot.steps if at_step is None else at_step
     for update in updates(view.snapshot, block.block_name, stop):

@@ -1,0 +1,59 @@
+"""Rules round the updates of half precision as torch's own optimizers do, and keep masks' shares adding up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dualform.rules import State, named, updated
+from dualform.rules.half_precision import Half
+from dualform.rules.halved import Halved
+
+KINDS = [torch.bfloat16, torch.float16]
+SGD = [
+    {}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    {"momentum": 0.8, "dampening": 0.3, "maximize": True},
+]  # fmt: skip
+ADAM = [{}, {"weight_decay": 0.1}, {"betas": (0.8, 0.95), "maximize": True}]
+EVERY = [(torch.optim.SGD, {"lr": 0.03, **more}) for more in SGD] + [
+    (kind, {"lr": 0.01, "eps": 1e-3, **more}) for kind in (torch.optim.Adam, torch.optim.AdamW) for more in ADAM
+]
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize(("kind", "options"), EVERY, ids=lambda value: getattr(value, "__name__", ""))
+def test_an_update_is_rounded_as_torch_rounds_it(dtype, kind, options):
+    torch.manual_seed(0)
+    # The last numbers of a tensor whose length the processor's vectors do not divide may be rounded elsewise.
+    parameter = torch.nn.Parameter((torch.randn(32, 32) * 0.1).to(dtype))
+    optimizer = kind([parameter], **options)
+    rule = Halved(named(kind.__name__.lower()), str(dtype).removeprefix("torch."))
+    state = State(parameter.detach().double().numpy().copy())
+    for _ in range(30):
+        parameter.grad = (torch.randn(32, 32) * 0.1).to(dtype)
+        gradient = parameter.grad.double().numpy().copy()
+        state, _ = updated(rule, state, gradient, rule.read(optimizer.param_groups[0]))
+        optimizer.step()
+    live = parameter.detach().double().numpy()
+    # Adam's last operation divides and multiplies in float32, whose own rounding may decide a tie.
+    assert np.mean(np.isclose(state.weight, live, rtol=1e-7, atol=0)) >= (1.0 if kind is torch.optim.SGD else 0.99)
+
+
+@pytest.mark.parametrize(("kind", "options"), EVERY, ids=lambda value: getattr(value, "__name__", ""))
+def test_what_rounding_adds_is_nobodys_part(kind, options):
+    rng, rule = np.random.default_rng(0), Halved(named(kind.__name__.lower()), "bfloat16")
+    settings = rule.read(
+        {"params": [torch.zeros(1, dtype=torch.bfloat16)], **kind([torch.zeros(1)], **options).defaults}
+    )
+    start = Half("bfloat16")(rng.normal(size=(5, 4)))
+    whole, none, parts = State(start), State(start), [State(start), State(start)]
+    for _ in range(6):
+        shares = rng.normal(size=(2, 5, 4))
+        gradient = rule.half(shares.sum(0))
+        rest = gradient - shares.sum(0)  # as SlotGradients has it
+        after, scale = updated(rule, whole, gradient, settings)
+        parts = [rule.advance(own, share + rest, settings, scale) for own, share in zip(parts, shares, strict=True)]
+        none, whole = rule.advance(none, rest, settings, scale), after
+    np.testing.assert_allclose(parts[0].weight + parts[1].weight - none.weight, whole.weight, atol=1e-12)
+    assert np.abs(none.weight - start).max() > 0
