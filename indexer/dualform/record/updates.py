@@ -142,7 +142,7 @@ class Updates:
         """Which of a step's backward passes is the first whose gradients are still there."""
         if self._factors is None:
             return 0
-        own = PendingGradients(self._parameters, None)
+        own = PendingGradients(self._parameters, None, {})
         for each in passes:
             rows = [
                 (layer, signal.keys, signal.errors, None)
