@@ -26,11 +26,13 @@ from dualform.questions import (
     NetworkWeights,
     Output,
     ProbeLookup,
+    Queries,
     QueriesLike,
     Question,
     SlotLookup,
     SqlStatement,
     TopK,
+    Vectors,
     Verification,
     as_by,
     as_ids,
@@ -62,6 +64,8 @@ def _asks(question: Callable[Concatenate[Any, P], Question[A]]) -> _Method[P, A]
 
     @wraps(question)
     def method(self: Any, *arguments: P.args, **named: P.kwargs) -> Any:
+        if named.get("inputs") is not None or named.get("model") is not None:
+            return self._ask_by_inputs(question, arguments, named)
         return self.ask(question(self, *arguments, **named))
 
     return cast("_Method[P, A]", method)
@@ -79,46 +83,57 @@ class _Methods:
     def topk(
         self,
         layer: str,
-        queries: QueriesLike,
+        queries: QueriesLike | None = None,
         k: int = 10,
         where: str | None = None,
         by: str | Sequence[str] | None = None,
         score: str = "signed",
+        *,
+        inputs: Any = None,
+        model: nn.Module | None = None,
     ) -> TopK:
         """Hits: the k slots that each query attends to most, or the k of each group.
 
         Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such; with
-        "cosine" they are divided by the lengths of key and query.
+        "cosine" they are divided by the lengths of key and query. Where `inputs` of a `model` are given in place of
+        queries, those are what the layer takes when the model runs on them (`queries`).
         Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite.
         """
-        return TopK(layer, as_queries(queries), k, where, as_by(by), score)
+        return TopK(layer, _given(queries), k, where, as_by(by), score)
 
     @_asks
     def group_sum(
         self,
         layer: str,
-        queries: QueriesLike,
-        by: str | Sequence[str],
+        queries: QueriesLike | None = None,
+        by: str | Sequence[str] = (),
         where: str | None = None,
         score: str = "signed",
+        *,
+        inputs: Any = None,
+        model: nn.Module | None = None,
     ) -> GroupSum:
-        """GroupSums: the sum of the scores that each query gives to each group; `score` is as in `topk`.
+        """GroupSums: the sum of the scores that each query gives to each group; `score`, `inputs` and `model` are as in
+        `topk`.
 
         Raises as `topk`.
         """
-        return GroupSum(layer, as_queries(queries), as_by(by), where, score)
+        return GroupSum(layer, _given(queries), as_by(by), where, score)
 
     @_asks
     def output(
         self,
         layer: str,
-        queries: QueriesLike,
+        queries: QueriesLike | None = None,
         where: str | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
         kernel: str = "linear",
         temperature: float | None = None,
         initial: bool = True,
+        *,
+        inputs: Any = None,
+        model: nn.Module | None = None,
     ) -> Output:
         """Outputs, float32[n, d_out]: what the layer answers, bias included, when only the slots of `where` speak.
 
@@ -128,7 +143,7 @@ class _Methods:
         Raises as `topk`, and Inexact where the record is too far from the layer's weights, unless `allow_inexact`, and
         for "softmax" where slots have no value of their own.
         """
-        return Output(layer, as_queries(queries), where, at_step, allow_inexact, kernel, temperature, initial)
+        return Output(layer, _given(queries), where, at_step, allow_inexact, kernel, temperature, initial)
 
     @_asks
     def weights(
@@ -187,6 +202,25 @@ class _Methods:
         return Verification()
 
 
+def _given(queries: QueriesLike | None) -> Queries:
+    if queries is None:
+        raise BadInput(
+            "there are no queries.", hint="Give queries, or inputs= and model= to take them from.", field="queries"
+        )
+    return as_queries(queries)
+
+
+def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Module, Any, str]:
+    """The model, its inputs and the layer of a question that is asked by inputs, which `named` has no more."""
+    model, inputs = named.pop("model", None), named.pop("inputs", None)
+    if model is None or inputs is None:
+        missing, other = ("model", "inputs") if model is None else ("inputs", "model")
+        raise BadInput(f"{other}= is given without {missing}=.", hint="Give both.", field=missing)
+    if len(arguments) > 1 or named.get("queries") is not None:
+        raise BadInput("queries and inputs= are given.", hint="Give one of them.", field="queries")
+    return model, inputs, arguments[0] if arguments else named["layer"]
+
+
 def _lookup(ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None) -> SlotLookup:
     if not isinstance(ids, Hits):
         return SlotLookup(as_ids(ids), space)
@@ -209,6 +243,23 @@ class Answers(_Methods, ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of what answering holds."""
+
+    def queries(self, model: nn.Module, inputs: Any, batch_size: int = 256, batch_dim: int = 0) -> dict[str, Vectors]:
+        """By layer, what each recorded layer takes when the model runs on the inputs: queries for questions about it.
+
+        See dualform.live.queries.
+        """
+        from dualform.live.queries import queries
+
+        return queries(model, inputs, self.info(), batch_size, batch_dim)
+
+    def _ask_by_inputs(self, question: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        from dualform.live.queries import of_layer
+
+        model, inputs, layer = _of_model(arguments, named)
+        found = of_layer(self.queries(model, inputs), layer)
+        rest = {name: own for name, own in named.items() if name != "layer"}
+        return self.ask(question(self, layer, found, **rest))
 
     def applied(
         self,
@@ -249,6 +300,22 @@ class AsyncAnswers(_Methods, ABC):
     @abstractmethod
     async def close(self) -> None:
         """Let go of what answering holds."""
+
+    async def queries(
+        self, model: nn.Module, inputs: Any, batch_size: int = 256, batch_dim: int = 0
+    ) -> dict[str, Vectors]:
+        """As Answers.queries."""
+        from dualform.live.queries import queries
+
+        return queries(model, inputs, await self.info(), batch_size, batch_dim)
+
+    async def _ask_by_inputs(self, question: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        from dualform.live.queries import of_layer
+
+        model, inputs, layer = _of_model(arguments, named)
+        found = of_layer(await self.queries(model, inputs), layer)
+        rest = {name: own for name, own in named.items() if name != "layer"}
+        return await self.ask(question(self, layer, found, **rest))
 
     @asynccontextmanager
     async def applied(

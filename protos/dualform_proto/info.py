@@ -23,6 +23,7 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         columns=[pb.SpaceColumns(space=space, columns=_remarks(own)) for space, own in info.columns.items()],
         probes=[pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers) for probe in info.probes],
         cut_off=info.cut_off,
+        final=_remarks(info.final),
     )
 
 
@@ -40,6 +41,7 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         columns={own.space: _decode_remarks(own.columns) for own in message.columns},
         probes=tuple(ProbeInfo(probe.name, probe.rows, tuple(probe.layers)) for probe in message.probes),
         cut_off=message.cut_off,
+        final=_decode_remarks(message.final),
     )
 
 
@@ -57,6 +59,7 @@ def _layer(layer: LayerInfo) -> pb.LayerInfo:
         reason=layer.reason,
         grade=encode_grade(layer.grade),
         views=layer.views,
+        batch_dim=layer.batch_dim,
     )
 
 
@@ -72,6 +75,7 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
         values=message.values,
         grade=decode_grade(message.grade),
         views=tuple(message.views),
+        batch_dim=message.batch_dim,
     )
 
 

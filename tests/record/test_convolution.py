@@ -282,3 +282,18 @@ def test_patches_are_unfolded_a_few_maps_at_once(monkeypatch):
     assert form.leading(maps) == expected.shape[:2]
     assert torch.equal(torch.cat([rows for _, rows in parts]), expected.flatten(0, 1))
     assert [slots.start for slots, _ in parts] == [number * expected.shape[1] for number in range(5)]
+
+
+def test_beside_a_matrix_that_only_the_first_step_shows(tmp_path):
+    class Own(Network):
+        def __init__(self):
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(2, 2))
+
+        def forward(self, x):
+            return super().forward((x.movedim(1, 3) @ self.matrix).movedim(3, 1))
+
+    train(Own(), tmp_path / "m", spaces={"matrix": "pixel"})
+    with dualform.open(tmp_path / "m") as memory:
+        assert {"matrix", "first", "second"} <= {layer.name for layer in memory.info().layers}
+        assert all(one.exact for one in memory.verify().values())

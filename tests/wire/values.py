@@ -162,7 +162,9 @@ grades = st.builds(
     st.none() | counts,
     texts,
 )
-layer_infos = st.builds(LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), grades)
+layer_infos = st.builds(
+    LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), grades, names, counts
+)
 
 
 @st.composite
@@ -209,6 +211,7 @@ infos = st.builds(
     columns=st.dictionaries(texts, st.dictionaries(texts, texts, max_size=3), max_size=3),
     probes=st.lists(st.builds(ProbeInfo, texts, counts, names), max_size=3).map(tuple),
     cut_off=texts,
+    final=st.dictionaries(texts, texts, max_size=3),
 )
 certificates = st.builds(
     Certificates,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dualform.answers.grade import Grade
 
@@ -26,6 +26,9 @@ class LayerInfo:
     """How exact the layer's record is at the end of the training, as measured."""
     views: tuple[str, ...] = ()
     """Names of its parts that are asked like layers: the groups of a convolution, q, k and v of an attention."""
+
+    batch_dim: int = 0
+    """Which axis of the layer's inputs was the batch, where they had tokens, too."""
 
     @property
     def exact(self) -> bool:
@@ -67,3 +70,5 @@ class MemoryInfo:
     probes: tuple[ProbeInfo, ...]
     cut_off: str = ""
     """Where the recording stands if it did not come to its end, in one sentence; empty if it did."""
+    final: Mapping[str, str] = field(default_factory=dict)
+    """Parameter or buffer of the model -> digest of it at the end of the training; empty where that is not known."""

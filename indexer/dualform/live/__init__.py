@@ -3,3 +3,4 @@ weights. They become plain vectors before anyone is asked, so that a memory in a
 """
 
 from dualform.live.applied import applied as applied
+from dualform.live.queries import queries as queries

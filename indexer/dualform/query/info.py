@@ -27,6 +27,7 @@ def describe(view: View) -> MemoryInfo:
         columns={space: dict(memory.space(space).columns) for space in memory.spaces_of_layers},
         probes=tuple(memory.probes.values()),
         cut_off=memory.cut_off,
+        final=dict(memory.final_digests),
     )
 
 
@@ -42,6 +43,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         values=layer.values,
         grade=grade(view, layer, None),
         views=layer.view_names,
+        batch_dim=layer.batch_dim,
     )
 
 

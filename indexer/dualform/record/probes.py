@@ -7,9 +7,9 @@ after one another whichever axis of the layer's input is the batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from torch import Tensor, nn
 
 from dualform.errors import BadInput
 from dualform.record.column_values import as_array
+from dualform.record.model_arguments import Arguments, Inputs, device_of
 from dualform.record.taps import Tap
-
-Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-"""A model's arguments: one, several, or by name."""
 
 
 class ProbeTaker:
@@ -44,27 +42,17 @@ class ProbeTaker:
 
     def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
         """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""
-        parts = _parts(inputs)
-        lengths = {part.shape[batch_dim] for part in parts.values()}
-        if len(lengths) != 1 or 0 in lengths:
-            raise BadInput(
-                f"inputs hold {' and '.join(str(part.shape[batch_dim]) for part in parts.values()) or 'no'} examples.",
-                hint="Give a tensor of at least one example, or several tensors of the same number.",
-                field="inputs",
-            )
+        given = Arguments(inputs, batch_dim, device_of(model))
         with _evaluating(model), torch.no_grad(), _uncompiled():
-            for start in range(0, lengths.pop(), batch_size):
-                stop = start + batch_size
-                batch = {
-                    name: part.movedim(batch_dim, 0)[start:stop].movedim(0, batch_dim) for name, part in parts.items()
-                }
-                places = [part for name, part in batch.items() if isinstance(name, int)]
-                self._outcome(model(*places, **{name: part for name, part in batch.items() if isinstance(name, str)}))
+            for start in range(0, given.examples, batch_size):
+                places, named = given.part(start, start + batch_size)
+                self._outcome(model(*places, **named))
 
     def _outcome(self, output: Any) -> None:
         for name, keys in self._batch.items():
             self._parts.setdefault(name, []).append(keys)
         self._batch = {}
+        output = getattr(output, "logits", output)
         if isinstance(output, Tensor) and output.dim() == 2 and self._outputs is not None:
             self._outputs.append(output.detach().to("cpu", torch.float32, copy=True))
         else:
@@ -77,14 +65,6 @@ class ProbeTaker:
     def outputs(self) -> NDArray[np.float32] | None:
         """float32[n, outputs]; None where the model returns anything else."""
         return torch.cat(self._outputs).numpy() if self._outputs else None
-
-
-def _parts(inputs: Inputs) -> dict[int | str, Tensor]:
-    """A model's arguments, by place or by name."""
-    if isinstance(inputs, Mapping):
-        return {name: torch.as_tensor(part) for name, part in inputs.items()}
-    several = inputs if isinstance(inputs, tuple | list) else [inputs]
-    return {place: torch.as_tensor(part) for place, part in enumerate(several)}
 
 
 def labels_of(label: Any) -> NDArray[np.int64] | None:

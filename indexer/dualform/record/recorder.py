@@ -29,11 +29,12 @@ from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
+from dualform.record.model_arguments import Inputs
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update, check_followed
 from dualform.record.owners import Owners, optimizers_of
 from dualform.record.plan import Plan
-from dualform.record.probes import Inputs, ProbeTaker, labels_of
+from dualform.record.probes import ProbeTaker, labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recording import Recording
 from dualform.record.selection import compiled_parts, select
@@ -277,17 +278,31 @@ class Recorder:
         except DualformError as error:
             self._fail(error)
 
-    def probe(self, name: str, inputs: Inputs, label: Any = None, batch_size: int = 1024, batch_dim: int = 0) -> None:
+    def probe(
+        self,
+        name: str,
+        inputs: Inputs = None,
+        label: Any = None,
+        batch_size: int = 1024,
+        batch_dim: int = 0,
+        **named: Any,
+    ) -> None:
         """Store test examples as queries under a name, with the model's answers as it is now.
 
-        `inputs` [n, …], several such as a tuple, or by name as a dict, are the model's arguments; their examples lie
-        along `batch_dim`. The model runs in eval mode, without gradients. A layer that sees tokens gets one query for
-        each, [n * L, d_in], an example's tokens after one another; one that is called several times gets those of its
-        first call. Of several ranks the first one's are stored.
+        `inputs` [n, …], several such as a tuple, or by name as a dict or what a tokenizer returns, are the model's
+        arguments, and so is what is `named` here in their place; their examples lie along `batch_dim`, and what has no
+        such axis is the same for all. The model runs in eval mode, without gradients. A layer that sees tokens gets one
+        query for each, [n * L, d_in], an example's tokens after one another; one that is called several times gets
+        those of its first call. Of several ranks the first one's are stored.
 
         Raises BadInput for a name that is taken, RecordingError before the first recorded step.
         """
         self._require_open("probe")
+        if named and inputs is not None:
+            raise BadInput(
+                "inputs are given both as one argument and by name.", hint="Put all into a dict.", field="inputs"
+            )
+        inputs = named or inputs
         if self._state == "stopped" or (self._ranks is not None and self._ranks.number):
             return
         if self._recording is None or not self._recording.begun:

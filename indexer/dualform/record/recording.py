@@ -43,8 +43,9 @@ class Recording:
     def __init__(self, plan: Plan, initial: Mapping[str, NDArray[Any]] | None = None) -> None:
         """The network as it stands is W_0, unless `initial` is its state dict."""
         self._plan = plan
-        for tap in plan.taps:
-            tap.key_form.begin()
+        if initial is None:  # else the first step goes on, and its keys have been seen
+            for tap in plan.taps:
+                tap.key_form.begin()
         # Ranks add gradients up in half precision, in an order that nobody knows.
         halved = halved_parameters(plan.owners, plan.taps) if plan.ranks is None else {}
         self._start = Start(plan.model, plan.owners, plan.taps, halved, initial)
@@ -293,10 +294,11 @@ class Recording:
         if not taps:
             return
         self._updates.join(taps)
-        self._new += [
-            layer_of(t, self._spaces.layers[t.name], t.name in record.raw, self._plan.keys, record.dtypes[t.name])
-            for t in taps
-        ]
+        self._new += [self._layer_of(tap, record) for tap in taps]
+
+    def _layer_of(self, tap: Tap, record: StepRecord) -> Layer:
+        space, axis = self._spaces.layers[tap.name], self._spaces.axis_of(tap.name)
+        return layer_of(tap, space, axis, tap.name in record.raw, self._plan.keys, record.dtypes[tap.name])
 
     def finish(self, record: StepRecord) -> None:
         """The step is over. Raises RecordingError and BadInput."""

@@ -109,8 +109,10 @@ def aliases_of(model: nn.Module, taps: Sequence[Tap]) -> dict[str, str]:
     return {name: recorded[id(tensor)] for name, tensor in held if recorded.get(id(tensor), name) != name}
 
 
-def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype) -> Layer:
-    """How the manifest names a tapped layer; `dtype`: what the training computed it in."""
+def layer_of(tap: Tap, space: str, batch_dim: int, repeats: bool, keys: bool, dtype: torch.dtype) -> Layer:
+    """How the manifest names a tapped layer; `batch_dim`: the axis of its keys that is the batch; `dtype`: what the
+    training computed it in.
+    """
     return Layer(
         name=tap.name,
         space=space,
@@ -124,5 +126,6 @@ def layer_of(tap: Tap, space: str, repeats: bool, keys: bool, dtype: torch.dtype
         reason=tap.why_no_values,
         geometry=tap.key_form.geometry if keys else {},
         groups=tap.key_form.groups,
+        batch_dim=batch_dim,
         views=tuple(tap.views),
     )

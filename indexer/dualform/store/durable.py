@@ -6,8 +6,10 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import xxhash
+from numpy.typing import NDArray
 
 
 def sync_folder(folder: Path) -> None:
@@ -33,6 +35,11 @@ def write_whole(path: Path, content: bytes) -> None:
 def checksum(content: bytes | bytearray | memoryview) -> str:
     """XXH3, 128 bits, in hexadecimal: the checksum of every file of a memory."""
     return xxhash.xxh3_128_hexdigest(content)
+
+
+def digest_of(array: NDArray[Any]) -> str:
+    """The checksum of an array's numbers, in the order of its axes."""
+    return checksum(array.tobytes())
 
 
 def block_checksum(content: bytes | bytearray | memoryview | mmap.mmap) -> bytes:

@@ -51,6 +51,8 @@ class Layer:
     """Of how many blocks along its diagonal W consists, all of one size and in order. A weight then has the columns of
     one block, d_in / groups, and the blocks under one another.
     """
+    batch_dim: int = 0
+    """Which axis of its keys was the batch, in the training, where they had tokens."""
     views: tuple[LayerView, ...] = ()
     """Parts that are asked by names of their own, beside the groups, which are asked by number (viewed_layer.py)."""
 
@@ -123,7 +125,7 @@ class Layer:
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
         fields = asdict(self) | {"parameters": [block.to_json() for block in self.parameters]}
-        later = {"geometry": {}, "groups": 1, "views": ()}
+        later = {"geometry": {}, "groups": 1, "views": (), "batch_dim": 0}
         return {name: own for name, own in fields.items() if name not in later or own != later[name]}
 
     @classmethod

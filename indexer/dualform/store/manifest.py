@@ -102,6 +102,8 @@ class Manifest:
     """By parameter, "bfloat16" or "float16" where it is of that type and its updates are rounded as the rule rounds."""
     others: Others | None = None
     """What is kept of parameters and buffers that no slot explains; None where nothing is."""
+    final: dict[str, str] = field(default_factory=dict)
+    """Parameter or buffer -> checksum of what it was when the recorder left."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -136,6 +138,8 @@ class Manifest:
             fields["halved"] = self.halved
         if self.others is not None:
             fields["others"] = self.others.to_json()
+        if self.final:
+            fields["final"] = self.final
         if len(self.optimizers) > 1:
             fields["optimizers"] = [optimizer.to_json() for optimizer in self.optimizers]
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
@@ -184,6 +188,7 @@ class Manifest:
             aliases=fields.get("aliases", {}),  # older files of this format have none
             halved=fields.get("halved", {}),
             others=Others.from_json(fields["others"]) if "others" in fields else None,
+            final=fields.get("final", {}),
             recording=fields["recording"],
             format=fields["format"],
         )

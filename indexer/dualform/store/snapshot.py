@@ -7,7 +7,7 @@ are compared by their running digest and segments by the checksum of each block,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -94,6 +94,11 @@ class Snapshot:
     def recording(self) -> bool:
         """False once the recorder has left in good order."""
         return self.manifest.recording
+
+    @property
+    def final_digests(self) -> Mapping[str, str]:
+        """Parameter or buffer -> checksum of it as the training ended; empty where that is not known."""
+        return self.runs[-1].manifest.final
 
     @cached_property
     def steps(self) -> int:

@@ -20,7 +20,7 @@ from dualform.errors import AlreadyExists, BadInput, NotAMemory
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
-from dualform.store.durable import checksum, sync_folder
+from dualform.store.durable import checksum, digest_of, sync_folder
 from dualform.store.header import Ending, Header
 from dualform.store.increment import Increment, summed
 from dualform.store.journal import JournalWriter
@@ -220,6 +220,7 @@ class Writer:
         """Commit, and say how the training ended. Weights are the first shard's to write."""
         if ending.final is not None and self._place[0] == self.path:
             self._set_weights("final", ending.final)
+            self.manifest.final = {name: digest_of(array) for name, array in ending.final.items()}
         self.manifest.buffers = {
             name: {kind: checksum(array.tobytes()) for kind, array in own.items()}
             for name, own in ending.buffers.items()

@@ -396,6 +396,7 @@ class InfoResponse(google.protobuf.message.Message):
     PROBES_FIELD_NUMBER: builtins.int
     CUT_OFF_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
+    FINAL_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
@@ -419,6 +420,10 @@ class InfoResponse(google.protobuf.message.Message):
     def probes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ProbeInfo]: ...
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SpaceColumns]: ...
+    @property
+    def final(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
+        """parameter or buffer -> digest of it at the end of the training"""
+
     def __init__(
         self,
         *,
@@ -434,8 +439,9 @@ class InfoResponse(google.protobuf.message.Message):
         probes: collections.abc.Iterable[Global___ProbeInfo] | None = ...,
         cut_off: builtins.str = ...,
         columns: collections.abc.Iterable[Global___SpaceColumns] | None = ...,
+        final: collections.abc.Iterable[Global___Remark] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 
@@ -512,6 +518,7 @@ class LayerInfo(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     GRADE_FIELD_NUMBER: builtins.int
     VIEWS_FIELD_NUMBER: builtins.int
+    BATCH_DIM_FIELD_NUMBER: builtins.int
     name: builtins.str
     d_in: builtins.int
     d_out: builtins.int
@@ -524,6 +531,8 @@ class LayerInfo(google.protobuf.message.Message):
     """as `grade` says, for readers that know no grades"""
     reason: builtins.str
     """likewise"""
+    batch_dim: builtins.int
+    """which axis of the layer's inputs was the batch, where they had tokens"""
     @property
     def grade(self) -> Global___Grade: ...
     @property
@@ -543,9 +552,10 @@ class LayerInfo(google.protobuf.message.Message):
         reason: builtins.str = ...,
         grade: Global___Grade | None = ...,
         views: collections.abc.Iterable[builtins.str] | None = ...,
+        batch_dim: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grade", b"grade"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "grade", b"grade", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values", "views", b"views"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_dim", b"batch_dim", "bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "grade", b"grade", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values", "views", b"views"]) -> None: ...
 
 Global___LayerInfo: typing_extensions.TypeAlias = LayerInfo
 

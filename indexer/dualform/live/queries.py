@@ -1,0 +1,148 @@
+"""Queries by what a network is given: the model is run, and what its layers take are the queries.
+
+Shapes: n examples. The queries of a layer that sees tokens are one for each token, an example's after one another.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from dualform.answers import LayerInfo, MemoryInfo
+from dualform.errors import BadInput, NotFound, RecordingError
+from dualform.questions import Vectors
+from dualform.record.found_layers import FoundLayers
+from dualform.record.model_arguments import Inputs
+from dualform.record.owners import Owners
+from dualform.record.probes import ProbeTaker
+from dualform.record.state import state_of
+from dualform.record.step_record import Collector
+from dualform.record.taps import ModuleTap, Tap
+from dualform.record.unwrapped import unwrapped_model
+from dualform.store.durable import digest_of
+
+BATCH = 256
+"""Examples that the model is run on at once."""
+
+
+def queries(
+    model: nn.Module, inputs: Inputs, info: MemoryInfo, batch_size: int = BATCH, batch_dim: int = 0
+) -> dict[str, Vectors]:
+    """The queries of every recorded layer that the model calls for the inputs, and of its views, by name; of a layer
+    that is called several times, those of its first call.
+
+    `inputs` and `batch_dim` are as in `Recorder.probe`; `info` is the memory's, whose layers the model must have. The
+    model runs in eval mode, without gradients, and is left as it was. Warns where its weights are not those that the
+    training ended with. Raises BadInput for a model that is not the recorded one, RecordingError for a
+    call of a layer that has no keys.
+    """
+    model = unwrapped_model(model)
+    layers = {layer.name: layer for layer in info.layers}
+    taker = ProbeTaker(lambda tap: layers[tap.name].batch_dim if tap.name in layers else 0)
+    with _listening(model, layers.keys(), taker) as taps:
+        _check(taps.values(), layers)
+        taker.run(model, inputs, batch_size, batch_dim)
+    found = {name: rows for name, rows in taker.queries().items() if name in layers}
+    if not found:
+        raise BadInput(
+            f"the model calls none of the memory's layers: {', '.join(layers)}.",
+            hint="Give the model that was recorded, with the names that its layers had.",
+            field="model",
+        )
+    _tell_of_other_weights(model, info)
+    return {name: Vectors(own) for layer, rows in found.items() for name, own in _with_views(layers[layer], rows)}
+
+
+def of_layer(found: Mapping[str, Vectors], layer: str) -> Vectors:
+    """A layer's own of the queries of all. Raises NotFound where the model did not call it."""
+    if layer not in found:
+        raise NotFound(
+            f"the model called no layer {layer!r} for these inputs.",
+            hint=f"It called {', '.join(found)}.",
+            field="layer",
+        )
+    return found[layer]
+
+
+@contextmanager
+def _listening(model: nn.Module, names: Iterable[str], taker: ProbeTaker) -> Iterator[dict[str, Tap]]:
+    """The model's layers of some names hand their inputs to the taker."""
+    taps = _taps(model, set(names))
+    owners = _Everything([], model)
+    found = FoundLayers(model, owners)
+    listener = Collector(owners, lambda tap: None, _raise)
+    listener.probe = taker
+    try:
+        for tap in taps.values():
+            tap.attach(listener)
+        found.attach(listener, list(taps.values()))
+        yield taps
+    finally:
+        for tap in taps.values():
+            tap.detach()
+        found.detach()
+
+
+def _taps(model: nn.Module, names: set[str]) -> dict[str, Tap]:
+    taps, covered = dict[str, Tap](), set[str]()
+    for name, module in model.named_modules():
+        kind = ModuleTap.kind_of(module)
+        if kind is None or name in covered or kind.refusal(module):
+            continue
+        covered.update(f"{name}.{own}" if name else own for own in kind.covered)
+        taps |= {tap.name: tap for tap in kind.taps_of(name, module) if tap.name in names}
+    return taps
+
+
+class _Everything(Owners):
+    """Nobody trains the model any more: whatever may be a layer is looked at."""
+
+    def hold(self, tensor: object) -> bool:
+        return True
+
+
+def _raise(tap: Tap, error: RecordingError) -> None:
+    raise error
+
+
+def _check(taps: Iterable[Tap], layers: Mapping[str, LayerInfo]) -> None:
+    for tap in taps:
+        layer = layers[tap.name]
+        if (tap.d_in, tap.d_out) != (layer.d_in, layer.d_out):
+            raise BadInput(
+                f"layer {tap.name!r} takes {tap.d_in} to {tap.d_out} in the model, and {layer.d_in} to {layer.d_out} "
+                "in the memory.",
+                hint="Give the model that was recorded.",
+                field="model",
+            )
+
+
+def _tell_of_other_weights(model: nn.Module, info: MemoryInfo) -> None:
+    own = state_of(model) if info.final else {}
+    other = [name for name, array in own.items() if info.final.get(name) not in (None, digest_of(array))]
+    if other:
+        shown = ", ".join(other[:4]) + (f" and {len(other) - 4} more" if len(other) > 4 else "")
+        warnings.warn(
+            f"the model's weights are not those that the training ended with ({shown}): the queries are what its "
+            "layers take as it is.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _with_views(layer: LayerInfo, rows: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """A layer's queries, and those of its views: of a group, the columns that it takes."""
+    yield layer.name, rows
+    groups = [name for name in layer.views if name.rpartition(".")[2].isdecimal()]
+    for name in layer.views:
+        own = rows
+        if name in groups:
+            wide = layer.d_in // len(groups)
+            start = int(name.rpartition(".")[2]) * wide
+            own = rows[:, start : start + wide]
+        yield name, own

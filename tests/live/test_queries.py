@@ -1,0 +1,169 @@
+"""Questions by what a network is given: each layer's own inputs are the queries, wherever the memory is."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import BadInput, NotFound
+from dualform_client import AsyncClient, Client
+from dualform_service.server import Server
+
+
+class Network(nn.Module):
+    """Tokens in the second axis of the batch, a matrix of its own, a convolution in groups, and one layer twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.around = nn.MultiheadAttention(8, 2)  # time first
+        self.own = nn.Parameter(torch.randn(8, 8) / 3)
+        self.groups = nn.Conv1d(8, 4, 3, groups=2, padding=1)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(4, 9)
+
+    def forward(self, words, scale=None, more=None):
+        tokens = self.embed(words).transpose(0, 1)  # [L, B, 8]
+        tokens = tokens + self.around(tokens, tokens, tokens, need_weights=False)[0]
+        tokens = torch.tanh(tokens @ self.own)
+        features = self.groups(tokens.permute(1, 2, 0)).transpose(1, 2)
+        if more is not None:
+            features = features * more["scale"][0].view(-1, 1, 1)
+        return self.head(self.drop(features).mean(1))
+
+
+WORDS = torch.randint(0, 9, (30, 5), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("queries") / "m"
+    torch.manual_seed(0)
+    model = Network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for words in WORDS.split(6):
+            with recorder.step(label=words[:, 0], batch_dim={"token": 1, "embed": 0}):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(words), words[:, 0]).backward()
+                optimizer.step()
+        recorder.probe("test", WORDS[:4])
+    with dualform.open(path) as memory:
+        yield model, memory
+
+
+def test_they_are_those_of_a_probe_that_was_taken_as_the_training_ended(trained):
+    model, memory = trained
+    modes = [module.training for module in model.modules()]
+    found = memory.queries(model, WORDS[:4], batch_size=3)
+    names = {name for layer in memory.info().layers for name in (layer.name, *layer.views)}
+    assert found.keys() == names
+    assert {"own", "groups.0", "groups.1", "around.q"} <= names
+    for name in names:
+        np.testing.assert_array_equal(found[name].rows, memory.probe("test", name).queries, err_msg=name)
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_same_answers_by_inputs_in_process_and_served(trained):
+    model, memory = trained
+    question = {"inputs": {"words": WORDS[:2]}, "model": model}
+    asked = {
+        "topk": ("head", {"k": 3}),
+        "group_sum": ("groups.1", {"by": "label"}),
+        "output": ("around.out_proj", {"at_step": 3}),
+    }
+    with Server(memory) as server, Client(server.address) as client:
+
+        async def awaited(method, layer, named):
+            async with AsyncClient(server.address) as remote:
+                return await getattr(remote, method)(layer, **question, **named)
+
+        for method, (layer, named) in asked.items():
+            plain = getattr(memory, method)(layer, memory.queries(model, WORDS[:2])[layer], **named)
+            answers = [getattr(one, method)(layer, **question, **named) for one in (memory, client)]
+            for answer in (*answers, asyncio.run(awaited(method, layer, named))):
+                if method == "topk":
+                    assert answer.ids.tolist() == plain.ids.tolist()
+                    np.testing.assert_array_equal(answer.flat_scores, plain.flat_scores)
+                else:
+                    numbers = "sums" if method == "group_sum" else "values"
+                    np.testing.assert_array_equal(getattr(answer, numbers), getattr(plain, numbers))
+
+
+def test_arguments_of_every_kind(trained):
+    model, memory = trained
+    scale = torch.ones(4)
+    expected = memory.queries(model, WORDS[:4])
+    for inputs in (
+        {"words": WORDS[:4].numpy(), "scale": None, "more": {"scale": (scale,)}},
+        {"words": WORDS[:4].tolist(), "scale": 2.0},
+        (WORDS[:4], "same for all", {"scale": [scale]}),
+    ):
+        found = memory.queries(model, inputs, batch_size=3)
+        for name, own in expected.items():
+            np.testing.assert_allclose(found[name].rows, own.rows, rtol=1e-5, atol=1e-6)
+    doubled = memory.queries(model, {"words": WORDS[:4], "more": {"scale": [2 * scale]}})
+    np.testing.assert_allclose(doubled["head"].rows, 2 * expected["head"].rows, rtol=1e-5)
+    for inputs, told in (
+        ({"words": WORDS[:4], "more": {"scale": [scale[:3]]}}, "inputs hold 4 and 3 examples"),
+        ({"words": object()}, "inputs hold object, which is no tensor"),
+        ({"scale": None}, "inputs hold no examples"),
+    ):
+        with pytest.raises(BadInput, match=told):
+            memory.queries(model, inputs)
+
+
+def test_other_weights_are_told_of(trained):
+    model, memory = trained
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.head.bias += 1
+    with pytest.warns(RuntimeWarning, match=r"not those that the training ended with \(head\.bias\)"):
+        found = memory.queries(other, WORDS[:2])
+    np.testing.assert_array_equal(found["head"].rows, memory.queries(model, WORDS[:2])["head"].rows)
+
+
+def test_a_model_that_was_not_recorded_is_refused(trained):
+    model, memory = trained
+    other = Network()
+    other.head = nn.Linear(4, 7)
+    with pytest.raises(BadInput, match=r"layer 'head' takes 4 to 7 in the model, and 4 to 9 in the memory\."):
+        memory.queries(other, WORDS[:2])
+    with pytest.raises(BadInput, match="the model calls none of the memory's layers: embed, "):
+        memory.queries(nn.Sequential(nn.Linear(5, 2)), torch.ones(2, 5))
+    with pytest.raises(NotFound, match=r"the model called no layer 'tail' for these inputs\. It called embed, "):
+        memory.topk("tail", inputs=WORDS[:2], model=model)
+
+
+def test_queries_or_inputs_with_their_model(trained):
+    model, memory = trained
+    for named, told in (
+        ({}, "there are no queries"),
+        ({"inputs": WORDS}, "inputs= is given without model="),
+        ({"model": model}, "model= is given without inputs="),
+        ({"model": model, "inputs": WORDS, "queries": "test"}, "queries and inputs= are given"),
+    ):
+        with pytest.raises(BadInput, match=told):
+            memory.topk("head", **named)
+
+
+def test_a_probe_takes_named_arguments(tmp_path):
+    torch.manual_seed(0)
+    model = Network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step(batch_dim={"token": 1, "embed": 0}):
+            model(WORDS[:7]).square().mean().backward()
+        recorder.probe("named", words=WORDS[:4], scale=None)
+        recorder.probe("one", {"words": WORDS[:4], "more": {"scale": [torch.ones(4)]}})
+        with pytest.raises(BadInput, match="inputs are given both as one argument and by name"):
+            recorder.probe("both", WORDS[:4], words=WORDS[:4])
+    with dualform.open(tmp_path / "m") as memory:
+        one, other = (memory.probe(name, "own").queries for name in ("named", "one"))
+        np.testing.assert_allclose(one, other, rtol=1e-6)
