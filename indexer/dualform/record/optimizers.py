@@ -88,13 +88,24 @@ class UpdateHooks:
             handle.remove()
 
 
-def around_each_update(optimizer: Optimizer, updating: Callable[[], None], updated: Callable[[], None]) -> UpdateHooks:
+def around_each_update(
+    optimizer: Optimizer,
+    updating: Callable[[], None],
+    updated: Callable[[], None],
+    again: Callable[[], None],
+    whole: bool = False,
+) -> UpdateHooks:
     """Call `updating` whenever the gradients are final and the weights have not moved, `updated` once they have.
 
-    Not before an update that the optimizer itself will skip.
+    Not before an update that the optimizer itself will skip. One that evaluates its closure several times moves the
+    weights in between: `again` is called after each further time. `whole`: what moves the weights is no matter, so that
+    the update is taken as one, of all that its closure computes, once it is over.
     """
+    evaluations = 0
 
     def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        nonlocal evaluations
+        evaluations = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             found = getattr(optimizer, "found_inf", None)  # how a GradScaler tells a fused optimizer to skip
@@ -103,13 +114,18 @@ def around_each_update(optimizer: Optimizer, updating: Callable[[], None], updat
             return None
 
         def closed() -> Any:  # the gradients that count are those the closure computes
+            nonlocal evaluations
             loss = closure()
-            updating()
+            evaluations += 1
+            if not whole:
+                (updating if evaluations == 1 else again)()
             return loss
 
         return (args[0], closed), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def after(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if whole and evaluations:
+            updating()
         updated()
 
     return UpdateHooks(optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after))

@@ -123,7 +123,7 @@ class Recorder:
             model, owners, self.path, self._taps, self.skipped, sink, there, routed, keys, dict(label_names or {}),
             self._ranks, compiled,
         )  # fmt: skip
-        self._on_error = on_error
+        self._on_error, self._valued = on_error, keys and values
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._state = "new"
         self._failed = False
@@ -151,8 +151,8 @@ class Recorder:
             identity.join(tap, self._collector)
         self._found.attach(self._collector, self._taps)
         for number, optimizer in enumerate(self._plan.owners.optimizers):
-            updating, updated = partial(self._updating, number), partial(self._updated, number)
-            self._handles.append(around_each_update(optimizer, updating, updated))
+            calls = (partial(own, number) for own in (self._updating, self._updated, self._evaluated_again))
+            self._handles.append(around_each_update(optimizer, *calls, whole=not self._valued))
         OPEN.add(self._plan.model)
         self._say(str(self.summary))
         return self
@@ -359,6 +359,11 @@ class Recorder:
     def _updated(self, number: int) -> None:
         if self._recording is not None and self._state != "stopped":
             self._recording.updated(number)
+
+    def _evaluated_again(self, number: int) -> None:
+        """The optimizer of this number evaluated its closure once more in one update."""
+        if self._recording is not None and self._state != "stopped":
+            self._recording.evaluated_again(number, self._collector.step)
 
     def _fail(self, error: DualformError) -> None:
         """Raises the error, or warns of it and stops recording."""

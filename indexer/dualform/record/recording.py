@@ -172,6 +172,24 @@ class Recording:
                 self._updates.defect(record.step, layer, "stray", what)
         self._updates.stray(number, record.step)
 
+    def evaluated_again(self, number: int, record: StepRecord | None) -> None:
+        """An optimizer evaluated its closure once more in one update. Raises RecordingError at the first step."""
+        step = self.steps if record is not None else self.steps - 1
+        kind = type(self._plan.owners.optimizers[number]).__name__
+        what = f"{kind} evaluated its closure more than once in the update of step {max(step, 0)}"
+        if not self.begun and record is not None and not record.empty:
+            record.updated.clear()
+            raise RecordingError(
+                f"{what}: it moves the weights by gradients that no one set of slots explains.",
+                hint="Train with an optimizer that takes one gradient an update, or record scores alone: values=False.",
+            )
+        if not self.begun:
+            return
+        for layer in self._updates.layers_of(number):
+            if layer in self._spaces.layers:
+                self._updates.defect(step, layer, "closure", what)
+        self._updates.stray(number, step)
+
     def _tell_missed(self, number: int, record: StepRecord) -> None:
         """A pass of its own brought gradients to an optimizer, in the step of another one's update."""
         what = (
