@@ -20,6 +20,7 @@ OPTIONS = {
         *("--layer", "--query", "--where", "--at-step", "--allow-inexact"),
         *("--kernel", "--temperature", "--no-initial"),
     },
+    "compare": {"--layer", "--query", "-k", "--where", "--score", "--abs"},
     "weights": {"--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
     "verify": set(),
     "check": set(),

@@ -61,6 +61,25 @@ def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
         with open_target(target, token_file, tls, tls_ca, timeout) as memory:
             return command(memory, **rest)
 
+    return _reaching(opened, "target")
+
+
+def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `asks_target`, of two: TARGETs A and B, reached alike; the command is called with both memories in a tuple."""
+
+    @wraps(command)
+    def opened(
+        a: str, b: str, token_file: Path | None, tls: bool, tls_ca: Path | None, timeout: float, **rest: Any
+    ) -> Any:
+        reach = token_file, tls, tls_ca, timeout
+        with open_target(a, *reach) as first, open_target(b, *reach) as second:
+            return command((first, second), **rest)
+
+    return _reaching(opened, "b", "a")
+
+
+def _reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
+    """The command with arguments, the last one first, and the options to reach what they name."""
     file = click.Path(path_type=Path)
     for option in (
         click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0, help="Seconds a call."),
@@ -72,7 +91,7 @@ def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
             envvar="DUALFORM_TOKEN_FILE",
             help="File with the server's token on its first line.",
         ),
-        click.argument("target"),
+        *map(click.argument, targets),
     ):
-        opened = option(opened)
-    return opened
+        command = option(command)
+    return command

@@ -1,0 +1,104 @@
+"""Two memories side by side: which samples the same queries attend to in either.
+
+Hits are told apart by dataset and sample, never by slot, which counts in each memory by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform.questions import ProbeRows, Queries
+
+Key: TypeAlias = tuple[str | None, int]
+"""Dataset and sample."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sample stands among those that a query attends to most."""
+
+    rank: int
+    """From 1; a sample that has several slots stands where its best one does."""
+    score: float
+    step: int
+    """Of its best slot."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample that is among the best of at least one memory."""
+
+    dataset: str | None
+    sample: int
+    label: Any
+    places: tuple[Place | None, Place | None]
+    """In the first memory and in the second; None where it is not among the best there."""
+
+
+def compare(
+    memories: tuple[Answers, Answers], layer: str, queries: Queries, k: int, where: str | None, score: str
+) -> list[list[Sample]]:
+    """By query, the samples of the k best slots of either memory, those of the first before others of the second.
+
+    Raises BadInput where a hit has no sample, or where a probe does not hold the same examples in both; otherwise as
+    `Answers.topk`.
+    """
+    if isinstance(queries, ProbeRows):
+        _check_probe(memories, queries.probe)
+    first, second = (_best(memory, layer, queries, k, where, score, n) for n, memory in enumerate(memories, 1))
+    return [_joined(one, other) for one, other in zip(first, second, strict=True)]
+
+
+def _check_probe(memories: tuple[Answers, Answers], name: str) -> None:
+    first, second = (memory.probe(name).labels for memory in memories)
+    if first is not None and second is not None and not np.array_equal(first, second):
+        raise BadInput(
+            f"the probe {name!r} has other labels in the second memory than in the first.",
+            hint="Compare by a probe of the same examples, in the same order.",
+            field="queries",
+        )
+
+
+def _best(
+    memory: Answers, layer: str, queries: Queries, k: int, where: str | None, score: str, number: int
+) -> list[dict[Key, tuple[Place, Any]]]:
+    """By query, the samples of its best slots in order, with their labels."""
+    hits = memory.topk(layer, queries, k, where, score=score)
+    ids = np.unique(hits.ids)
+    slots = {record["slot"]: record for record in memory.slots(ids, hits.space).records()} if len(ids) else {}
+    unknown = next((slot for slot, record in slots.items() if record["sample"] is None), None)
+    if unknown is not None:
+        raise BadInput(
+            f"slot {unknown} of the {('first', 'second')[number - 1]} memory has no sample.",
+            hint="Memories are compared by dataset and sample: record them, as recorder.step(dataset=…, sample=…).",
+            field="queries",
+        )
+    found = []
+    for own, scores in zip(hits.slots, hits.scores, strict=True):
+        best: dict[Key, tuple[Place, Any]] = {}
+        for slot, value in zip(own.tolist(), scores.tolist(), strict=True):
+            record = slots[slot]
+            place = Place(len(best) + 1, value, record["step"])
+            best.setdefault((record["dataset"], record["sample"]), (place, record["label"]))
+        found.append(best)
+    return found
+
+
+def _joined(first: Mapping[Key, tuple[Place, Any]], second: Mapping[Key, tuple[Place, Any]]) -> list[Sample]:
+    samples = []
+    for key in dict.fromkeys((*first, *second)):
+        one, other = first.get(key), second.get(key)
+        label = next(entry[1] for entry in (one, other) if entry is not None)
+        samples.append(Sample(*key, label, (one and one[0], other and other[0])))
+    return samples
+
+
+def shared(samples: Sequence[Sample]) -> int:
+    """How many are among the best of both memories."""
+    return sum(None not in sample.places for sample in samples)

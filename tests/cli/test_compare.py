@@ -1,0 +1,80 @@
+"""Two memories side by side: hits are matched by dataset and sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform as dual
+from dualform_service.server import Server
+
+
+def record(path, seed, sample=True, labels=(0, 1, 2)):
+    """A memory of 12 samples, seen in an order of its own, each of them twice."""
+    torch.manual_seed(0)
+    model, images = nn.Sequential(nn.Linear(5, 3)), torch.randn(12, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(seed)
+    with dual.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for index in (*torch.randperm(12).split(4), *torch.randperm(12).split(4)):
+            said = {"sample": index} if sample else {}
+            with recorder.step(dataset="mine", label=index % 3, **said):
+                optimizer.zero_grad()
+                model(images[index]).square().mean().backward()
+                optimizer.step()
+        recorder.probe("test", images[:3], label=torch.tensor(labels))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    return record(folder / "a", 1), record(folder / "b", 2)
+
+
+def best_samples(memory, row, k):
+    """From the recorded keys alone, in float64."""
+    queries = memory.probe("test", "0").queries.astype(np.float64)
+    scores = memory.keys("0").astype(np.float64) @ queries[row]
+    order = np.lexsort((np.arange(len(scores)), -scores.astype(np.float32)))[:k]
+    return list(dict.fromkeys(memory.slots(order, "sample")["sample"].tolist())), scores
+
+
+def test_samples_are_matched_whatever_their_slots(dualform, runs):
+    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0,2", "-k", "6", "--json").json
+    with dual.open(runs[0]) as first, dual.open(runs[1]) as second:
+        assert not np.array_equal(
+            first.slots(range(24), "sample")["sample"], second.slots(range(24), "sample")["sample"]
+        )
+        for own, row in zip(told["queries"], (0, 2), strict=True):
+            expected = [best_samples(memory, row, 6)[0] for memory in (first, second)]
+            for name, samples in zip("ab", expected, strict=True):
+                ranked = {one["sample"]: one[name]["rank"] for one in own["samples"] if one[name] is not None}
+                assert ranked == {sample: rank for rank, sample in enumerate(samples, 1)}
+            assert own["shared"] == len(set(expected[0]) & set(expected[1]))
+            assert all(one["label"] == one["sample"] % 3 and one["dataset"] == "mine" for one in own["samples"])
+    assert told["score"] == "signed"
+
+
+def test_the_table_over_a_folder_and_a_server(dualform, runs):
+    with dual.open(runs[1]) as memory, Server(memory) as server:
+        told = dualform("compare", runs[0], server.address, "--layer", "0", "--query", "test/1", "-k", "3")
+    assert told.code == 0
+    assert "samples among the best of both: " in told.out
+    assert "rank in A" in told.out
+
+
+def test_without_samples_they_cannot_be_matched(dualform, runs, tmp_path):
+    without = record(tmp_path / "c", 3, sample=False)
+    told = dualform("compare", runs[0], without, "--layer", "0", "--query", "test/1", "--json")
+    assert told.code == 2
+    assert "of the second memory has no sample." in told.json["error"]["message"]
+
+
+def test_another_probe_of_the_same_name_is_refused(dualform, runs, tmp_path):
+    other = record(tmp_path / "d", 1, labels=(2, 1, 0))
+    told = dualform("compare", runs[0], other, "--layer", "0", "--query", "test/1", "--json")
+    assert told.code == 2
+    assert told.json["error"]["message"].startswith("the probe 'test' has other labels in the second memory")
