@@ -88,19 +88,13 @@ def by_adamw(model: nn.Module) -> Optimizer:
 PARTS = tuple(f"encoder.layers.{n}.self_attn.{part}" for n in range(2) for part in ("q", "k", "v", "out_proj"))
 ENCODER = (*PARTS, *(f"encoder.layers.{n}.linear{k}" for n in range(2) for k in (1, 2)))
 KEYS_BIASES = dict.fromkeys(PARTS[1::4], "off")
-"""The keys' bias moves no attention: its gradient is rounding alone, which Adam makes steps of, and all of its way."""
+"""The keys' bias moves no attention: its gradient is rounding alone, and so is all of its way. Adam makes steps of it,
+and there it is kept.
+"""
 ENCODED = {"layers": ("embedding", *ENCODER, "head"), "grades": KEYS_BIASES}
 Network("bert", lambda: Encoder(True), texts, next_token, **ENCODED)
-Network("bert-adamw", lambda: Encoder(True), texts, next_token, by_adamw, **ENCODED)
-Network(
-    "gpt-adamw",
-    Gpt,
-    texts,
-    next_token,
-    by_adamw,
-    # As above, where one layer holds the weights of queries, keys and values.
-    grades={"blocks.0.qkv": "off", "blocks.1.qkv": "off"},
-)
+Network("bert-adamw", lambda: Encoder(True), texts, next_token, by_adamw, layers=("embedding", *ENCODER, "head"))
+Network("gpt-adamw", Gpt, texts, next_token, by_adamw)
 Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, **ENCODED)
 Network(
     "time-first-encoder",

@@ -42,15 +42,13 @@ def recorder(tmp_path, **options):
 
 def test_reasons(tmp_path):
     made = recorder(tmp_path)
-    assert [tap.name for tap in made._taps] == ["conv", "embed", "lstm", "plain", "block.0", "block.1"]
+    assert [tap.name for tap in made._taps] == ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
     assert made.skipped == {
         "rnn": "there is no tap for RNN",
         "norm": "there is no tap for LayerNorm",
         "own": "Own has a forward of its own",
         "frozen": "its weight is frozen",
         "left_out": "its weight is not among the optimizer's parameters",
-        "changed": "its weight is parametrized: the optimizer does not update the weight itself",
-        "changed.parametrizations.weight": "there is no tap for ParametrizationList",
     }
 
 

@@ -37,9 +37,7 @@ class AllUpdates:
     ) -> None:
         """As Updates says."""
         self._owners, self._ranks = owners, ranks
-        self._taps = [
-            [tap for tap in taps if number in owners.among(tap.parameters.values())] for number in owners.numbers
-        ]
+        self._taps = [[tap for tap in taps if number in owners.among(tap.trained)] for number in owners.numbers]
         self._layers = [dict.fromkeys(tap.name for tap in own) for own in self._taps]
         told = set[tuple[str, str]]()
         alone = len(owners.optimizers) == 1

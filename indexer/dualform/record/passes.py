@@ -56,7 +56,7 @@ class Passes:
         """The one that runs, which has come to a layer; None where it is not for the weights' gradients."""
         task = torch._C._current_graph_task_id()
         if self._of_tasks.get(task) is None:
-            self._of_tasks[task] = Pass() if _is_for(tap.parameters.values()) else None
+            self._of_tasks[task] = Pass() if _is_for(tap.trained) else None
         found = self._of_tasks[task]
         if found is not None:
             self._whole = None
@@ -66,7 +66,7 @@ class Passes:
 
     def _look_for_earlier(self, tap: Tap, found: Pass) -> None:
         """At the first layer of each optimizer that a gradient reaches."""
-        for number, held in self._owners.among(tap.parameters.values()).items():
+        for number, held in self._owners.among(tap.trained).items():
             # A layer's own gradients come after its outputs': what is there is of earlier passes.
             if number not in found.fresh:
                 found.fresh[number] = all(p.grad is None or not p.grad.any() for p in held)

@@ -77,7 +77,8 @@ class Recording:
         """None where no weights can be rebuilt, and where another process keeps them."""
         plan = self._plan
         scores_only = len(self._start.why_no_rule) == len(plan.owners.optimizers)
-        if not (plan.keys and self._valued) or scores_only or (plan.ranks and plan.ranks.number):
+        rebuilt = any(tap.values or not tap.parameters for tap in plan.taps)
+        if not (plan.keys and rebuilt) or scores_only or (plan.ranks and plan.ranks.number):
             return None
         return OtherValues(plan.model, plan.owners, plan.taps, self._start.initial, self._start.aliases)
 
@@ -279,7 +280,7 @@ class Recording:
         for part in () if self.begun else self._plan.compiled:
             within = [tap for tap in self._plan.taps if not part or f"{tap.name}.".startswith(f"{part}.")]
             seen = {*record.layers, *record.reached}
-            grads = (tensor.grad for tap in within for tensor in tap.parameters.values())
+            grads = (tensor.grad for tap in within for tensor in tap.trained)
             if not any(tap.name in seen for tap in within) and any(own is not None and own.any() for own in grads):
                 raise RecordingError(
                     f"{f'the part {part!r} of the model' if part else 'the model'} ran in code that torch.compile made "

@@ -52,7 +52,8 @@ def select(
             if any(id(parameter) not in held for parameter in module.parameters(recurse=False)):
                 skipped[name] = f"there is no tap for {type(module).__name__}"
             continue
-        covered.update(f"{name}.{own}" if name else own for own in kind.covered)
+        within = (*kind.covered, *(own for own, _ in module.named_modules() if own.startswith("parametrizations")))
+        covered.update(f"{name}.{own}" if name else own for own in within)
         if reason := _frozen(module) or kind.refusal(module):
             skipped[name] = reason
             continue
@@ -159,7 +160,7 @@ def _frozen(module: nn.Module) -> str:
 
 
 def _untrained(tap: Tap, trained: set[int]) -> str:
-    weights = [tensor for tensor in tap.parameters.values() if tensor.dim() > 1]
+    weights = [tensor for tensor in tap.trained if tensor.dim() > 1]
     if not any(weight.requires_grad for weight in weights):
         return "its weight is frozen"
     if not any(id(weight) in trained for weight in weights):

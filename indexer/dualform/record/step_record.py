@@ -113,7 +113,7 @@ class StepRecord:
         if now is None:
             return
         if self.settled:
-            self.missed |= self._owners.among(tap.parameters.values()).keys()
+            self.missed |= self._owners.among(tap.trained).keys()
             return
         form, outputs = tap.key_form, error.shape[-1] if tap.values else tap.d_out
         if (form.width(key), outputs) != (tap.d_in, tap.d_out):

@@ -235,7 +235,7 @@ class Updates:
         self._follow(step)
         self._observe(step)
         for tap in self._taps:
-            if any(parameter.grad is not None for parameter in tap.parameters.values()):
+            if any(parameter.grad is not None for parameter in tap.trained):
                 self.defect(
                     step, tap.name, "stray", f"the optimizer stepped outside recorder.step at step {step}, "
                     "with gradients that no slot holds"

@@ -19,6 +19,7 @@ from dualform.query.weights.rebuilt import rebuild
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 from dualform.questions.arguments import check_step
+from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter, whole
 
 
@@ -49,7 +50,7 @@ def state_dict(
     be rebuilt well enough, and where what no slot explains was not kept of the step; EmptyMask where no slot is left.
     """
     check_step(at_step, view.snapshot.steps)
-    _require_all(view, at_step, allow_inexact, check)
+    _require_all(view, where, at_step, allow_inexact, check)
     standing = other_parameters.standing(view, at_step)
     rebuilt = _recorded(view, standing.arrays, where, at_step, allow_inexact, check)
     arrays = dict(rebuilt.arrays)
@@ -64,10 +65,22 @@ def state_dict(
     return Network({**arrays, **others}, left, kept, rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
-def _require_all(view: View, at_step: int | None, allow_inexact: bool, check: Check) -> None:
+def _rebuilt(view: View, where: str | Mapping[str, str] | None) -> dict[str, tuple[Layer, str | None]]:
+    """The layers that are to be rebuilt, each with its mask.
+
+    One that stands for no parameter, as where its weight is computed from others, is so only under a mask: it cannot.
+    """
+    layers = view.snapshot.layers.items()
+    masks = {name: where.get(one.space) if isinstance(where, Mapping) else where for name, one in layers}
+    return {name: (one, masks[name]) for name, one in layers if one.parameters or masks[name] is not None}
+
+
+def _require_all(
+    view: View, where: str | Mapping[str, str] | None, at_step: int | None, allow_inexact: bool, check: Check
+) -> None:
     """Raises Inexact, naming every layer that cannot be rebuilt well enough."""
     refusals = dict[str, Inexact]()
-    for layer in view.snapshot.layers.values():
+    for layer, _ in _rebuilt(view, where).values():
         try:
             require(view, layer, at_step, allow_inexact, check)
         except Inexact as refusal:
@@ -98,9 +111,9 @@ def _recorded(
     check: Check,
 ) -> Network:
     """The rebuilt parameters of the recorded layers; `others` are those of which `beside` has a rest."""
-    layers = view.snapshot.layers
-    masks = {one.name: where.get(one.space) if isinstance(where, Mapping) else where for one in layers.values()}
-    selections = {name: mask.selection(view, layer, masks[name]) for name, layer in layers.items()}
+    asked = _rebuilt(view, where)
+    layers = {name: layer for name, (layer, _) in asked.items()}
+    selections = {name: mask.selection(view, layer, own) for name, (layer, own) in asked.items()}
     kept = dict[str, int]()
     for name, selection in selections.items():
         kept[layers[name].space] = max(kept.get(layers[name].space, 0), selection.count)

@@ -14,20 +14,20 @@ module is tapped by a kind of ModuleTap, found by the type of module that it nam
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.record.casts import cast_of
 from dualform.record.chosen_rows import ChosenRows
 from dualform.record.key_form import KeyForm
+from dualform.record.taps.computed import originals_of, shape_of
 from dualform.record.taps.hook import ModelHook
 from dualform.record.taps.identity import Report, compiled, watched
 from dualform.store.layer_view import LayerView
@@ -108,8 +108,13 @@ class Tap(ABC):
     """Parts of its outputs that are asked by names of their own."""
     parameters: dict[Parameter, Tensor]
     """Blocks, each with the tensor that it is a block of: weights in the order of their columns, then biases."""
-    why_no_values: ClassVar[str] = ""
-    """Why a slot of this kind of layer has a key but no value; empty where it has one."""
+    why_no_values: str = ""
+    """Why a slot of this layer has a key but no value; empty where it has one."""
+
+    @property
+    def trained(self) -> Iterable[Tensor]:
+        """The parameters that its training moves."""
+        return self.parameters.values()
 
     @abstractmethod
     def attach(self, listener: Listener) -> None:
@@ -128,7 +133,7 @@ class Tap(ABC):
         mode, traced = self.mode(listener), self.handle and is_compiling()
         if mode == "probe":
             listener.probed(self, call.key)
-        elif mode == "step" and not any(tensor.requires_grad for tensor in self.parameters.values()):
+        elif mode == "step" and not any(tensor.requires_grad for tensor in self.trained):
             if not traced:
                 listener.called_without_gradient(self, "its weight was frozen")
         elif mode == "step" and any(part.requires_grad for part in call.outputs):
@@ -185,6 +190,12 @@ class ModuleTap(Tap):
         super().__init__(name, values)
         self.module = module
         self._handle: RemovableHandle | None = None
+        self._originals: Sequence[Tensor] = ()
+        """Parameters that its weight is computed from; none where it is one itself."""
+
+    @property
+    def trained(self) -> Iterable[Tensor]:
+        return self._originals or self.parameters.values()
 
     @classmethod
     def taps_of(cls, name: str, module: nn.Module, values: bool = True) -> Sequence[Tap]:
@@ -194,10 +205,10 @@ class ModuleTap(Tap):
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
         """Why this kind cannot tap a module of its type; empty where it can."""
-        if parametrize.is_parametrized(module):
-            return "its weight is parametrized: the optimizer does not update the weight itself"
-        if not isinstance(getattr(module, "weight", None), nn.Parameter):
-            return "its weight is not a parameter yet, or is computed from others"
+        if "weight" in module._buffers:
+            return "its weight is a buffer, which no optimizer moves"
+        if module._parameters.get("weight") is None and not originals_of(module, ["weight"]):
+            return "its weight is not a parameter yet, or is computed from what is none"
         return cls.other_forward(module)
 
     @classmethod
@@ -226,11 +237,19 @@ class ModuleTap(Tap):
     def stand_for(self, weight: str, bias: str | None, *, transposed: bool = False, groups: int = 1) -> None:
         """Say d_in, d_out and the parameters, by the module's own names for its weight and its bias.
 
-        A module may have None in place of its bias. `groups`: as the key form has them.
+        A module may have None in place of its bias. `groups`: as the key form has them. Where the module computes one
+        of them from others, it stands for none: its slots have no values.
         """
-        own = getattr(self.module, weight)
+        originals = originals_of(self.module, [weight] if bias is None else [weight, bias])
+        shape = shape_of(self.module, weight)
+        own: Any = torch.empty(shape, device="meta") if originals else getattr(self.module, weight)
         self.d_out, columns = Parameter(weight, 0, 0, transposed=transposed).block_of(own).shape
         self.d_in = groups * columns
+        if originals:
+            self.parameters, self._originals, self.values = {}, tuple(originals.values()), False
+            names = ", ".join(map(self.parameter_name, originals))
+            self.why_no_values = f"its weight is computed from others: {names}"
+            return
         self.parameters = {Parameter(self.parameter_name(weight), 0, columns, transposed=transposed): own}
         if bias is not None and getattr(self.module, bias) is not None:
             place = Parameter(self.parameter_name(bias), self.d_in, self.d_in + 1)
