@@ -151,8 +151,9 @@ class Recorder:
             identity.join(tap, self._collector)
         self._found.attach(self._collector, self._taps)
         for number, optimizer in enumerate(self._plan.owners.optimizers):
-            calls = (partial(own, number) for own in (self._updating, self._updated, self._evaluated_again))
-            self._handles.append(around_each_update(optimizer, *calls, whole=not self._valued))
+            updating, updated = partial(self._updating, number), partial(self._updated, number)
+            again = partial(self._evaluated_again, number)
+            self._handles.append(around_each_update(optimizer, updating, updated, again, whole=not self._valued))
         OPEN.add(self._plan.model)
         self._say(str(self.summary))
         return self
