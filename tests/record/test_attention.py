@@ -97,15 +97,17 @@ def data(model):
         yield x, *others
 
 
-def run(model, batches, recorder=None, autocast=False):
-    """Train; returns the gradients of each step. `recorder`: makes one of model and optimizer."""
+def run(model, batches, recorder=None, autocast=False, call=None):
+    """Train; returns the gradients of each step. `recorder`: makes one of model and optimizer; `call`: the model, or
+    what it was compiled to.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     made, gradients = recorder(model, optimizer) if recorder else None, []
     with made or nullcontext():
         for inputs in batches:
             with made.step(label=np.arange(B)) if made else nullcontext():
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    outcome = model(*inputs)
+                    outcome = (model if call is None else call)(*inputs)
                 optimizer.zero_grad()
                 outcome.float().square().sum().backward()
                 gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
@@ -189,6 +191,30 @@ def test_under_autocast_the_bits_stay_and_layers_say_bfloat16(tmp_path):
     for parts in zip(*(made[0].sink.parts(f"attn.{name}") for name in PARTS), strict=True):
         q, k, v, out = (part.product.copy for _, part in parts)
         assert q == k == v != out
+
+
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["self", "cross"])
+def test_compiled_without_a_break_it_is_recorded_and_keeps_its_bits(tmp_path, name):
+    model = Net(**VARIANTS[name])
+    batches = list(data(model))
+
+    def compiled_run(model, recorder=None):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        return run(model, batches, recorder, call=compiled)
+
+    alone = compiled_run(copy.deepcopy(model))
+    made = []
+    gradients = compiled_run(model, lambda *both: made.append(Opened(*both, tmp_path / "m")) or made[0].recorder)
+    torch._dynamo.reset()
+    for before, now in zip(alone, gradients, strict=True):
+        assert all(torch.equal(gradient, now[name]) for name, gradient in before.items())
+    sink = made[0].sink
+    of_first = {name.removeprefix("attn."): gradient for name, gradient in gradients[0].items()}
+    for part in PARTS:
+        values, keys = (own[: len(own) // STEPS] for own in (sink.values(f"attn.{part}"), sink.keys(f"attn.{part}")))
+        np.testing.assert_allclose(values.T @ keys, block(of_first, part)[0], rtol=1e-3, atol=1e-5)
 
 
 def test_unbatched_tokens_are_rows_as_those_of_the_linear_layers_beside(tmp_path):

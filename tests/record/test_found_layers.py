@@ -169,7 +169,7 @@ def test_every_other_parameter_is_named_with_what_it_does(tmp_path):
         "paired": f"it goes into a product with another parameter, {hidden}",
         "grouped": f"it goes into bmm, {hidden}",
         "frozen": "it is frozen",
-        "unused": "no product with it was seen in the first step",
+        "unused": "no product with it was seen in the first step, and in compiled code none is seen",
         "scale": "it is no matrix",
         "cell": "there is no tap for RNNCell",
     }
@@ -253,6 +253,21 @@ def test_a_checkpoint_around_the_module_is_recorded_and_one_inside_its_forward_i
         assert max(found.relative_error for found in memory.verify().values()) <= 1e-5
     with dualform.open(tmp_path / "inside") as memory:
         assert "a checkpoint inside its module's forward" in memory.info().skipped["weight"]
+
+
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+def test_in_compiled_code_they_are_let_pass_and_named(tmp_path):
+    torch._dynamo.reset()
+    model, x = Checkpointed(inside=False), torch.randn(B, D)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder, opened.recorder.step():
+        compiled(x).square().sum().backward()
+    torch._dynamo.reset()
+    assert opened.sink.layer_names == ["head"]
+    assert opened.recorder.skipped == {
+        "weight": "no product with it was seen in the first step, and in compiled code none is seen"
+    }
 
 
 def test_a_use_that_the_first_step_did_not_show_is_told_of(tmp_path):

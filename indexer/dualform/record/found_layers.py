@@ -288,4 +288,4 @@ def _unmultiplied(uses: set[str]) -> str:
         return "it is added, not multiplied: another parameter"
     if uses:
         return f"it goes into {', '.join(sorted(uses))}, and into no product with a matrix that can be seen"
-    return "no product with it was seen in the first step"
+    return "no product with it was seen in the first step, and in compiled code none is seen"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 
 from dualform.errors import RecordingError
@@ -22,7 +22,7 @@ from dualform.record.key_form import KeyForm
 from dualform.record.taps.matrix_block import block_of
 from dualform.record.taps.product import Product
 from dualform.record.taps.tap import Call, Listener, ModuleTap, Tap
-from dualform.record.taps.watcher import Watcher, opens
+from dualform.record.taps.watcher import SEES_ATTENTION, Watcher
 from dualform.store.parameter import Parameter
 
 _LETTERS = "qkv"
@@ -36,7 +36,7 @@ class TappedAttention(ModuleTap, module_type=nn.MultiheadAttention):
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
         assert isinstance(module, nn.MultiheadAttention)
-        if not opens(functional.multi_head_attention_forward):
+        if not SEES_ATTENTION:
             return "this version of torch computes attention in a way that shows no products"
         if parametrize.is_parametrized(module) or parametrize.is_parametrized(module.out_proj):
             return "a weight of it is parametrized: the optimizer does not update the weight itself"
@@ -126,6 +126,7 @@ class _Part(Tap):
 
 class _AttentionWatcher(Watcher):
     module: nn.MultiheadAttention
+    compiles = True
 
     def __init__(self, module: nn.MultiheadAttention) -> None:
         super().__init__(module)
@@ -134,12 +135,15 @@ class _AttentionWatcher(Watcher):
         self._batch: int | None = None
         """N of the call that runs; None where it has no batch."""
         self._crossed = False
+        self._projected = 0
+        """Rows of the packed weight that products of the call were seen with."""
 
     def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(("query", "key"), args, strict=False)) | kwargs
         query: Tensor = given["query"]
         self._batch = None if query.dim() == 2 else query.shape[0 if self.module.batch_first else 1]
         self._crossed = given["key"] is not query
+        self._projected = 0
 
     def laid(self, tensor: Tensor, batch: int | None) -> Tensor:
         """[L, N, d] or [L N, d], as torch computes with it, as the module's arguments lie."""
@@ -150,15 +154,24 @@ class _AttentionWatcher(Watcher):
 
     def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor | None:
         found = False
-        for tap in self.taps:
-            block = block_of(product.weight, tap.weight)
-            if block is None or not (block.rows[0] <= tap.rows[0] and tap.rows[1] <= block.rows[1]):
-                continue
+        for tap in self._taps_of(product.weight):
             found = True
             if tap.told(listener, self._crossed):
                 key = self.laid(product.key.detach(), self._batch).to(output.dtype)
                 (output,) = tap.passed(listener, Call(key, (output,), raw=not product.key.requires_grad))
         return output if found else None
+
+    def _taps_of(self, weight: Tensor) -> list[_Part]:
+        """Those whose weights a product was made with, or may have been."""
+        if not is_compiling():
+            blocks = [(tap, block_of(weight, tap.weight)) for tap in self.taps]
+            return [tap for tap, own in blocks if own and own.rows[0] <= tap.rows[0] and tap.rows[1] <= own.rows[1]]
+        # Code that is traced does not tell where a part of a weight begins; they come in order.
+        if whole := [tap for tap in self.taps if tap.weight is weight]:
+            return whole
+        first, self._projected = self._projected, self._projected + len(weight)
+        packed = [tap for tap in self.taps if len(tap.weight) > tap.d_out]
+        return [tap for tap in packed if first <= tap.rows[0] and tap.rows[1] <= self._projected]
 
     def unseen(self, listener: Listener) -> None:
         for tap in self.taps:

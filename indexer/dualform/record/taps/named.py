@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
 from dualform.record.taps.product import Product
@@ -30,8 +31,11 @@ def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
 
     `x` [..., d_in]; `weight` [d_out, d_in] is a parameter of the model or a part of one, as `self.weight[3]`, `.T` or
     rows of it. Returns [..., d_out], what `torch.nn.functional.linear(x, weight)` returns, and is that alone where no
-    recorder is open. A layer whose weight is anything else is listed in `recorder.skipped`, with the reason.
+    recorder is open, and in what torch.compile compiles. A layer whose weight is anything else is listed in
+    `recorder.skipped`, with the reason.
     """
+    if is_compiling():
+        return linear(x, weight)
     with hidden():
         output = linear(x, weight)
         for recipient in LISTENING:

@@ -12,10 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -23,12 +25,12 @@ from dualform.record.taps.hook import ModelHook
 from dualform.record.taps.product import Product, products_of
 from dualform.record.taps.tap import Listener
 
-WITHIN = "multi_head_attention_forward"
-"""A function of torch.nn.functional that is made of products, written in Python, which are wanted one by one."""
-
 
 class Watcher(ABC):
     """One module under watch."""
+
+    compiles: ClassVar[bool] = False
+    """Whether it can be traced by torch.compile; where not, compiled calls of the module are let pass."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -132,6 +134,8 @@ class _Enter(ModelHook):
         if listener is not None and mode == "step" and (transformed or not torch.is_grad_enabled()):
             watcher.unseen(listener)
             mode = None
+        if is_compiling() and not watcher.compiles:
+            mode = None
         if mode is not None:
             watcher.saving = _saving()
             watcher.begins(args, kwargs)
@@ -157,52 +161,55 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == WITHIN and isinstance(func, FunctionType):
-            with self:
-                return opened(func)(*args, **kwargs)
-        output = func(*args, **kwargs)
-        found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
-        for watcher in reversed(_AROUND.watchers):
-            if watcher is None or watcher.listener is None:
-                break
-            if found and watcher.saving != _saving():
-                # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
-                watcher.used("a checkpoint inside its module's forward", args, output)
-                continue
-            for product in found:
-                own = watcher.multiplied(watcher.listener, product, product.laid(output))
-                if own is not None:
-                    return product.laid(own)
-            if not found:
-                watcher.used(name, args, output)
-        return output
+        if func is functional.multi_head_attention_forward:
+            return _ATTENTION(*args, **kwargs)
+        return _seen(getattr(func, "__name__", ""), args, kwargs, func(*args, **kwargs))
+
+
+def _seen(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """What the network goes on with, of a function of torch that answered `output`."""
+    found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
+    for watcher in reversed(_AROUND.watchers):
+        if watcher is None or watcher.listener is None:
+            break
+        if found and watcher.saving != _saving():
+            # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
+            watcher.used("a checkpoint inside its module's forward", args, output)
+            continue
+        for product in found:
+            own = watcher.multiplied(watcher.listener, product, product.laid(output))
+            if own is not None:
+                return product.laid(own)
+        if not found:
+            watcher.used(name, args, output)
+    return output
 
 
 def _saving() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if is_compiling() else torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-def opened(func: FunctionType) -> Callable[..., Any]:
-    """A function of torch that runs under a mode without handing itself to it, so that the mode sees inside.
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    return _seen("linear", (input, weight, bias), {}, functional.linear(input, weight, bias))
 
-    It asks `has_torch_function` whether to, and goes on by itself where the answer is no.
-    """
-    own = FunctionType(
-        func.__code__,
-        {**func.__globals__, "has_torch_function": _no},
-        func.__name__,
-        func.__defaults__,
-        func.__closure__,
+
+def _with(func: FunctionType, own: dict[str, Any]) -> FunctionType:
+    """A function that finds some names of its module to be others."""
+    made = FunctionType(func.__code__, {**func.__globals__, **own}, func.__name__, func.__defaults__, func.__closure__)
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made
+
+
+_PACKED, _APART = "_in_projection_packed", "_in_projection"
+SEES_ATTENTION = {"linear", _PACKED, _APART} <= {*functional.multi_head_attention_forward.__code__.co_names} and all(
+    "linear" in getattr(functional, name).__code__.co_names for name in (_PACKED, _APART)
+)
+"""Whether this torch computes attention by functions whose products can be seen one by one."""
+_ATTENTION: Any = functional.multi_head_attention_forward
+"""That function of torch, written in Python and made of products, with each of them seen. The mode is left within."""
+if SEES_ATTENTION:
+    _ATTENTION = _with(
+        _ATTENTION,
+        {"linear": _linear}
+        | {name: _with(getattr(functional, name), {"linear": _linear}) for name in (_PACKED, _APART)},
     )
-    own.__kwdefaults__ = func.__kwdefaults__
-    return own
-
-
-def opens(func: Callable[..., Any]) -> bool:
-    """Whether this torch's function can be `opened`."""
-    return "has_torch_function" in getattr(getattr(func, "__code__", None), "co_names", ())
-
-
-def _no(_: object) -> bool:
-    return False
