@@ -117,3 +117,5 @@ def _is_for(parameters: Iterable[Tensor]) -> bool:
         return any(torch._C._will_engine_execute_node(get_gradient_edge(leaf).node) for leaf in leaves)
     except (RuntimeError, NotImplementedError):  # torch.autograd.grad, asked for a parameter's gradient
         return True
+    except AttributeError:  # in the backward pass of compiled code no view has a gradient function
+        return True
