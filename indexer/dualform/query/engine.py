@@ -40,7 +40,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform.store.runs import Runs
+from dualform.store.runs import Runs, opened
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
@@ -67,7 +67,7 @@ def open_memory(
     MissingPackage for the backend.
     """
     segments = SegmentCache(held_bytes)
-    memory = Snapshot.open(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
+    memory = opened(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
     return Engine(memory, backends.choose(backend), cache_bytes, segments)
 
 

@@ -34,8 +34,9 @@ class AllUpdates:
         ranks: TrainingShard | None,
         placement: Placement,
         halved: Mapping[str, str],
+        measured: Sequence[int] = (),
     ) -> None:
-        """As Updates says."""
+        """As Updates says; `measured`: by optimizer."""
         self._owners, self._ranks = owners, ranks
         self._taps = [[tap for tap in taps if number in owners.among(tap.trained)] for number in owners.numbers]
         self._layers = [dict.fromkeys(tap.name for tap in own) for own in self._taps]
@@ -44,12 +45,17 @@ class AllUpdates:
         self._each = [
             Updates(
                 optimizer, self._taps[number], initial, buffers, model, ranks, placement,
-                None if alone else partial(_holds, owners, number), told, halved,
+                None if alone else partial(_holds, owners, number), told, halved, dict(enumerate(measured)).get(number, 0),
             )
             for number, optimizer in enumerate(owners.optimizers)
         ]  # fmt: skip
         self._logged = -1
         """The last step of which a log was taken."""
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """By optimizer, how many updates were measured."""
+        return tuple(own.measured for own in self._each)
 
     def layers_of(self, number: int) -> Collection[str]:
         """The layers of which an optimizer holds a parameter."""
@@ -125,7 +131,7 @@ class AllUpdates:
         """What no batch has taken along yet."""
         taken = [own.take() for own in self._each]
         defects = [defect for _, own, _ in taken for defect in own]
-        watched = [row for *_, own in taken for row in own]
+        watched = sorted((row for *_, own in taken for row in own), key=lambda row: row.step)
         logs = [log for log, _, _ in taken]
         return logs[0] if len(logs) == 1 else list(self._joined(logs)), defects, watched
 

@@ -36,6 +36,7 @@ _AS_GOOD = 1.5
 """Residuals within this factor of the least are as good: the gradient's own rounding decides between them."""
 _FINE = 2.0**-23
 """Rounding of float32."""
+_SEED = 2
 _NOISE = 1e-6
 """Residuals below this are rounding of float32."""
 
@@ -83,8 +84,11 @@ class _Fit:
 class GradientFactors:
     """Holds the gradients that an update applies against those that the slots make."""
 
-    def __init__(self, parameters: RecordedParameters, generator: np.random.Generator) -> None:
-        self._parameters, self._generator = parameters, generator
+    def __init__(self, parameters: RecordedParameters, generator: np.random.Generator, updates: int = 0) -> None:
+        """`updates`: how many were measured already, before the training was resumed."""
+        self._parameters = parameters
+        self.updates = updates
+        """How many were measured."""
         self._parts = Parts(
             [parameter.stop - parameter.start for parameter in parameters], list(map(_turned, parameters))
         )
@@ -93,10 +97,13 @@ class GradientFactors:
         self._mates = _mates(parameters)
         """Of each parameter those whose factor it has where its gradient may be rounding alone, the best first."""
         self._along = generator.standard_normal(DIRECTIONS)
+        if updates:
+            self._along = _direction(updates)
 
     def renew(self) -> None:
-        """Draw a new direction."""
-        self._along = self._generator.standard_normal(DIRECTIONS)
+        """Another direction for the next update: one of its number alone, so that a resumed training has the same."""
+        self.updates += 1
+        self._along = _direction(self.updates)
 
     def measure(self, pending: Sequence[StepGradient], trained: frozenset[int]) -> Gradient:
         """Compare the gradients as they stand with what is pending.
@@ -190,6 +197,10 @@ class GradientFactors:
             part = slice(self._parameters[index].start, self._parameters[index].stop)
             held = _held_to(fits[mate][0], applied[part], recorded[part], float(bounds[index]))
             fits[index] = held if held[1] <= TOLERANCE else fits[index]
+
+
+def _direction(number: int) -> Doubles:
+    return np.random.default_rng([_SEED, number]).standard_normal(DIRECTIONS)
 
 
 def why_unexplained(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:

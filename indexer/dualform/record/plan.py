@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from dualform.record.owners import Owners
+from dualform.record.resumption import Resumption
 from dualform.record.sink import Sink
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard
@@ -33,6 +34,8 @@ class Plan:
     """Names or patterns of layers whose rows the model chooses."""
     keys: bool = True
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    resumed: Resumption | None = None
+    """What the training goes on from; None for one that begins."""
     ranks: TrainingShard | None = None
     """This process among those of a training that several record together."""
     compiled: Sequence[str] = ()

@@ -37,6 +37,7 @@ from dualform.record.plan import Plan
 from dualform.record.probes import ProbeTaker, labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recording import Recording
+from dualform.record.resumption import resumption_of
 from dualform.record.selection import compiled_parts, select
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
@@ -71,6 +72,7 @@ class Recorder:
         sink: Callable[[Header], Sink] = Writer,
         rank: int = 0,
         ranks: int | TrainingShard = 1,
+        resume: bool | int = False,
     ) -> None:
         """`optimizer`: what updates the model; a list where several do, each of them parameters of its own, at steps of
         its own. A backward pass that follows another optimizer's update belongs into a step of its own.
@@ -94,18 +96,26 @@ class Recorder:
         Where something else than torch.distributed joins the processes, `ranks` is a TrainingShard
         (training_shard.py), as a `Ranks` over it.
 
+        `resume`: the training goes on from a checkpoint, in the folder of its memory; the model and the optimizers are
+        to be as they were saved before the first step begins. The recorder must have been flushed at that moment: it
+        finds it again by the bits of weights and buffers, or is told after how many steps it was. What was recorded
+        behind it is no part of the memory from then on. Where there is nothing in `path` yet, a memory is begun.
+
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
-        model that cannot be recorded.
+        model that cannot be recorded, and for a training that cannot be resumed; so does the first step.
         """
         self.path = Path(path)
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
+        # Before the ranks come together: from then on the first of them may have begun the further run.
+        resumed = resumption_of(self.path, resume)
+        folder = self.path if resumed is None else resumed.path
         self._ranks = shard_of(rank, ranks)
         if self._ranks is not None:
-            self._ranks.check_folder(self.path)
+            self._ranks.check_folder(folder)
             sink = self._ranks.writer if sink is Writer else sink
         elif sink is Writer:
-            check_new_folder(self.path)
+            check_new_folder(folder)
         compiled = compiled_parts(model)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         owners = Owners(optimizers, model)
@@ -120,8 +130,8 @@ class Recorder:
         there, routed = self._found.told(spaces or {}, routed)
         Spaces(self._taps, there, routed)  # raises for what they cannot be
         self._plan = Plan(
-            model, owners, self.path, self._taps, self.skipped, sink, there, routed, keys, dict(label_names or {}),
-            self._ranks, compiled,
+            model, owners, folder, self._taps, self.skipped, sink, there, routed, keys, dict(label_names or {}),
+            resumed, self._ranks, compiled,
         )  # fmt: skip
         self._on_error, self._valued = on_error, keys and values
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
@@ -134,7 +144,7 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Steps recorded so far."""
+        """Steps recorded so far, of this run."""
         return 0 if self._recording is None else self._recording.steps
 
     @property
@@ -270,7 +280,10 @@ class Recorder:
             self._say(f"dualform: {readable(recording.bytes_a_step or 0)} a step{yet}")
 
     def flush(self) -> None:
-        """Returns once every finished step is on disk. Raises what went wrong with writing."""
+        """Returns once every finished step is on disk: a training whose checkpoint is saved now can be resumed here.
+
+        Raises what went wrong with writing.
+        """
         self._require_open("flush")
         if self._recording is None or not self._recording.begun or self._state == "stopped":
             return

@@ -24,8 +24,8 @@ from dualform.record.plan import Plan
 from dualform.record.sink import SinkThread
 from dualform.record.slots import SlotMaker, Slots
 from dualform.record.spaces import Spaces, lost_call
-from dualform.record.start import Start, layer_of
-from dualform.record.state import state_of
+from dualform.record.start import Start, layer_of, layers_again
+from dualform.record.state import mark_of, state_of
 from dualform.record.step_record import StepRecord
 from dualform.record.summary import stored_bytes
 from dualform.record.taps import Tap
@@ -33,6 +33,7 @@ from dualform.record.training_shard import UPDATES
 from dualform.store.batch import Batch
 from dualform.store.header import Ending
 from dualform.store.layer import Layer
+from dualform.store.mark import Mark
 from dualform.store.others import OtherRow
 from dualform.store.probes import ProbeArrays
 
@@ -41,7 +42,9 @@ class Recording:
     """One training's memory in the making. It is begun once its first step is over; until then it can be let go."""
 
     def __init__(self, plan: Plan, initial: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """The network as it stands is W_0, unless `initial` is its state dict."""
+        """The network as it stands is W_0, unless `initial` is its state dict. Raises RecordingError where a training
+        cannot be resumed with it.
+        """
         self._plan = plan
         if initial is None:  # else the first step goes on, and its keys have been seen
             for tap in plan.taps:
@@ -49,18 +52,20 @@ class Recording:
         # Ranks add gradients up in half precision, in an order that nobody knows.
         halved = halved_parameters(plan.owners, plan.taps) if plan.ranks is None else {}
         self._start = Start(plan.model, plan.owners, plan.taps, halved, initial)
+        measured = self._measured_before()
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
         self._updates = AllUpdates(
             plan.owners, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks,
-            Placement(self._spaces), halved,
+            Placement(self._spaces), halved, measured,
         )  # fmt: skip
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._others = self._other_values()
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""
-        self._layers: list[Layer] = []
+        self._layers: list[Layer] = [] if plan.resumed is None else layers_again(plan.resumed.layers, plan)
+        self._updates.join([tap for tap in plan.taps if tap.name in {layer.name for layer in self._layers}])
         self._new: list[Layer] = []
         """Layers that have slots and that the sink does not know of yet."""
         self._unreached: dict[str, str] = {}
@@ -72,6 +77,18 @@ class Recording:
         """Steps recorded so far."""
         self.bytes_a_step: int | None = None
         """About what the first recorded step takes on disk; None before it."""
+
+    def _measured_before(self) -> tuple[int, ...]:
+        """By optimizer, how many updates were measured before the training was resumed; none where it was not."""
+        if self._plan.resumed is None:
+            return ()
+        return self._plan.resumed.find(self._start.initial, self._start.buffers).updates
+
+    def _mark(self) -> Mark | None:
+        """How the training stands: it may be resumed here. Of several processes the first one says it."""
+        if self._plan.ranks is not None and self._plan.ranks.number:
+            return None
+        return mark_of(self._plan.model, self._start.buffers_now(), self.steps, self._updates.measured)
 
     def _other_values(self) -> OtherValues | None:
         """None where no weights can be rebuilt, and where another process keeps them."""
@@ -357,6 +374,8 @@ class Recording:
             if self._others is not None:
                 header = replace(header, others=self._others.begin(slots.row_bytes(self._valued)))
             self._sink = SinkThread(partial(self._plan.sink, header))
+            if self._plan.resumed is not None and not (self._plan.ranks and self._plan.ranks.number):
+                self._plan.resumed.begin()
         self.steps += 1
         if not record.updated:
             self._updates.close_step()
@@ -406,7 +425,7 @@ class Recording:
         self._updates.finish(self.steps - 1)
         if self._others is not None:
             self._others.look(self.steps)
-        self._put_logs()
+        self._put_logs(self._mark())
         self.sink.flush()
 
     def close(self, finished: bool) -> None:
@@ -418,12 +437,13 @@ class Recording:
             self._put_logs()
         finally:
             final, buffers = state_of(self._plan.model), self._start.buffers_now()
-            self.sink.close(Ending(finished, final, buffers, dict(self._plan.skipped)))
+            self.sink.close(Ending(finished, final, buffers, dict(self._plan.skipped), self._mark()))
 
-    def _put_logs(self) -> None:
-        """What is known of the optimizer and no batch took along."""
+    def _put_logs(self, mark: Mark | None = None) -> None:
+        """What is known of the optimizer and no batch took along, and how the training stands."""
         (logs, defects, watch), others = self._updates.take(), self._take_others()
-        if logs or defects or watch or others:
+        if logs or defects or watch or others or mark:
             none = self._columns.no_samples()
-            batch = Batch(self.steps - 1, none, [], {}, logs=logs, defects=defects, watch=watch, others=others)
-            self.sink.put(batch)
+            self.sink.put(
+                Batch(self.steps - 1, none, [], {}, logs=logs, defects=defects, watch=watch, others=others, mark=mark)
+            )

@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dualform.errors import RecordingError
 from dualform.record.blocks import name_alike
 from dualform.record.key_form import HALVED
 from dualform.record.optimizers import buffers_of, rule_of, united, why_no_rule
 from dualform.record.owners import Owners
+from dualform.record.plan import Plan
 from dualform.record.state import arrays, state_of
 from dualform.record.taps import Tap
 from dualform.rules import settings_of
@@ -107,6 +109,26 @@ def aliases_of(model: nn.Module, taps: Sequence[Tap]) -> dict[str, str]:
     recorded = {id(tensor): place.name for tap in taps for place, tensor in tap.parameters.items()}
     held = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {name: recorded[id(tensor)] for name, tensor in held if recorded.get(id(tensor), name) != name}
+
+
+def layers_again(layers: Sequence[Layer], plan: Plan) -> list[Layer]:
+    """The layers of a training that is resumed, as they were recorded before.
+
+    Raises RecordingError where one is not recorded now, or otherwise.
+    """
+    taps = {tap.name: tap for tap in plan.taps}
+    for layer in layers:
+        tap = taps.get(layer.name)
+        what = f"layer {layer.name!r} was recorded before the training was resumed, and is not now"
+        if tap is not None:
+            now = (tap.d_in, tap.d_out, tuple(tap.parameters), tap.values, plan.keys)
+            if now == (layer.d_in, layer.d_out, tuple(layer.parameters), layer.values, layer.keys):
+                continue
+            what = f"layer {layer.name!r} is not what was recorded before the training was resumed"
+        raise RecordingError(
+            f"{what}.", hint="Resume with the same network and arguments, or record into a new folder."
+        )
+    return list(layers)
 
 
 def layer_of(tap: Tap, space: str, batch_dim: int, repeats: bool, keys: bool, dtype: torch.dtype) -> Layer:

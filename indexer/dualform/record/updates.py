@@ -53,6 +53,7 @@ class Updates:
         own: Callable[[Tensor], bool] | None = None,
         told: set[tuple[str, str]] | None = None,
         halved: Mapping[str, str] | None = None,
+        measured: int = 0,
     ) -> None:
         """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
         state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
@@ -61,6 +62,7 @@ class Updates:
         `model`: where another tensor may take a parameter's place. `ranks`: this process among those whose gradients
         are averaged, and `placement`: the spaces that they must agree on. `own`: which parameters the optimizer holds,
         where there are several; `told`: what of which layer was told of already, of all of them. `halved`: see Header.
+        `measured`: how many updates were, before the training was resumed.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._ranks, self._placement = ranks, placement
@@ -71,7 +73,7 @@ class Updates:
         # A generator of its own: the training's random numbers must come out as without the recorder.
         generator = np.random.default_rng(_SEED)
         self._parameters = RecordedParameters(valued, generator, own)
-        self._factors = GradientFactors(self._parameters, generator) if valued else None
+        self._factors = GradientFactors(self._parameters, generator, measured) if valued else None
         self._watch: Watch | None = None
         self._entries: RecordedEntries | None = None
         """Where the rule is watched through entries."""
@@ -116,6 +118,11 @@ class Updates:
         names = {tap.name for tap in self._taps}
         self._joined = {i for i, parameter in enumerate(self._parameters) if names.intersection(parameter.layers)}
         self._joined_names = {self._parameters[index].name for index in self._joined}
+
+    @property
+    def measured(self) -> int:
+        """How many updates were measured, those before the training was resumed among them."""
+        return 0 if self._factors is None else self._factors.updates
 
     @property
     def awaited(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TypeAlias
 
 from torch import nn
@@ -31,7 +30,7 @@ from dualform.replay.running_sums import RunningSums
 from dualform.replay.sink import ReplaySink
 from dualform.replay.window import Gatherer
 from dualform.store.header import Header
-from dualform.store.snapshot import Snapshot
+from dualform.store.runs import opened
 
 WINDOW_BYTES = 128 << 20
 
@@ -62,7 +61,7 @@ class Replay(Recorder):
         for a model that has not its layers. While the training runs, `step` raises RecordingError, naming step and
         layer, where its inputs are not those of the first run.
         """
-        memory = Snapshot.open(Path(path))
+        memory = opened(path)
         self._first = FirstTraining(memory)
         backend = backends.choose("numpy")
         view = View(memory, backend, CACHE_BYTES)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.layer import Layer
+from dualform.store.mark import Mark
 from dualform.store.others import OtherRow
 
 Array: TypeAlias = NDArray[Any]
@@ -174,6 +175,8 @@ class Batch:
     defects: list[Defect] = field(default_factory=list)
     watch: list[WatchLog] = field(default_factory=list)
     others: list[OtherRow] = field(default_factory=list)
+    mark: Mark | None = None
+    """How the training stands behind this batch, where it may be resumed there."""
 
     @property
     def row_bytes(self) -> int:

@@ -11,6 +11,7 @@ from dualform.errors import Damaged
 from dualform.store.durable import checksum_file
 from dualform.store.extents import Extents
 from dualform.store.others import OWNER
+from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 from dualform.store.sources.key_source import KeySource
@@ -26,10 +27,10 @@ def check_memory(path: str | Path, progress: Progress | None = None) -> list[str
     none, or its format is another.
     """
     try:
-        memory = Snapshot.open(path, SegmentCache(most_bytes=0))
+        memory = opened(path, SegmentCache(most_bytes=0))
     except Damaged as error:
         return [error.message]
-    checks = [*_segments(memory), *_files(memory)]
+    checks = [*_segments(memory), *(check for run in memory.runs for check in _files(run))]
     problems = []
     for done, (file, verify) in enumerate(checks):
         if progress:
@@ -47,7 +48,7 @@ def how_it_ended(path: str | Path) -> str:
     Raises as `check_memory`.
     """
     try:
-        return Snapshot.open(path, SegmentCache(most_bytes=0)).cut_off
+        return opened(path, SegmentCache(most_bytes=0)).cut_off
     except Damaged:
         return ""
 

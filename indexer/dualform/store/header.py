@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from dualform.store.layer import Layer
+from dualform.store.mark import Mark
 from dualform.store.others import Others
 from dualform.store.stored_optimizer import StoredOptimizer
 from dualform.store.tables import SETTINGS, ColumnTypes
@@ -66,3 +67,5 @@ class Ending:
     """What the optimizer keeps by then, of which checksums are kept."""
     skipped: Mapping[str, str] | None = None
     """The layers that were never recorded, and why; None where that is as it was."""
+    mark: Mark | None = None
+    """How the training stands, for it may be resumed."""

@@ -15,6 +15,7 @@ from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
 from dualform.store.header import Header
 from dualform.store.layer import Layer
+from dualform.store.mark import ContinuedRun, Mark
 from dualform.store.others import Others
 from dualform.store.stored_optimizer import StoredOptimizer, for_one
 from dualform.store.tables import (
@@ -104,6 +105,10 @@ class Manifest:
     """What is kept of parameters and buffers that no slot explains; None where nothing is."""
     final: dict[str, str] = field(default_factory=dict)
     """Parameter or buffer -> checksum of what it was when the recorder left."""
+    marks: list[Mark] = field(default_factory=list)
+    """Moments at which the training may be resumed, ascending."""
+    runs: list[ContinuedRun] = field(default_factory=list)
+    """The further runs of a training that was resumed in this folder; of its first run alone."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -142,6 +147,10 @@ class Manifest:
             fields["final"] = self.final
         if len(self.optimizers) > 1:
             fields["optimizers"] = [optimizer.to_json() for optimizer in self.optimizers]
+        if self.marks:
+            fields["marks"] = [mark.to_json() for mark in self.marks]
+        if self.runs:
+            fields["runs"] = [vars(run) for run in self.runs]
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
         write_whole(folder / file, text.encode())
 
@@ -189,6 +198,8 @@ class Manifest:
             halved=fields.get("halved", {}),
             others=Others.from_json(fields["others"]) if "others" in fields else None,
             final=fields.get("final", {}),
+            marks=[Mark.from_json(mark) for mark in fields.get("marks", [])],
+            runs=[ContinuedRun(**run) for run in fields.get("runs", [])],
             recording=fields["recording"],
             format=fields["format"],
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from dualform.store.entries import Entries, Integers
 from dualform.store.products import merged
@@ -28,11 +29,18 @@ class MergedTables(Tables):
     """Tables (shard_tables.py)."""
 
     def __init__(
-        self, parts: Sequence[Tables], types: Mapping[str, ColumnTypes], spaces: Mapping[str, str], last: int | None
+        self,
+        parts: Sequence[Tables],
+        types: Mapping[str, ColumnTypes],
+        spaces: Mapping[str, str],
+        last: int | None,
+        told: Mapping[str, int],
     ) -> None:
-        """`spaces`: the space of each layer. `last`: the last step that is part of the memory; None for all."""
+        """`spaces`: the space of each layer. `last`: the last step that is part of the memory; None for all. `told`: of
+        some tables, how many rows of the first shard are.
+        """
         self.types = types
-        self._parts, self._spaces, self._last = parts, spaces, last
+        self._parts, self._spaces, self._last, self._told = parts, spaces, last, told
         self._extents: dict[str, _Merged] = {}
 
     def rows(self, table: str) -> int:
@@ -48,8 +56,7 @@ class MergedTables(Tables):
             return [self._products[name] for name in names]
         if table == "samples" or table in _FROM_ALL:
             return [self._numbered(table) if name == "datapoint" else self._joined(table, name) for name in names]
-        kept = self._kept(0, table)
-        return [column.slice(0, kept) for column in self._parts[0].columns(table, names)]
+        return [self._early(0, table, column) for column in self._parts[0].columns(table, names)]
 
     def some(self, table: str, name: str, rows: Integers) -> pa.Array:
         if not table.startswith("extents_"):
@@ -153,10 +160,26 @@ class MergedTables(Tables):
         for number, part in enumerate(self._parts):
             kept = self._kept(number, table)
             if name in part.types.get(table, {}):
-                chunks += part.columns(table, [name])[0].slice(0, kept).chunks
+                chunks += self._early(number, table, part.columns(table, [name])[0]).chunks
             else:
                 chunks.append(pa.nulls(kept, kind))
         return pa.chunked_array(chunks, kind)
+
+    def _early(self, part: int, table: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """What a shard's column says of steps up to the last one: rows are now and then told of an earlier step."""
+        kept = self._kept(part, table)
+        if kept == len(column):
+            return column
+        steps = np.asarray(self._parts[part].columns(table, ["step"])[0])
+        early = self._told_before(part, table, steps)
+        return column.slice(0, kept) if early[:kept].all() else column.filter(pa.array(early))
+
+    def _told_before(self, part: int, table: str, steps: Integers) -> NDArray[np.bool_]:
+        """bool[rows]: which of a table's rows count, by their steps."""
+        early: NDArray[np.bool_] = steps <= (np.inf if self._last is None else self._last)
+        if part == 0 and table in self._told:
+            early[self._told[table] :] = False
+        return early
 
     def _kept(self, part: int, table: str) -> int:
         """Rows of a shard's table up to the last step; tables without steps are kept whole."""
@@ -164,7 +187,7 @@ class MergedTables(Tables):
         rows = self._parts[part].rows(table) if types else 0
         if self._last is None or "step" not in types:
             return rows
-        return int((np.asarray(self._parts[part].columns(table, ["step"])[0]) <= self._last).sum())
+        return int(self._told_before(part, table, np.asarray(self._parts[part].columns(table, ["step"])[0])).sum())
 
 
 class _Merged:

@@ -14,6 +14,7 @@ from dualform.store import shard
 from dualform.store.extents import PLAIN
 from dualform.store.journal import Frames, journal_path, read_frames
 from dualform.store.manifest import SHARD_FILE, Manifest
+from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources, row_count, sources_of_shard, stacked
@@ -44,8 +45,12 @@ class FolderContents:
     """Whether the memory ends where its first shard does, whose process writes the weights of the end."""
 
 
-def open_folder(folder: Path, cache: SegmentCache) -> FolderContents:
-    """Raises NotAMemory where there is no memory, Damaged where a file is missing, cut short or altered."""
+def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> FolderContents:
+    """`cut`: what belongs to the memory, of a run from which another one went on; None for all.
+
+    Raises NotAMemory where there is no memory, Damaged where a file is missing, cut short or altered, and where there
+    are not as many steps.
+    """
     state, frames = _at_one_moment(folder)
     tables, sources = [], []
     for (manifest, _), journal in zip(state, frames, strict=True):
@@ -60,16 +65,22 @@ def open_folder(folder: Path, cache: SegmentCache) -> FolderContents:
     _check_spaces(folder, [manifest for manifest, _ in state])
     manifest = _joined([manifest for manifest, _ in state])
     last = _last_of_all(tables, state)
+    if cut is not None:
+        _check_reaches(folder, cut.steps, tables, state)
+        manifest = replace(manifest, recording=False)
+        last = cut.steps - 1
+        if max(map(_last_step, tables)) < cut.steps and not _tells_more(tables[0], cut):
+            cut, last = None, None
     rows = {key: [row_count(own.get(key, [])) for own in sources] for own in sources for key in own}
     found = FolderContents(
         manifest,
-        tables[0] if len(tables) == 1 else _merged(tables, manifest, last),
+        tables[0] if len(tables) == 1 and last is None else _merged(tables, manifest, last, cut),
         sources[0] if len(sources) == 1 else stacked(sources),
         rows,
         sum(journal.count for journal in frames),
         any(journal.torn for journal in frames),
         state,
-        whole=last is None or last >= _last_step(tables[0]),
+        whole=cut is None and (last is None or last >= _last_step(tables[0])),
     )
     _check_sizes(folder, manifest, found.sources)
     return found
@@ -149,9 +160,9 @@ def _joined(manifests: Sequence[Manifest]) -> Manifest:
     )
 
 
-def _merged(tables: Sequence[ShardTables], manifest: Manifest, last: int | None) -> MergedTables:
+def _merged(tables: Sequence[ShardTables], manifest: Manifest, last: int | None, cut: Cut | None) -> MergedTables:
     spaces = {layer.name: layer.space for layer in manifest.layers}
-    return MergedTables(tables, manifest.tables(), spaces, last)
+    return MergedTables(tables, manifest.tables(), spaces, last, cut.rows if cut else {})
 
 
 def _last_of_all(tables: Sequence[ShardTables], state: State) -> int | None:
@@ -162,6 +173,22 @@ def _last_of_all(tables: Sequence[ShardTables], state: State) -> int | None:
         return None
     ends = [_last_step(own) for own, (part, _) in zip(tables, state, strict=True) if part.recording]
     return min(ends) if ends else None
+
+
+def _tells_more(tables: ShardTables, cut: Cut) -> bool:
+    """Whether a shard has rows that were told after the cut, of steps before it."""
+    return any(tables.rows(name) > rows for name, rows in cut.rows.items())
+
+
+def _check_reaches(folder: Path, stop: int, tables: Sequence[ShardTables], state: State) -> None:
+    """Raises Damaged where a shard that was not closed ends before the steps that a later run follows."""
+    for own, (manifest, _) in zip(tables, state, strict=True):
+        if manifest.recording and _last_step(own) < stop - 1:
+            raise Damaged(
+                f"{folder / manifest.shards[0].folder} ends after step {_last_step(own)}, and the training was resumed "
+                f"behind step {stop - 1}.",
+                hint="Flush the recorder on every rank before a checkpoint is saved.",
+            )
 
 
 def _last_step(tables: ShardTables) -> int:

@@ -102,10 +102,10 @@ class OtherRow:
 class OtherRows:
     """The rows that a snapshot has."""
 
-    def __init__(self, others: Others, at_steps: Integers, rows: Rows) -> None:
-        """`at_steps` int64[R]: of each row; of several of one moment the last counts."""
+    def __init__(self, others: Others, at_steps: Integers, rows: Rows, steps: int) -> None:
+        """`at_steps` int64[R]: of each row; of several of one moment the last counts. `steps`: how many there are."""
         self._others, self._rows = others, rows
-        self._row_of = {at_step: row for row, at_step in enumerate(at_steps.tolist())}
+        self._row_of = {at_step: row for row, at_step in enumerate(at_steps.tolist()) if at_step <= steps}
 
     def at(self, at_step: int) -> dict[str, NDArray[Any]] | None:
         """By name, once so many steps were taken; None where no row was kept of that moment."""

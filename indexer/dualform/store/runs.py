@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput, NotFound
 from dualform.store.layer import PRECISIONS, Layer
 from dualform.store.manifest import Manifest
+from dualform.store.mark import cuts
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Rows
 from dualform.store.run_tables import RUN, RunTables
@@ -29,13 +31,18 @@ from dualform.store.stored_optimizer import joined_optimizers
 class Runs(Snapshot):
     """One snapshot of each run, read as one memory."""
 
-    def __init__(self, parts: Sequence[Snapshot]) -> None:
-        """Raises BadInput where the runs are not of one network, or say things of one name and other types."""
-        manifest = _joined([part.manifest for part in parts], [part.path for part in parts])
+    def __init__(self, parts: Sequence[Snapshot], folders: Sequence[Path]) -> None:
+        """`folders`: those of memories; where it is one alone, a run may have layers and spaces that another lacks, for
+        it did not come so far.
+
+        Raises BadInput where the runs are not of one network, or say things of one name and other types.
+        """
+        manifest = _joined([part.manifest for part in parts], [part.path for part in parts], alone=len(folders) == 1)
+        self._folders = folders
         first_steps = np.cumsum([0, *(part.steps for part in parts[:-1])]).tolist()
         spaces = {layer.name: layer.space for layer in manifest.layers}
-        folders = [str(part.path / part.manifest.shards[0].folder) for part in parts]
-        tables = RunTables([part._tables for part in parts], first_steps, manifest.tables(), spaces, folders)
+        places = [str(part.path / part.manifest.shards[0].folder) for part in parts]
+        tables = RunTables([part._tables for part in parts], first_steps, manifest.tables(), spaces, places)
         super().__init__(parts[0].path, manifest, tables, stacked([part.sources for part in parts]))
         self._parts, self.first_steps = list(parts), first_steps
         self.frames, self.torn = sum(part.frames for part in parts), any(part.torn for part in parts)
@@ -54,14 +61,14 @@ class Runs(Snapshot):
             if folder in resolved[:number]:
                 raise BadInput(f"{folders[number]} is named twice.", hint="Name each run once.", field="path")
         segments = cache or SegmentCache()
-        return cls([Snapshot.open(folder, segments) for folder in folders])
+        return cls([part for folder in folders for part in _runs_in(folder, segments)], folders)
 
     @property
     def runs(self) -> Sequence[Snapshot]:
         return self._parts
 
     def again(self, cache: SegmentCache | None = None) -> Snapshot:
-        return Runs.of([part.path for part in self.runs], cache)
+        return Runs.of(self._folders, cache)
 
     def moved(self) -> bool:
         return any(part.moved() for part in self.runs)
@@ -97,35 +104,56 @@ class Runs(Snapshot):
         raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
 
     def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
-        own = [part._row_of_entry(part.layers[layer.name]) for part in self.runs]
+        own = [part._row_of_entry(part.layers[layer.name]) for part in self._runs_of(layer)]
         return self._behind(layer, "keys", own)
 
     def _row_of_value(self, layer: Layer) -> NDArray[np.int64] | None:
-        own = [part._row_of_value(part.layers[layer.name]) for part in self.runs]
+        own = [part._row_of_value(part.layers[layer.name]) for part in self._runs_of(layer)]
         return self._behind(layer, "values", own)
+
+    def _runs_of(self, layer: Layer) -> list[Snapshot]:
+        return [part for part in self.runs if layer.name in part.layers]
 
     def _behind(self, layer: Layer, kind: str, own: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
         """int64[H]: the row of each entry, among those of all runs; None where row and entry are the same."""
         if all(rows is None for rows in own):
             return None
         found, before = list[NDArray[np.int64]](), 0
-        for part, rows in zip(self.runs, own, strict=True):
+        for part, rows in zip(self._runs_of(layer), own, strict=True):
             every = np.arange(part.entries(layer.name).count) if rows is None else rows
             found.append(every + before)
             before += Rows(part.sources.get((layer.name, kind), []), 0).rows
         return np.concatenate(found)
 
 
-def _joined(manifests: Sequence[Manifest], paths: Sequence[Path]) -> Manifest:
+def opened(folder: str | PathLike[str], cache: SegmentCache | None = None) -> Snapshot:
+    """The memory in a folder, whether its training was resumed there or not. Raises as `Snapshot.open`."""
+    segments, path = cache or SegmentCache(), Path(folder)
+    parts = _runs_in(path, segments)
+    return parts[0] if len(parts) == 1 else Runs(parts, [path])
+
+
+def _runs_in(folder: Path, cache: SegmentCache) -> list[Snapshot]:
+    """Those of one training in its memory's folder: each up to the step from which the next one went on."""
+    while True:
+        runs = Manifest.read(folder).runs
+        places = [folder, *(folder / run.folder for run in runs)]
+        found = [Snapshot.open(place, cache, cut) for place, cut in zip(places, cuts(runs), strict=True)]
+        if found[0].manifest.runs == runs:  # no training was resumed meanwhile
+            return found
+
+
+def _joined(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -> Manifest:
     """What all runs have in common, and what any of them has seen."""
     first, last = manifests[0], manifests[-1]
     for manifest, path in zip(manifests[1:], paths[1:], strict=True):
-        _check_alike(first, manifest, paths[0], path)
+        _check_alike(first, manifest, paths[0], path, alone)
+    layers = dict.fromkeys(layer.name for manifest in manifests for layer in manifest.layers)
     return replace(
         last,
-        layers=[_layer([_by_name(manifest)[layer.name] for manifest in manifests]) for layer in first.layers],
+        layers=[_layer([own[name] for own in map(_by_name, manifests) if name in own]) for name in layers],
         optimizers=joined_optimizers([manifest.optimizers for manifest in manifests]),
-        spaces=first.spaces,
+        spaces=list(dict.fromkeys(space for manifest in manifests for space in manifest.spaces)),
         columns=_columns(manifests, paths),
         shards=[part for manifest in manifests for part in manifest.shards],
         files={},
@@ -143,10 +171,10 @@ def _layer(runs: Sequence[Layer]) -> Layer:
     return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=coarsest)
 
 
-def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path) -> None:
-    """Raises BadInput where two runs do not have the same spaces and layers."""
+def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path, alone: bool) -> None:
+    """Raises BadInput where two runs do not have the same spaces and layers; `alone`: where they are not the same."""
     hint = "Open runs of one network, recorded alike."
-    if set(first.spaces) != set(other.spaces):
+    if not alone and set(first.spaces) != set(other.spaces):
         raise BadInput(
             f"{other_path} has the spaces {', '.join(other.spaces)}, and {path} has {', '.join(first.spaces)}.",
             hint=hint,
@@ -155,6 +183,8 @@ def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path)
     layers, others = _by_name(first), _by_name(other)
     for name in {**layers, **others}:
         if name not in layers or name not in others:
+            if alone:
+                continue
             lacking = path if name not in layers else other_path
             raise BadInput(f"{lacking} has no layer {name!r}.", hint=hint, field="path")
         if _kind(layers[name]) != _kind(others[name]):

@@ -21,6 +21,7 @@ from dualform.errors import Damaged, NotFound
 from dualform.store.entries import Entries
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
+from dualform.store.mark import Cut
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.others import OWNER, OtherRows
 from dualform.store.probes import StoredProbe
@@ -64,20 +65,23 @@ class Snapshot:
         self._entries: dict[str, Entries] = {}
 
     @classmethod
-    def open(cls, path: str | Path, cache: SegmentCache | None = None) -> Snapshot:
-        """The memory in a folder, as of its last commit and what its journal holds beyond.
+    def open(cls, path: str | Path, cache: SegmentCache | None = None, cut: Cut | None = None) -> Snapshot:
+        """The memory in a folder, as of its last commit and what its journal holds beyond: of one run, which is
+        `cut` where another one went on from a mark of it.
 
         Raises NotAMemory where there is none, Damaged where a file is missing, cut short or altered.
         """
         folder = Path(path)
-        found = open_folder(folder, cache or SegmentCache())
+        found = open_folder(folder, cache or SegmentCache(), cut)
         snapshot = cls(folder, found.manifest, found.tables, found.sources, found)
         snapshot.check_counts()
         return snapshot
 
     def again(self, cache: SegmentCache | None = None) -> Snapshot:
-        """What the same place holds now. Raises as `open`."""
-        return Snapshot.open(self.path, cache)
+        """What the same place holds now: another run may have gone on there. Raises as `open`."""
+        from dualform.store.runs import opened  # which is made of snapshots
+
+        return opened(self.path, cache)
 
     @property
     def runs(self) -> Sequence[Snapshot]:
@@ -260,7 +264,7 @@ class Snapshot:
         if rows.rows != len(moments):
             shard = self.path / self.manifest.shards[0].folder
             raise Damaged(f"{shard} has {rows.rows} rows of other parameters for {len(moments)} moments.")
-        return OtherRows(self.manifest.others, moments, rows)
+        return OtherRows(self.manifest.others, moments, rows, self.steps)
 
     def check_tables(self) -> list[str]:
         """What is wrong with any table, one sentence each: every column is read."""

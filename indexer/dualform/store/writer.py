@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dualform.store.layer import Layer
 from dualform.store.layer_writer import LayerWriter
 from dualform.store.log_rows import LogRows
 from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_manifest, shard_folder
+from dualform.store.mark import TOLD, Mark
 from dualform.store.others_writer import OthersWriter
 from dualform.store.probes import ProbeArrays, write_probe
 from dualform.store.slot_rows import SlotRows
@@ -41,6 +42,10 @@ JOURNAL_SECONDS = 5.0
 """How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts."""
 FRAME_BYTES = 64 << 20
 """Where more than this came within that time, it is committed at once: it would soon be written a second time."""
+
+
+MOST_MARKS = 1000
+"""Of which a memory keeps the last ones."""
 
 
 def check_new_folder(path: Path) -> None:
@@ -91,6 +96,8 @@ class Writer:
         self.manifest = first_manifest(header, [self._shard, *further])
         self._blocks = Blocks()
         self._layers = {layer.name: self._layer_writer(layer) for layer in header.layers}
+        self._marks: list[Mark] = []
+        """Those that no manifest has yet."""
         self._others = OthersWriter(header.others, self._folder, self._blocks)
         self._slots = SlotRows(layer.space for layer in header.layers)
         self._logs = LogRows(header.settings, header.label_names, several=len(header.optimizers) > 1)
@@ -115,6 +122,7 @@ class Writer:
 
     def append(self, batch: Batch) -> None:
         """Take one step's slots and logs. Raises BadInput, naming what does not fit what came before."""
+        self._marks += [batch.mark] if batch.mark else []
         self._join(batch.joined)
         placed = self._slots.append(batch)
         self._append_rows(batch, placed)
@@ -193,6 +201,10 @@ class Writer:
         """Make everything appended so far durable and part of the segments and tables."""
         self._journaled.append(self._take_tables())
         added = summed(self._journaled, self.manifest.tables())
+        marks, self._marks = self._marks, []
+        if marks and not added:
+            self._add_marks(marks)
+            self._write_manifest()
         if added:
             number = self._shard.commits
             segments = [row for writer in self._layers.values() for row in writer.finish(number)]
@@ -203,11 +215,21 @@ class Writer:
             self._bytes = 0
             self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
             self._shard.commits += 1
+            self._add_marks(marks)
             self._write_manifest()
             self._journal.remove()
             self._journal = JournalWriter(self._folder, self._shard.commits)
         self._journaled, self._journaled_bytes = [], 0
         self._durable_at = time.monotonic()
+
+    def _add_marks(self, marks: Sequence[Mark]) -> None:
+        """Everything so far is on disk."""
+        told = {name: self._shard.tables[name].rows for name in TOLD}
+        for mark in marks:
+            known = [(own.step, own.weights, own.buffers) for own in self.manifest.marks]
+            if (mark.step, mark.weights, mark.buffers) not in known:
+                self.manifest.marks.append(replace(mark, rows=told))
+        del self.manifest.marks[:-MOST_MARKS]
 
     def add_probe(self, probe: ProbeArrays) -> None:
         """Store queries under a name. Raises BadInput for a name that is taken or no plain word."""
@@ -227,6 +249,7 @@ class Writer:
         }
         if ending.skipped is not None:
             self.manifest.skipped = dict(ending.skipped)
+        self._marks += [ending.mark] if ending.mark else []
         self.commit()
         self.manifest.recording = not ending.finished
         self._write_manifest()
@@ -239,7 +262,17 @@ class Writer:
         self._journal.close()
 
     def _write_manifest(self) -> None:
+        """Raises AlreadyExists where another process has gone on with this training: its run must not be lost."""
+        if self._continued():
+            raise AlreadyExists(
+                f"the training of {self.path} was resumed by another process, so that this one records it no more.",
+                hint="Let one process record a training at a time.",
+            )
         self.manifest.write(*self._place)
+
+    def _continued(self) -> bool:
+        file = self._place[0] / self._place[1]
+        return file.exists() and bool(Manifest.read(*self._place).runs)
 
     def _evolve(self, joined: Sequence[Layer]) -> None:
         """Make room for layers, spaces, columns and settings that the training had not shown before."""

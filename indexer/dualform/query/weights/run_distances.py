@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.query.view import View
-from dualform.query.weights.coefficients import coefficients, rule_of
+from dualform.query.weights.coefficients import coefficients, rule_of, updates
 from dualform.query.weights.seams import Seam, seam, weights
 from dualform.rules import LinearRule
 from dualform.rules.update_rule import Doubles
@@ -38,7 +38,9 @@ def of_runs(view: View, block: Parameter) -> tuple[Steps, Doubles, tuple[Seam, .
     """As `of_run`, of all runs of a memory, and where they part."""
     found, seams, before = list[tuple[Steps, Doubles]](), list[Seam](), np.zeros(5)
     for number, run in enumerate(view.snapshot.runs):
-        steps, rows = _with_end(*of_run(run, block.block_name), run.steps)
+        steps, rows = of_run(run, block.block_name)
+        if not _untouched(view, block, number):
+            steps, rows = _with_end(steps, rows, run.steps)
         if number:
             between = seam(view, block, number)
             before = _before(run, block.block_name, before, between)
@@ -51,6 +53,21 @@ def of_runs(view: View, block: Parameter) -> tuple[Steps, Doubles, tuple[Seam, .
         found.append((steps + view.snapshot.first_steps[number], rows))
         before = rows[-1] if len(rows) else before
     return np.concatenate([steps for steps, _ in found]), np.vstack([rows for _, rows in found]), tuple(seams)
+
+
+def _untouched(view: View, block: Parameter, run: int) -> bool:
+    """Whether a block is of a layer that was first reached in a later run, and did not move until then."""
+    runs = view.snapshot.runs
+    if _reached(runs[run], block.block_name) or run + 1 == len(runs):
+        return False
+    if updates(runs[run], block.block_name, runs[run].steps):
+        return False
+    began, ended = (block.block_of(weights(view, number, "initial")[block.name]) for number in (run, run + 1))
+    return began.tobytes() == ended.tobytes()
+
+
+def _reached(run: Snapshot, block: str) -> bool:
+    return any(own.block_name == block for layer in run.layers.values() for own in layer.parameters)
 
 
 def _with_end(steps: Steps, rows: Doubles, recorded: int) -> tuple[Steps, Doubles]:
@@ -70,7 +87,7 @@ def _before(run: Snapshot, block: str, end: Doubles, between: Seam | None) -> Do
     known.
     """
     gain = 1.0
-    if isinstance(rule_of(run, block), LinearRule):
+    if _reached(run, block) and isinstance(rule_of(run, block), LinearRule):
         gain = max(1.0, abs(coefficients(run, block).initial))
     apart = between.distance if between else 0.0
     return np.array([apart, gain * (end[_ACCUMULATED] + apart), end[_WAY], gain * end[_ROUNDING], 0.0])
@@ -86,8 +103,10 @@ def _after(before: Doubles, rows: Doubles) -> Doubles:
 
 
 def _way(view: View, block: Parameter, run: int) -> float | None:
-    """How far the weights went up to the end of a run; None where it was cut off."""
+    """How far the weights went up to the end of a run; None where it was cut off, and not resumed from there."""
     final, initial = weights(view, run, "final").get(block.name), weights(view, 0, "initial")[block.name]
+    if final is None and run + 1 < len(view.snapshot.runs) and seam(view, block, run + 1) is None:
+        final = weights(view, run + 1, "initial").get(block.name)
     if final is None:
         return None
     return float(np.linalg.norm(block.block_of(final).astype(np.float64) - block.block_of(initial).astype(np.float64)))

@@ -14,6 +14,7 @@ from dualform.query.view import View
 from dualform.query.weights.coefficients import updates
 from dualform.rules import named
 from dualform.store.durable import checksum
+from dualform.store.mark import digest_of, named_buffers
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
@@ -37,6 +38,8 @@ def seam(view: View, block: Parameter, run: int) -> Seam | None:
     before, after = view.snapshot.runs[run - 1], view.snapshot.runs[run]
     earlier, later = f"run {run - 1} ({before.path})", f"run {run} ({after.path})"
     step = view.snapshot.first_steps[run]
+    if _resumed(view, run):
+        return None
     ended = weights(view, run - 1, "final").get(block.name)
     if ended is None:
         return Seam(step, math.inf, f"{earlier} was cut off, so the weights that it ended with are not known")
@@ -48,6 +51,19 @@ def seam(view: View, block: Parameter, run: int) -> Seam | None:
         if found != before.manifest.buffers.get(block.name, {}).get(kind):
             return Seam(step, math.inf, f"{later} did not begin with the {kind} that {earlier} left")
     return None
+
+
+def _resumed(view: View, run: int) -> bool:
+    """Whether a run began as the one before stood when it was flushed, at its last step that counts: the network and
+    what the optimizers kept, to the bit.
+    """
+    before, after = view.snapshot.runs[run - 1], view.snapshot.runs[run]
+
+    def held() -> bool:
+        began = digest_of(after.initial().items()), digest_of(named_buffers(after.buffers()))
+        return began in [(mark.weights, mark.buffers) for mark in before.manifest.marks if mark.step == before.steps]
+
+    return view.cache.get(("resumed", run), held)
 
 
 def weights(view: View, run: int, which: Literal["initial", "final"]) -> Mapping[str, NDArray[Any]]:

@@ -1,0 +1,144 @@
+"""Where a training that is resumed goes on in the folder of its memory: as a further run, from one of the marks.
+
+    RUN/memory.json     marks: after 5 and 10 steps        runs: none, then run-00001 from step 5 on
+    RUN/run-00001       a memory of its own, whose first step is step 5 of the training
+
+A mark is made whenever the recorder is flushed. The mark whose weights and buffers the resumed training has tells at
+which step its checkpoint was saved; what was recorded behind it is no part of the memory from then on, and stays on
+disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput, RecordingError
+from dualform.store.layer import Layer
+from dualform.store.manifest import Manifest
+from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_buffers
+from dualform.store.snapshot import Snapshot
+from dualform.store.weights import Buffers
+
+
+@dataclass(frozen=True)
+class MarkedRun:
+    """One of the runs so far."""
+
+    path: Path
+    first_step: int
+    manifest: Manifest
+    cut: Cut | None
+    """What of it counts; None for all."""
+
+    @property
+    def marks(self) -> list[Mark]:
+        return [mark for mark in self.manifest.marks if self.cut is None or mark.step <= self.cut.steps]
+
+
+class Resumption:
+    """A further run of a training."""
+
+    def __init__(self, folder: Path, at_step: int | None) -> None:
+        """`at_step`: after how many steps of the training the checkpoint was saved; None where the weights tell.
+
+        Raises NotAMemory or Damaged for the folder, RecordingError where it has no mark, or none of that step.
+        """
+        self._folder, self._at_step = folder, at_step
+        self._first = Manifest.read(folder)
+        starts = [0, *(run.first_step for run in self._first.runs)]
+        places = [folder, *(folder / run.folder for run in self._first.runs)]
+        self._runs = [
+            MarkedRun(place, start, Manifest.read(place), cut)
+            for place, start, cut in zip(places, starts, cuts(self._first.runs), strict=True)
+        ]
+        number = 1
+        while (folder / f"run-{number:05d}").exists():
+            number += 1
+        self.path = folder / f"run-{number:05d}"
+        """Of the further run: a folder that is not there yet."""
+        self._begins: ContinuedRun | None = None
+        self.layers: list[Layer] = []
+        """Those of the runs that go on."""
+        if not self._known():
+            said = "" if at_step is None else f" after {at_step} steps"
+            raise RecordingError(
+                f"the training of {folder} cannot be resumed{said}: its recorder was not flushed there.",
+                hint="Call recorder.flush() whenever a checkpoint is saved, before or after it."
+                + (f" It was flushed {self._moments()}." if at_step is not None and self._moments() else ""),
+            )
+
+    def _known(self) -> list[tuple[MarkedRun, Mark]]:
+        """The marks that come into question."""
+        every = [(run, mark) for run in self._runs for mark in run.marks]
+        return [(r, m) for r, m in every if self._at_step is None or r.first_step + m.step == self._at_step]
+
+    def _moments(self) -> str:
+        steps = sorted({run.first_step + mark.step for run in self._runs for mark in run.marks})
+        shown = [str(step) for step in steps[-8:]]
+        return f"after {', '.join(['…'] * (len(steps) > 8) + shown)} steps" if steps else ""
+
+    def find(self, weights: Mapping[str, NDArray[Any]], buffers: Buffers) -> Mark:
+        """The mark from which the training goes on, whose state dict was this one, and what the optimizers kept.
+
+        Raises RecordingError where there is none or several, and Damaged where a shard does not reach as far.
+        """
+        weighed, kept = digest_of(weights.items()), digest_of(named_buffers(buffers))
+        alike = [(run, mark) for run, mark in self._known() if mark.weights == weighed]
+        found = [(run, mark) for run, mark in alike if mark.buffers == kept]
+        if not found:
+            self._refuse(alike)
+        steps = sorted({run.first_step + mark.step for run, mark in found})
+        if len(steps) > 1:
+            raise RecordingError(
+                f"the network is as it was after {' and after '.join(map(str, steps))} steps.",
+                hint=f"Say after how many the checkpoint was saved: resume={steps[-1]}.",
+            )
+        run, mark = found[0]
+        Snapshot.open(run.path, cut=Cut(mark.step, mark.rows))
+        self._begins = ContinuedRun(self.path.name, steps[0], mark.rows)
+        going_on = self._runs[: self._runs.index(run) + 1]
+        self.layers = list({layer.name: layer for own in going_on for layer in own.manifest.layers}.values())
+        return mark
+
+    def _refuse(self, alike: list[tuple[MarkedRun, Mark]]) -> None:
+        if alike:
+            run, mark = alike[-1]
+            raise RecordingError(
+                f"the weights are those after {run.first_step + mark.step} steps of {self._folder}, but what the "
+                "optimizer keeps is not.",
+                hint="Load the state of every optimizer from the checkpoint, too, before the first step.",
+            )
+        raise RecordingError(
+            f"the network is not as it was when the recorder of {self._folder} was flushed, {self._moments()}.",
+            hint="Load a checkpoint that was saved at such a moment before the first step. Of a later one, what came "
+            "between is not recorded: record it into a new folder.",
+        )
+
+    def begin(self) -> None:
+        """The further run is on disk: from here on it is part of the memory, and what it does not follow is none."""
+        assert self._begins is not None
+        manifest = Manifest.read(self._folder)
+        before = [run for run in manifest.runs if run.first_step < self._begins.first_step]
+        replace(manifest, runs=[*before, self._begins]).write(self._folder)
+
+
+def resumption_of(folder: Path, resume: bool | int) -> Resumption | None:
+    """None for a training that is not resumed, also where there is nothing yet that it could go on from.
+
+    Raises BadInput for what is no number of steps, and as `Resumption`.
+    """
+    if not isinstance(resume, Integral) or (not isinstance(resume, bool) and resume < 1):
+        raise BadInput(
+            f"resume is {resume!r}.",
+            hint="Give True, or after how many steps the checkpoint was saved.",
+            field="resume",
+        )
+    if resume is False or (resume is True and not (folder.is_dir() and any(folder.iterdir()))):
+        return None
+    return Resumption(folder, None if resume is True else int(resume))

@@ -1,0 +1,290 @@
+"""A training that is resumed from its checkpoint, in its memory's folder, has the record of one that never stopped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import AlreadyExists, BadInput, Damaged, RecordingError
+from dualform.store.check import check_memory
+from dualform.store.manifest import Manifest
+from tests.record.resumed_training import ROWS, Training, batch
+
+STEPS = 15
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder, training = tmp_path_factory.mktemp("whole") / "m", Training()
+    training.run(folder, STEPS, saved=(7, 10))
+    with dualform.open(folder) as memory:
+        yield memory
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Killed behind step 9, resumed after 7, killed behind step 13, and resumed after 10: folder and training."""
+    folder = tmp_path_factory.mktemp("killed")
+    for until, moment in ((9, 7), (13, 10)):
+        arguments = [str(folder / "m"), str(folder / "checkpoint"), str(until), str(moment)]
+        ended = subprocess.run([sys.executable, "-m", "tests.record.resumed_training", *arguments], check=False)
+        assert ended.returncode == 9
+    training = Training()
+    training.load(folder / "checkpoint")
+    assert training.done == 10
+    training.run(folder / "m", STEPS, resume=True)
+    return folder / "m", training
+
+
+@pytest.fixture(scope="module")
+def resumed(killed):
+    with dualform.open(killed[0]) as memory:
+        yield memory
+
+
+def test_tables_are_those_of_one_recording(whole, resumed):
+    for statement in (
+        "SELECT slot, step, row, position, call, dataset, label, sample FROM slots ORDER BY slot",
+        "SELECT * FROM steps ORDER BY step",
+        'SELECT * FROM parameter_groups ORDER BY step, "group"',
+        "SELECT * FROM factors ORDER BY step, parameter",
+        "SELECT * FROM defects",
+    ):
+        found = whole.sql(statement).records(), resumed.sql(statement).records()
+        assert found[0] == found[1], statement
+    runs = resumed.sql(
+        "SELECT run, min(step) AS first, count(DISTINCT step) AS steps FROM slots GROUP BY run ORDER BY 1"
+    )
+    assert runs.records() == [
+        {"run": 0, "first": 0, "steps": 7},
+        {"run": 1, "first": 7, "steps": 3},
+        {"run": 2, "first": 10, "steps": 5},
+    ]
+    told = resumed.info()
+    assert (told.steps, told.slots, told.recording, told.cut_off) == (STEPS, {"sample": STEPS * ROWS}, False, "")
+
+
+def test_keys_values_and_answers_are_those_of_one_recording(whole, resumed):
+    slots = np.arange(STEPS * ROWS)
+    for layer, width in (("0", 5), ("3", 6)):
+        assert np.array_equal(whole.keys(layer, slots), resumed.keys(layer, slots))
+        assert np.array_equal(whole.values(layer, slots), resumed.values(layer, slots))
+        queries = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
+        one, other = (memory.topk(layer, queries, k=9, where="label <> 1") for memory in (whole, resumed))
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
+        one, other = (memory.group_sum(layer, queries, by="step") for memory in (whole, resumed))
+        assert (one.groups, one.sums.tobytes()) == (other.groups, other.sums.tobytes())
+
+
+def test_weights_and_grades_are_those_of_one_recording(whole, resumed, killed):
+    for arguments in ({}, {"where": "label <> 1"}, *({"at_step": step} for step in (3, 7, 8, 10, 12))):
+        one, other = (memory.weights(**arguments) for memory in (whole, resumed))
+        assert all(torch.equal(own, other[name]) for name, own in one.items()), arguments
+    for name, own in killed[1].model.state_dict().items():
+        assert torch.allclose(own.float(), resumed.weights()[name].float(), atol=1e-6), name
+    one, other = whole.verify(), resumed.verify()
+    for name, certificate in one.items():
+        assert other[name].exact, other[name]
+        assert other[name].relative_error == certificate.relative_error < 1e-5
+
+
+def test_the_folder_is_sound(killed):
+    assert check_memory(killed[0]) == []
+    first = Manifest.read(killed[0])
+    assert [(run.folder, run.first_step) for run in first.runs] == [("run-00001", 7), ("run-00002", 10)]
+    assert [mark.step for mark in first.marks] == [7]
+
+
+@pytest.fixture
+def left(tmp_path):
+    """What a kill leaves behind step 6 of a training that was flushed after 2 and 4 steps, and its checkpoints."""
+    training, folder = Training(), tmp_path / "m"
+    with training.recorder(tmp_path / "live") as recorder:
+        for moment in (2, 4, 5, 6):
+            while training.done < moment:
+                training.step(recorder)
+            if moment != 5:
+                recorder.flush()
+            training.save(tmp_path / f"after-{moment}")
+        shutil.copytree(tmp_path / "live", folder)
+    manifest = Manifest.read(folder)
+    manifest.marks = [mark for mark in manifest.marks if mark.step != 6]
+    manifest.write(folder)
+    return folder
+
+
+def resume(folder: Path, checkpoint: str | None, resume=True, until: int = 8, optimizers: bool = True) -> None:
+    training = Training()
+    if checkpoint is not None:
+        training.load(folder.parent / checkpoint, optimizers)
+    training.run(folder, until, resume=resume)
+
+
+def test_a_checkpoint_of_another_moment_is_refused_and_nothing_is_lost(left):
+    before = (left / "memory.json").read_bytes()
+    with pytest.raises(
+        RecordingError, match=r"not as it was when the recorder of .* was flushed, after 2, 4 steps"
+    ) as own:
+        resume(left, "after-5")
+    assert "what came between is not recorded" in own.value.hint
+    with pytest.raises(RecordingError, match="not as it was"):
+        resume(left, None)  # no checkpoint was loaded at all
+    with pytest.raises(RecordingError, match=r"after 4 steps of .* but what the optimizer keeps is not"):
+        resume(left, "after-4", optimizers=False)
+    with pytest.raises(RecordingError, match="not as it was"):
+        resume(left, "after-4", resume=2)
+    with pytest.raises(RecordingError, match="cannot be resumed after 3 steps") as own:
+        resume(left, "after-4", resume=3)
+    assert "after 2, 4 steps" in own.value.hint
+    with pytest.raises(BadInput, match="resume is 0"):
+        resume(left, "after-4", resume=0)
+    assert (left / "memory.json").read_bytes() == before
+    with dualform.open(left) as memory:
+        assert memory.info().steps == 6
+
+
+def test_an_earlier_checkpoint_takes_the_place_of_what_was_recorded_behind_it(left):
+    resume(left, "after-4")
+    resume(left, "after-2", resume=2, until=5)
+    with dualform.open(left) as memory:
+        assert memory.info().steps == 5
+        assert [row["step"] for row in memory.sql("SELECT step FROM steps ORDER BY step").records()] == list(range(5))
+        assert all(certificate.exact for certificate in memory.verify().values())
+    assert [(run.folder, run.first_step) for run in Manifest.read(left).runs] == [("run-00002", 2)]
+
+
+def test_a_reader_follows_a_training_that_is_resumed(left):
+    with dualform.open(left) as memory:
+        assert memory.info().steps == 6
+        resume(left, "after-4")
+        memory.refresh()
+        assert (memory.info().steps, memory.info().cut_off) == (8, "")
+
+
+def test_a_run_that_was_begun_and_not_named_is_none(left):
+    """Killed between the two: its folder stays, and the next run has another."""
+    shutil.copytree(left, left / "run-00001")
+    resume(left, "after-4")
+    assert [run.folder for run in Manifest.read(left).runs] == ["run-00002"]
+    with dualform.open(left) as memory:
+        assert memory.info().steps == 8
+
+
+def test_a_run_that_did_not_begin_as_the_mark_says_is_graded_off(left):
+    resume(left, "after-4")
+    manifest = Manifest.read(left)
+    manifest.marks = [mark for mark in manifest.marks if mark.step != 4]
+    manifest.write(left)
+    with dualform.open(left) as memory:
+        found = memory.verify()["0"]
+        assert not found.exact
+        assert "was cut off, so the weights that it ended with are not known" in found.reason
+
+
+def test_a_shard_that_ends_before_the_mark_is_named(left):
+    manifest = Manifest.read(left)
+    (mark,) = [mark for mark in manifest.marks if mark.step == 4]
+    manifest.marks = [type(mark)(9, mark.weights, mark.buffers, mark.updates)]
+    manifest.write(left)
+    with pytest.raises(Damaged, match="shard-00000 ends after step 5, and the training was resumed behind step 8"):
+        resume(left, "after-4")
+
+
+def test_what_was_done_to_the_weights_behind_a_mark_is_no_part_of_the_memory(tmp_path):
+    """As where averaged weights are swapped in before the recorder leaves, and training goes on from the checkpoint."""
+    training = Training()
+    with training.recorder(tmp_path / "m") as recorder:
+        for _ in range(3):
+            training.step(recorder)
+        recorder.flush()
+        training.save(tmp_path / "after-3")
+        with torch.no_grad():
+            training.model[0].weight.mul_(0.5)
+    with dualform.open(tmp_path / "m") as memory:
+        assert not memory.verify()["0"].exact
+    resume(tmp_path / "m", "after-3", until=6)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 6
+        assert all(certificate.exact for certificate in memory.verify().values())
+        assert memory.sql("SELECT count(*) AS n FROM defects").records() == [{"n": 0}]
+
+
+def test_a_process_that_still_records_is_told_that_another_one_went_on(tmp_path):
+    def train(training, recorder):
+        with recorder:
+            for _ in range(2):
+                training.step(recorder)
+            recorder.flush()
+            training.save(tmp_path / "after")
+            resume(tmp_path / "m", "after", until=4)
+            training.step(recorder)
+            recorder.flush()
+
+    training = Training()
+    recorder = training.recorder(tmp_path / "m")
+    with pytest.raises(AlreadyExists, match="was resumed by another process"):
+        train(training, recorder)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 4
+        assert all(certificate.exact for certificate in memory.verify().values())
+
+
+class Late(nn.Module):
+    """Its second layer is called from step 4 on."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x, number):
+        h = self.first(x)
+        return h if number < 4 else self.second(torch.tanh(h))
+
+
+@pytest.mark.parametrize("moment", [3, 5])
+def test_layers_that_join_late_join_before_or_behind_the_seam(tmp_path, moment):
+    model = Late()
+    for start, until in ((0, moment), (moment, 7)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with dualform.Recorder(model, optimizer, tmp_path / "m", resume=True, quiet=True) as recorder:
+            for number in range(start, until):
+                with recorder.step():
+                    optimizer.zero_grad()
+                    model(batch(number)[0], number).square().mean().backward()
+                    optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.verify()["first"].exact
+        found = memory.topk("second", np.ones((1, 5), np.float32), k=99)
+        assert sorted(memory.slots(found.slots[0], "sample")["step"].tolist()) == [
+            n for n in (4, 5, 6) for _ in range(4)
+        ]
+        assert (memory.verify()["second"].exact, memory.verify()["second"].reason) == (True, "")
+
+
+def test_where_nothing_was_recorded_yet_a_memory_begins(tmp_path):
+    training = Training()
+    training.run(tmp_path / "m", 2, resume=True)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 2
+        assert "run" not in memory.info().columns["sample"]
+    with pytest.raises(RecordingError, match="cannot be resumed after 1 steps"):
+        training.run(tmp_path / "m", 3, resume=1)
+
+
+def test_a_training_that_had_ended_goes_on(tmp_path):
+    training = Training()
+    training.run(tmp_path / "m", 3)
+    training.run(tmp_path / "m", 6, resume=True)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 6
+        assert all(certificate.exact for certificate in memory.verify().values())
