@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import socket
 import threading
@@ -180,6 +181,38 @@ def test_ranks_of_which_each_updates_another_optimizer_have_parted(tmp_path):
     fleet.run(train)
     with dualform.open(tmp_path / "m") as memory:
         assert "rank 1 made an update of optimizer 1, of the step that runs" in memory.verify()["0"].reason
+
+
+def test_ranks_resume_from_a_checkpoint_together(tmp_path):
+    saved, done = {}, 0
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(done, STEPS if done else STEPS - 2):
+            x, y = data(rank, step)
+            with recorder.step(label=y, sample=100 * rank + torch.arange(ROWS)):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                fleet.average(rank, model)
+                optimizer.step()
+            if step == 3:
+                recorder.flush()
+                saved[rank] = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    def loaded(model):
+        optimizer = sgd(model)
+        optimizer.load_state_dict(copy.deepcopy(saved[0][1]))
+        return optimizer
+
+    fleet = Fleet(tmp_path / "m")
+    fleet.run(train)
+    models = [net() for _ in range(COUNT)]
+    for model in models:
+        model.load_state_dict(saved[0][0])
+    fleet, done = Fleet(tmp_path / "m", models=models, make=loaded), 4
+    fleet.run(train, resume=True)
+    assert {own.name for own in (tmp_path / "m" / "run-00001").iterdir()} >= {"shard-00000", "shard-00001"}
+    with dualform.open(tmp_path / "m") as memory:
+        check_memory_of_ranks(memory)
 
 
 def check_memory_of_ranks(memory):

@@ -40,12 +40,12 @@ class AllUpdates:
         self._owners, self._ranks = owners, ranks
         self._taps = [[tap for tap in taps if number in owners.among(tap.trained)] for number in owners.numbers]
         self._layers = [dict.fromkeys(tap.name for tap in own) for own in self._taps]
-        told = set[tuple[str, str]]()
+        told, before = set[tuple[str, str]](), dict(enumerate(measured))
         alone = len(owners.optimizers) == 1
         self._each = [
             Updates(
                 optimizer, self._taps[number], initial, buffers, model, ranks, placement,
-                None if alone else partial(_holds, owners, number), told, halved, dict(enumerate(measured)).get(number, 0),
+                None if alone else partial(_holds, owners, number), told, halved, before.get(number, 0),
             )
             for number, optimizer in enumerate(owners.optimizers)
         ]  # fmt: skip
