@@ -207,15 +207,6 @@ Network(
     classify,
 )  # fmt: skip
 Network(
-    "cnn-1d",
-    lambda: nn.Sequential(
-        nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 6, 3, stride=2, dilation=2), nn.ReLU(), nn.Flatten(),
-        nn.Linear(30, CLASSES),
-    ),
-    lambda: labelled(2, 13),
-    classify,
-)  # fmt: skip
-Network(
     "cnn-3d",
     lambda: nn.Sequential(
         nn.Conv3d(2, 3, (2, 1, 3), padding=(1, 0, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(81, CLASSES)
