@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
+from dualform.errors import Inexact
 from dualform.store.manifest import Manifest
 
 STEPS, ROWS = 24, 8
@@ -81,3 +83,46 @@ def test_another_order_of_rounding_is_not_followed_and_graded_as_measured(tmp_pa
         for layer in memory.info().layers:
             assert layer.grade.error == pytest.approx(certificates[layer.name].relative_error, rel=0.5)
             assert "bfloat16" in layer.grade.reason or layer.grade.name == "exact to bfloat16"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=1e-6, foreach=True),
+        lambda p: torch.optim.SGD(p, lr=1e-5, foreach=True),
+        lambda p: torch.optim.RMSprop(p, lr=1e-6),
+    ],
+    ids=["adamw", "sgd", "rmsprop"],
+)
+def test_weights_that_stand_still_are_said_to_move_less_than_rounding(tmp_path, make):
+    states = train(tmp_path / "m", make)
+    first, final = ({name: value.double().numpy() for name, value in states[at].items()} for at in (0, -1))
+    moved = [final[name] - first[name] for name in ("2.weight", "2.bias")]
+    with dualform.open(tmp_path / "m") as memory:
+        certificate = memory.verify()["2"]
+        grade = next(layer.grade for layer in memory.info().layers if layer.name == "2")
+        assert (certificate.relative_error, certificate.grade) == (None, grade)
+        with pytest.raises(Inexact, match="moved less than rounding"):
+            memory.output("2", np.ones((1, 96), np.float32))
+        live = np.asarray(memory.output("2", np.ones((1, 96), np.float32), allow_inexact=True))
+    assert np.mean(moved[0] == 0) > 0.95
+    assert grade.error is None
+    found = re.search(r"24 updates moved them by ([\d.e+-]+), .* about ([\d.e+-]+) unrounded", grade.reason)
+    assert found is not None
+    went, apart = map(float, found.groups())
+    assert went == pytest.approx(float(np.hypot(*map(np.linalg.norm, moved))), rel=0.6)
+    assert apart > went
+    np.testing.assert_allclose(live[0], final["2.weight"].sum(1) + final["2.bias"], atol=1e-4)
+
+
+def test_weights_that_were_moved_by_hand_do_not_stand_still(tmp_path):
+    def make(parameters):
+        optimizer = torch.optim.AdamW(parameters, lr=1e-6, foreach=True)
+        optimizer.register_step_post_hook(lambda *_: optimizer.param_groups[0]["params"][2].data.mul_(1.05))
+        return optimizer
+
+    train(tmp_path / "m", make)
+    with dualform.open(tmp_path / "m") as memory:
+        certificate = memory.verify()["2"]
+    assert certificate.relative_error is not None
+    assert "less than rounding" not in certificate.reason

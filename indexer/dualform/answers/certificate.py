@@ -14,7 +14,8 @@ class Certificate:
     """||W_T - rebuilt|| / ||W_T - W_0|| of one layer, bias included, beside the layer's grade."""
 
     relative_error: float | None
-    """None where the layer cannot be rebuilt at all (no values, or an optimizer without an update rule)."""
+    """None where the layer cannot be rebuilt at all (no values, or an optimizer without an update rule), and where its
+    weights of half precision moved less than their rounding, so that there is no way to hold anything against."""
     grade: Grade
     rounding_share: float = 0.0
     """Share of the way ||W_T - W_0|| that lies in biases whose gradient was rounding alone, as attention's keys have:

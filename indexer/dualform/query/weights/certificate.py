@@ -11,7 +11,7 @@ import numpy as np
 
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, halved, unwatched, why_scores_only
+from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, halved, stood_still, unwatched, why_scores_only
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.store.layer import Layer
@@ -43,6 +43,8 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
         reason = "there are no final weights: the recording was cut off, or still runs."
         cut_off = replace(measured, name="off", reason=reason)
         return Certificate(None, cut_off if measured.exact else measured)
+    if not unwatched(view, layer) and stood_still(view, layer):
+        return Certificate(None, measured)
     error, moved = length(terms), length(way(view, layer))
     # A layer that never moved is rebuilt exactly or not at all.
     share = error / moved if moved else math.inf if error else 0.0

@@ -25,6 +25,7 @@ from dualform.query.view import View
 from dualform.query.weights.coefficients import rule_of
 from dualform.query.weights.distances import Distances, distances
 from dualform.query.weights.seams import Seam
+from dualform.query.weights.standstill import moved_less_than_rounding
 from dualform.rules import named
 from dualform.rules.update_rule import ImageKind
 from dualform.store.batch import TOLERANCE
@@ -62,12 +63,28 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     if math.isnan(error) and not _defects(view, layer, stop):
         unmeasured = _UNMEASURED if view.snapshot.cut_off else "the update rule makes NaN or infinity of the record"
         return Grade("off", reason=f"{unmeasured}.")
+    if still := _stood_still(view, layer, known, stop):
+        return Grade("off", reason=still)
     jumps = [step for reading in known if (step := reading.of.jump(reading.row)) is not None]
     since = min(jumps, default=None)
     reason = _first_of([seam for seam in seams if seam.step == since]) or _reason(view, layer, stop, since)
     if not math.isfinite(error):  # no way to hold the distance against, or nothing there to look at
         return Grade("off", since=since, reason=reason)
     return Grade("off", error, rounding, since, reason)
+
+
+def stood_still(view: View, layer: Layer) -> bool:
+    """Whether the layer's weights moved less than their rounding by the end, so that no share of their way tells
+    anything.
+    """
+    stop = view.snapshot.steps
+    known = [reading for of in distances(view, layer) if (reading := _reading(of, stop)) is not None]
+    return _name(view, layer, known) == "off" and bool(_stood_still(view, layer, known, stop))
+
+
+def _stood_still(view: View, layer: Layer, known: Sequence[_Reading], stop: int) -> str:
+    accumulated, way = [reading.accumulated for reading in known], [reading.way for reading in known]
+    return moved_less_than_rounding(view, layer, layer.dtype, accumulated, way, stop)
 
 
 def _seams(known: Sequence[_Reading], stop: int) -> list[Seam]:
