@@ -33,6 +33,8 @@ class Report:
     call: int
     cast: int | None = None
     """The copy of the weights that it used; None where nobody knows."""
+    early: Any = None
+    """The node of the graph that saved the key before the product (early_key.py); None where it was saved after it."""
 
     def __call__(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         came = [gradient.detach() for gradient in gradients if gradient is not None]
@@ -46,7 +48,9 @@ class Report:
 
 
 def watched(report: Report, kept: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The outputs, whose gradients are reported; `kept`: the key, and what else the error signal is computed from."""
+    """The outputs, whose gradients are reported; `kept`: the key, unless it was saved early, and what else the error
+    signal is computed from.
+    """
     passed: tuple[Tensor, ...] = _Identity.apply(report, kept, *outputs)  # type: ignore[no-untyped-call]
     return passed
 
@@ -65,8 +69,9 @@ class _Identity(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        key, *kept = ctx.saved_tensors
-        ctx.report(key, kept, gradients)
+        saved: list[Tensor] = [] if ctx.report.early is None else [*ctx.report.early.saved_tensors]
+        saved += ctx.saved_tensors
+        ctx.report(saved[0], saved[1:], gradients)
         return None, None, *gradients
 
     @staticmethod

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -28,6 +28,7 @@ from dualform.record.casts import cast_of
 from dualform.record.chosen_rows import ChosenRows
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.computed import originals_of, shape_of
+from dualform.record.taps.early_key import EarlyKey, SaveEarly
 from dualform.record.taps.hook import ModelHook
 from dualform.record.taps.identity import Report, compiled, watched
 from dualform.store.layer_view import LayerView
@@ -85,6 +86,8 @@ class Call:
     """What the error signal is computed from, beside the key and the outputs' gradients."""
     chosen: ChosenRows | None = None
     """Which of the batch's rows or tokens it is of, where the network was seen to choose."""
+    early: Any = None
+    """The node of the graph that saved the key already (early_key.py); None where none did."""
 
 
 class Tap(ABC):
@@ -137,12 +140,13 @@ class Tap(ABC):
             if not traced:
                 listener.called_without_gradient(self, "its weight was frozen")
         elif mode == "step" and any(part.requires_grad for part in call.outputs):
-            kept = (call.key, *call.kept)
             if traced:
+                kept = (call.key, *call.kept)
                 return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
             cast = cast_of(self.parameters.values(), call.outputs[0])
             number = listener.called(self, call.raw, call.chosen)
-            return watched(Report(self, listener, number, cast), kept, call.outputs)
+            kept = call.kept if call.early is not None else (call.key, *call.kept)
+            return watched(Report(self, listener, number, cast, call.early), kept, call.outputs)
         return call.outputs
 
     def mode(self, listener: Listener) -> str | None:
@@ -189,7 +193,9 @@ class ModuleTap(Tap):
         """`values`: error signals are wanted, too."""
         super().__init__(name, values)
         self.module = module
-        self._handle: RemovableHandle | None = None
+        self.early: EarlyKey | None = None
+        """Of the call that is under way, where its key was saved already."""
+        self._handles: list[RemovableHandle] = []
         self._originals: Sequence[Tensor] = ()
         """Parameters that its weight is computed from; none where it is one itself."""
 
@@ -260,12 +266,14 @@ class ModuleTap(Tap):
         return f"{self.name}.{name}" if self.name else name
 
     def attach(self, listener: Listener) -> None:
-        self._handle = self.module.register_forward_hook(_Hook(self, listener), with_kwargs=True)
+        self._handles = [self.module.register_forward_hook(_Hook(self, listener), with_kwargs=True)]
+        if type(self).call_of is ModuleTap.call_of:
+            self._handles.append(self.module.register_forward_pre_hook(SaveEarly(self, listener), with_kwargs=True))
 
     def detach(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self.early = [], None
 
 
 def _qualified(base: type) -> str:
@@ -286,5 +294,9 @@ class _Hook(ModelHook):
         except RecordingError as error:
             self._listener.refused(self._tap, error)
             return None
+        if (early := self._tap.early) is not None:
+            self._tap.early = None
+            if any(early.argument is own for own in (*args, *kwargs.values())):
+                call = replace(call, early=early.node)
         outputs = self._tap.passed(self._listener, call)
         return None if outputs[0] is call.outputs[0] else self._tap.output_of(outputs)
