@@ -219,6 +219,32 @@ def test_an_optimizer_may_update_at_a_rate_of_its_own(tmp_path):
     assert steps == [{"step": n, "lr": 0.05} for n in range(8)]
 
 
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_waits_for_an_optimizer_that_does_not_update_is_bounded(tmp_path, monkeypatch, cleared):
+    monkeypatch.setattr("dualform.record.pending_gradients.MOST", 6)
+    waiting = []
+
+    def train(model, optimizers, recorder, told):
+        for number in range(16):
+            x, y = batch(number)
+            with recorder.step(label=y):
+                optimizers[0].zero_grad()
+                if cleared:
+                    optimizers[1].zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizers[0].step()
+                if number == 14:
+                    optimizers[1].step()
+            waiting.append(len(recorder._recording._updates._each[1]._pending.steps))
+            told()
+
+    memory, history = recorded(tmp_path / "m", train)
+    assert max(waiting) == 7
+    assert max(distances(memory, history).values()) < CLOSE
+    own = memory.sql("SELECT DISTINCT first_step FROM factors WHERE parameter = '4.weight' AND step = 14").records()
+    assert own == [{"first_step": 14 if cleared else 0}]
+
+
 class Adversaries(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ rule is watched through entries (recorded_entries.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
@@ -19,6 +19,9 @@ from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.training_shard import TrainingShard
 from dualform.rules.half_precision import Half, with_product
 from dualform.store.batch import Product
+
+MOST = 256
+"""How many steps may wait for an update one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +110,18 @@ class PendingGradients:
     def forget(self, step: int) -> None:
         """Take a step back."""
         self.steps = [own for own in self.steps if own.step != step]
+
+    def join_oldest(self) -> None:
+        """Where very many steps wait, as for an optimizer that does not update for long, make one of the older half.
+
+        It begins with the last of them before which gradients were gone; an update uses all of it, or nothing.
+        """
+        if len(self.steps) <= MOST or self._halves:  # what rounds with each product is not added up at once
+            return
+        old, newer = self.steps[: MOST // 2], self.steps[MOST // 2 :]
+        begin = max((index for index, own in enumerate(old) if own.fresh), default=0)
+        numbers = sum((own.numbers for own in old[begin + 1 :]), old[begin].numbers)
+        self.steps = [replace(old[begin].with_numbers(numbers), fresh=old[begin].fresh), *newer]
 
     def clear(self) -> None:
         """An update has used them."""

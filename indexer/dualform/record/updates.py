@@ -136,6 +136,8 @@ class Updates:
         infinity may be among them.
         """
         self._unused.append(step)
+        if self._ranks is None:  # which steps wait is compared between processes
+            self._pending.join_oldest()
         valued = [
             (layer, keys, errors, product)
             for layer, keys, errors, product in rows
