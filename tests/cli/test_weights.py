@@ -107,6 +107,8 @@ def test_what_a_server_is_asked_and_says(dualform, address, engine, tmp_path):
     err = dualform(*asked, "--out", tmp_path / "w.safetensors").err
     assert "fc: off by 2.5e-01 since step 3: the weights were moved by hand." in err
     assert "Not recorded, so they stand as at the end of the training: steps." in err
+    assert told["others"] == ["norm.weight"]
+    assert "No mask moves what no slot explains: norm.weight." in err
     assert load_file(tmp_path / "w.safetensors")["fc.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
     unmasked = dualform("weights", address, "--out", tmp_path / "whole.safetensors")
     assert "Not recorded" not in unmasked.err, "they are those of the network as it is"

@@ -43,11 +43,11 @@ def test_the_table_and_what_the_first_step_takes(tmp_path, capsys):
         "  skipped   1: there is no tap for LayerNorm\n"
         "            3: its weight is frozen\n"
         "  AdamW: scores, outputs and weights can be asked, masked and as of every step\n"
-        "dualform: 147 kB a step\n"
+        "dualform: 148 kB a step\n"
     )
     assert recorder.summary.layers == {"0": (40, 64), "4": (64, 10)}
     assert (recorder.summary.recorded, recorder.summary.trained) == (recorded, recorded + 128)
-    assert str(recorder.summary).endswith("\n  147 kB a step")
+    assert str(recorder.summary).endswith("\n  148 kB a step")
 
 
 def on_disk(folder):

@@ -102,7 +102,7 @@ class Canned(Answers):
                 return self._scanned(question)
             case NetworkWeights():
                 arrays = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7)}
-                return Weights(arrays, {"fc": OFF}, {"fc": 0.5}, ("steps",), {"sample": 3}, SCAN)
+                return Weights(arrays, {"fc": OFF}, {"fc": 0.5}, ("steps",), {"sample": 3}, SCAN, ("norm.weight",))
             case MaskCancellation():
                 return Cancellation({"fc": 12.5}, SCAN, {"emb": Concentration(0.75, 2.5)})
             case SlotLookup():

@@ -76,6 +76,11 @@ class OtherValues:
             warnings.warn(f"{what}, and are not kept step by step: {then}.", RuntimeWarning, stacklevel=2)
         return Others(tuple(self._tensors), self._every)
 
+    @property
+    def bytes_a_step(self) -> int:
+        """What a step brings of them, on average."""
+        return sum(tensor.nbytes for tensor in self._tensors) // self._every if self._every else 0
+
     def look(self, at_step: int) -> None:
         """So many recorded steps were taken, and no other has begun yet."""
         self._rows = []

@@ -395,7 +395,8 @@ class Recording:
             others=self._take_others(),
         )
         if self.bytes_a_step is None:
-            self.bytes_a_step = stored_bytes(batch, self._layers)
+            beside = 0 if self._others is None else self._others.bytes_a_step
+            self.bytes_a_step = stored_bytes(batch, self._layers) + beside
         self.sink.put(batch)
 
     @property
