@@ -118,6 +118,52 @@ def test_a_network_that_is_frozen_in_its_first_step_says_so(tmp_path):
     assert len(opened.sink.recorded) == 1
 
 
+def test_layers_that_unfreeze_one_after_another(tmp_path):
+    """They are frozen once the recorder is made."""
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    snapshots = train(
+        model, opened, batches(6), lambda number: [model[i].requires_grad_(number >= 4 - i) for i in (0, 2, 4)]
+    )
+    assert [[step for step, _ in opened.sink.parts(name)] for name in ("0", "2", "4")] == [
+        [4, 5],
+        [2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 5],
+    ]
+    assert [[layer.name for layer in batch.joined] for batch in opened.sink.recorded] == [[], [], ["2"], [], ["0"], []]
+    assert opened.sink.skipped == {}
+    assert opened.sink.defects == []
+    assert_rebuilt(opened.sink, snapshots)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held by the optimizer", "given to it later"])
+def test_a_layer_that_was_frozen_when_recording_began_is_named_once_it_trains(tmp_path, held):
+    model = small_net()
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.SGD([p for i in (0, 2, 4) if held or i != 2 for p in model[i].parameters()], lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    assert opened.recorder.skipped == {"2": "its weight is frozen"}
+
+    def unfreeze(number):
+        if number == 2:
+            model[2].requires_grad_(True)
+        if number == 3 and not held:
+            optimizer.add_param_group({"params": list(model[2].parameters())})
+
+    with pytest.warns(RuntimeWarning) as told:
+        train(model, opened, batches(5), unfreeze)
+    since = 2 if held else 3
+    assert [str(warning.message) for warning in told] == [
+        f"layers that were frozen when recording began are trained from step {since} on, and are not recorded: '2'. "
+        "Make the recorder while their weights ask for gradients and the optimizer holds them; they may be frozen "
+        "after that, and get slots once they train."
+    ]
+    assert opened.sink.skipped == {
+        "2": f"its weight was frozen when recording began, and is trained from step {since} on"
+    }
+    assert opened.sink.defects == []
+
+
 class Quantized(nn.Linear):
     """Computes in a way of its own, as quantized layers do."""
 
@@ -139,5 +185,5 @@ def test_a_step_that_no_gradient_reaches_says_what_to_do(tmp_path):
         pass
     assert str(raised.value) == (
         "no gradient reached a recorded layer inside the first step. Run forward and backward inside it, through the "
-        "model the recorder was given."
+        "model the recorder was given. What torch.compile compiles must not have run before the recorder was entered."
     )

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.found_layers import FoundLayers
+from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.metadata import Metadata
 from dualform.record.model_arguments import Inputs
 from dualform.record.open_models import OPEN
@@ -123,6 +124,7 @@ class Recorder:
         selected, self.skipped = select(model, optimizers, layers, keys and values, taps, self._found)
         """`skipped`: layer -> why it is not recorded."""
         self._taps = [*taps, *selected]
+        self._frozen = FrozenLayers(model, self.skipped)
         check_blocks(model, self._taps)
         if keys and values:
             check_followed(optimizers, self._taps)
@@ -251,6 +253,8 @@ class Recorder:
         if self._recording is None or not self._recording.begun:
             self._recording = Recording(self._plan)
         self._recording.look()
+        if told := self._frozen.note(self.skipped, self._plan.owners.optimizers, self.steps):
+            warnings.warn(told, RuntimeWarning, stacklevel=4)
         try:
             if self._recording.begun:
                 self._recording.sink.check()

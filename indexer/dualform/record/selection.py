@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dualform.errors import NotFound, RecordingError
+from dualform.record.frozen_layers import FROZEN
 from dualform.record.taps import ModuleTap, Tap
 from dualform.record.taps.identity import COMPILES
 
@@ -156,13 +157,13 @@ def _unwanted(name: str, patterns: Sequence[str] | None) -> str:
 def _frozen(module: nn.Module) -> str:
     """Asked before anything else: how a layer that is not trained computes, as a quantized one does, is no matter."""
     weights = [parameter for parameter in module.parameters() if parameter.dim() > 1]
-    return "its weight is frozen" if weights and not any(weight.requires_grad for weight in weights) else ""
+    return FROZEN if weights and not any(weight.requires_grad for weight in weights) else ""
 
 
 def _untrained(tap: Tap, trained: set[int]) -> str:
     weights = [tensor for tensor in tap.trained if tensor.dim() > 1]
     if not any(weight.requires_grad for weight in weights):
-        return "its weight is frozen"
+        return FROZEN
     if not any(id(weight) in trained for weight in weights):
         return "its weight is not among the optimizer's parameters"
     return ""
