@@ -142,3 +142,24 @@ def test_a_checkpoint_is_never_ahead_of_the_memory(lightning, tmp_path):
         enable_checkpointing=True,
     )
     assert seen[:3] == [(3, 3), (6, 6), (9, 9)]
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_memory(lightning, tmp_path):
+    def part(epochs, checkpoint=None):
+        saving = lightning.callbacks.ModelCheckpoint(tmp_path / "c", save_last=True)
+        quiet = ("logger", "enable_progress_bar", "enable_model_summary")
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=epochs,
+            callbacks=[callback(tmp_path / "m", resume=True), saving], **dict.fromkeys(quiet, False),
+        )  # fmt: skip
+        model = network(lightning)
+        trainer.fit(model, loader(), ckpt_path=checkpoint)
+        return model
+
+    part(1)
+    model = part(2, tmp_path / "c" / "last.ckpt")
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 18
+        assert all(one.exact for one in memory.verify().values())
+        weights = memory.weights()
+    torch.testing.assert_close(weights["body.0.weight"], model.body[0].weight.detach(), rtol=1e-5, atol=1e-6)

@@ -124,3 +124,25 @@ def test_copies_of_a_model_in_threads_are_refused(tmp_path):
     training = trainer(llama(), tmp_path, tmp_path / "m")
     with pytest.raises(RecordingError, match=r"the Trainer has put the model into nn\.DataParallel"):
         training.training_step(nn.DataParallel(training.model), {})
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_memory(tmp_path):
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_epoch_end(self, args, state, control, **named):
+            control.should_training_stop = True
+
+    for checkpoint in (None, str(tmp_path / "out" / "checkpoint-5")):
+        model = llama()
+        training = trainer(model, tmp_path, tmp_path / "m", save_strategy="epoch")
+        training._recorder_arguments["resume"] = True
+        training._probes = {}
+        if checkpoint is None:
+            training.add_callback(Stop())
+        training.train(resume_from_checkpoint=checkpoint)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 10
+        assert all(one.exact for one in memory.verify().values())
+        weights = memory.weights()
+    torch.testing.assert_close(weights["lm_head.weight"], model.lm_head.weight.detach(), rtol=1e-5, atol=1e-6)
