@@ -12,7 +12,7 @@ import dualform
 from . import samples, tokens  # noqa: F401  (they name their networks)
 from .capture import CONVOLUTIONS, TRANSPOSED, Capture
 from .network import NETWORKS, Network, train
-from .tokens import KEYS_BIASES, PARTS
+from .tokens import PARTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")  # of one network it is true
 
@@ -92,8 +92,7 @@ def test_the_grade_is_what_the_pass_over_the_slots_measures(network, recorded):
             assert measured is None
             continue
         assert grade.error == pytest.approx(measured, rel=1.5, abs=EXACT / 10)
-        if layer.name not in KEYS_BIASES:  # beside their weights' way theirs is short, unless each step is a full one
-            assert (measured <= EXACT) == (expected == "exact")
+        assert (measured <= EXACT) == (expected == "exact")
 
 
 def test_the_last_output_is_the_networks_own(network, recorded):

@@ -87,13 +87,9 @@ def by_adamw(model: nn.Module) -> Optimizer:
 
 PARTS = tuple(f"encoder.layers.{n}.self_attn.{part}" for n in range(2) for part in ("q", "k", "v", "out_proj"))
 ENCODER = (*PARTS, *(f"encoder.layers.{n}.linear{k}" for n in range(2) for k in (1, 2)))
-KEYS_BIASES = dict.fromkeys(PARTS[1::4], "off")
-"""The keys' bias moves no attention: its gradient is rounding alone, and so is all of its way. Adam makes steps of it,
-and there it is kept.
-"""
-ENCODED = {"layers": ("embedding", *ENCODER, "head"), "grades": KEYS_BIASES}
+ENCODED = {"layers": ("embedding", *ENCODER, "head")}
 Network("bert", lambda: Encoder(True), texts, next_token, **ENCODED)
-Network("bert-adamw", lambda: Encoder(True), texts, next_token, by_adamw, layers=("embedding", *ENCODER, "head"))
+Network("bert-adamw", lambda: Encoder(True), texts, next_token, by_adamw, **ENCODED)
 Network("gpt-adamw", Gpt, texts, next_token, by_adamw)
 Network("bert-classifier", lambda: Encoder(True, pooled=True), texts, classify, **ENCODED)
 Network(

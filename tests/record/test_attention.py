@@ -154,6 +154,7 @@ def test_the_record_rebuilds_every_weight(pair):
     model, _, memory, _ = pair
     for name, certificate in memory.verify().items():
         assert certificate.relative_error <= 1e-5, name
+        assert certificate.exact, name
     weights = memory.weights()
     for name, parameter in model.named_parameters():
         assert weights[name] == pytest.approx(parameter.detach(), abs=1e-6), name

@@ -1,6 +1,7 @@
 """How exact the record of a layer is as of a step, as measured while the training ran.
 
-    exact               each parameter is within EXACT of the way that it went, or within the rounding of its weights
+    exact               each parameter is within EXACT of the way that it went, or within the rounding of its weights;
+                        one that stood still beside the layer's others, and missed as little, is not asked
     exact to bfloat16   within BFLOAT16 of it, or the rounding, where the training computed in bfloat16, or where
                         weights are bfloat16 themselves
     off                 anything else
@@ -34,6 +35,10 @@ from dualform.store.parameter import Parameter
 from dualform.store.stored_optimizer import StoredOptimizer
 
 EXACT = 1e-3
+STILL = 1e-5
+"""Of a layer's way: no output tells whether a parameter went less. So far goes the bias of attention's keys under SGD,
+whose gradient is rounding alone.
+"""
 BFLOAT16 = 2.0**-7
 _UNMEASURED = "the training was cut off before its weights were held against the record"
 
@@ -173,12 +178,19 @@ def _reading(of: Distances, at_step: int) -> _Reading | None:
 
 def _name(view: View, layer: Layer, known: Sequence[_Reading]) -> Literal["exact", "exact to bfloat16", "off"]:
     in_bfloat16 = halved(view, layer)
+    known = _moved(known) if layer.dtype == "float32" else known
     if all(reading.share <= EXACT or (not in_bfloat16 and reading.within(EXACT)) for reading in known):
         # One entry of bfloat16 weights that was rounded to the other side is seldom among those that are watched.
         return "exact to bfloat16" if _of_bfloat16(view, layer) else "exact"
     if in_bfloat16 and all(reading.within(BFLOAT16) for reading in known):
         return "exact to bfloat16"
     return "off"
+
+
+def _moved(known: Sequence[_Reading]) -> list[_Reading]:
+    """Without parameters that stood still beside the others: what such a one misses is in the layer's error alone."""
+    still = STILL * math.hypot(*(reading.way for reading in known))
+    return [reading for reading in known if not (reading.way <= still and reading.accumulated <= still)]
 
 
 def _precision(view: View, layer: Layer) -> str:
