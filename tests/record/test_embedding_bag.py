@@ -1,6 +1,7 @@
 """Bags of an embedding: a slot is a bag, its key the weights of its rows; against a linear layer of those keys."""
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.record.taps import ModuleTap
+from dualform.record.taps import ModuleTap, embedding_bag
 from dualform.record.taps.embedding_bag import RowCounts
 from dualform.store.sources.row_counts import counted, unpacked
 
@@ -183,10 +184,46 @@ def test_keys_and_values_make_the_gradient(mode, padding, bags):
     error = torch.randn_like(output)
     output.backward(error)
     tap = ModuleTap.kind_of(layer)("bag", layer)
-    key = tap.call_of((words, offsets), {}, output).key
-    assert key.shape[0] == len(bags)
-    keys = torch.cat([rows for _, rows in tap.key_form.blocks(key)]).double()
+    key, form = tap.call_of((words, offsets), {}, output).key, tap.key_form
+    assert form.leading(key) == (len(bags),)
+    assert form.width(key) == 5
+    keys = torch.cat([rows for _, rows in form.blocks(form.owned(key))]).double()
     torch.testing.assert_close(keys.T @ error, layer.weight.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_a_bag_of_too_many_members_has_no_slots(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedding_bag, "MOST_MEMBERS", 4)
+    bags = [[[1, 2]] * B, [[1, 2, 3, 4, 5], *[[3]] * (B - 1)]]
+    with pytest.warns(RuntimeWarning, match="layer 'bag' took a bag of 5 members"):
+        train(Network(mode="sum"), tmp_path / "m", [(as_list(own), {}) for own in bags])
+    with dualform.open(tmp_path / "m") as memory:
+        assert {layer.name: layer.grade.name for layer in memory.info().layers} == {"bag": "off", "head": "exact"}
+
+
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # torch's own, as it traces
+@pytest.mark.parametrize("as_one_list", [True, False])
+def test_compiled_bags(tmp_path, as_one_list):
+    bags = [[[1, 2, 2], [0, 4, 3], [8, 8, 8], [1, 0, 5], [7, 1, 2]]] * 3
+    inputs = [(as_list(own) if as_one_list else (torch.tensor(own),), {}) for own in bags]
+    trained = []
+    torch.compiler.reset()
+    for path in (tmp_path / "m", None):
+        model = Network(padding_idx=0)
+        model.compile(backend="aot_eager", fullgraph=True)
+        optimizer = sgd(model)
+        recorder = dualform.Recorder(model, optimizer, path) if path else nullcontext()
+        with recorder:
+            for given_, _ in inputs:
+                with recorder.step() if path else nullcontext():
+                    optimizer.zero_grad()
+                    model(*given_).square().sum().backward()
+                    optimizer.step()
+        trained.append(model.state_dict())
+    assert all(torch.equal(own, trained[1][name]) for name, own in trained[0].items())
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["bag", "head"])
+        found = torch.cat([counts_of(own, mean=True, padding=0) for own in bags])
+        np.testing.assert_allclose(memory.keys("bag"), found.numpy(), rtol=1e-6)
 
 
 def test_columns_of_counts():

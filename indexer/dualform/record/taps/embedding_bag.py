@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.errors import RecordingError
 from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm, laid_rows
 from dualform.record.projection import Directions, Doubles, Outer, full_precision
 from dualform.record.shape import Shape
@@ -37,7 +36,7 @@ class TappedEmbeddingBag(ModuleTap, module_type=nn.EmbeddingBag):
         super().__init__(name, module, values)
         self.stand_for("weight", None, transposed=True)
         self.batch_dim = 0
-        self.key_form = RowCounts(self.d_in)
+        self.key_form = RowCounts(self.d_in, mean=module.mode == "mean")
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
@@ -53,48 +52,60 @@ class TappedEmbeddingBag(ModuleTap, module_type=nn.EmbeddingBag):
         weights = torch.ones(numbers.shape, device=numbers.device) if weights is None else weights.detach().float()
         if self.module.padding_idx is not None:
             numbers = numbers.masked_fill(numbers.eq(self.module.padding_idx), self.d_in)
-        if numbers.dim() == 1:
-            numbers, weights = self._bags(numbers, weights, given["offsets"].detach().long())
-        if numbers.shape[1] > MOST_MEMBERS:
-            raise RecordingError(
-                f"layer {self.name!r} was given a bag of {numbers.shape[1]} members, and {MOST_MEMBERS} are recorded.",
-                hint="Give it smaller bags, or leave the layer out with layers=.",
-            )
-        if self.module.mode == "mean":
-            weights = weights / (numbers < self.d_in).sum(1, keepdim=True).clamp(min=1)
-        return Call(weights.contiguous().view(torch.int32).long() << _BITS | numbers, (output,), raw=False)
-
-    def _bags(self, numbers: Tensor, weights: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, N] each, of members that came as one list; what is no member is row V."""
-        ends = torch.cat([offsets[1:], offsets.new_tensor([len(numbers)])])
-        if self.module.include_last_offset:
-            offsets, ends = offsets[:-1], offsets[1:]
-        places = torch.arange(max(1, int((ends - offsets).max())) if len(ends) else 1, device=numbers.device)
-        at = offsets[:, None] + places
-        there = at < ends[:, None]
-        at = at.where(there, 0)
-        if not len(numbers):
-            return at + self.d_in, torch.ones(at.shape, device=at.device)
-        return numbers[at].where(there, self.d_in), weights[at].where(there, 1.0)
+        key = weights.contiguous().view(torch.int32).long() << _BITS | numbers
+        if key.dim() == 1:
+            # How long bags are is no matter of the forward pass: its graph may be compiled, and does not know.
+            bounds: Tensor = given["offsets"].detach().long()
+            if not self.module.include_last_offset:
+                bounds = torch.cat([bounds, bounds.new_full((1,), len(key))])
+            key = torch.cat([bounds.new_full((1,), len(bounds)), bounds, key])
+        return Call(key, (output,), raw=False)
 
 
 class RowCounts(KeyForm):
-    """Keys int64[n, N], as the store's source of that name has them."""
+    """Members of bags become int64[n, N], as the store's source of that name has them.
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    They come as [n, N] or as one list, before which stand n + 1, and where each bag begins and the last one ends.
+    """
+
+    def __init__(self, rows: int, mean: bool = False) -> None:
+        """`mean`: weights are to be divided by the number of members."""
+        self._rows, self._mean = rows, mean
 
     def source_of(self, dtype: torch.dtype) -> str:
         return "row counts"
 
     def leading(self, key: Tensor) -> tuple[int, ...]:
-        return tuple(key.shape[:1])
+        return (len(key) if key.dim() == 2 else int(key[0]) - 1,)
 
     def width(self, key: Tensor) -> int:
-        return self._rows
+        """0 for a bag of more members than are stored."""
+        return self._rows if self._longest(key) <= MOST_MEMBERS else 0
+
+    def described(self, key: Tensor) -> str:
+        return f"a bag of {self._longest(key)} members"
+
+    def _longest(self, key: Tensor) -> int:
+        return key.shape[1] if key.dim() == 2 else max([0, *_bounds(key).diff().tolist()])
 
     def owned(self, key: Tensor) -> Tensor:
-        return key.to("cpu", torch.int64, copy=True)
+        own = key.to("cpu", torch.int64, copy=True)
+        members = (own if own.dim() == 2 else self._bags(own)).numpy()
+        if self._mean:
+            numbers, weights = unpacked(members)
+            weights /= np.maximum(1, (numbers < self._rows).sum(1, keepdims=True, dtype=np.float32))
+            members = weights.view(np.int32).astype(np.int64) << _BITS | numbers
+        return torch.from_numpy(members)
+
+    def _bags(self, key: Tensor) -> Tensor:
+        """int64[n, N] of one list; what is no member is row V."""
+        bounds = _bounds(key)
+        members, begins = key[1 + len(bounds) :], bounds[:-1, None]
+        at = begins + torch.arange(max(1, self._longest(key)))
+        there = at < bounds[1:, None]
+        bags = torch.full(at.shape, self._rows)
+        bags[there] = members[at[there]]
+        return bags
 
     def laid(self, keys: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
         return laid_rows(keys, shape, kept)
@@ -128,3 +139,8 @@ class RowCounts(KeyForm):
         square = float(np.square(np.bincount(same, own)).sum())
         summed = np.bincount(rows, own, self._rows).astype(np.float64)
         return Outer(summed, square, float(np.square(along).sum()))
+
+
+def _bounds(key: Tensor) -> Tensor:
+    """int64[n + 1] of a key that came as one list."""
+    return key[1 : 1 + int(key[0])]
