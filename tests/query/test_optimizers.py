@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import Inexact, RecordingError
+from dualform.query.weights import trajectory
 from tests.record.listed import batches, small_net, snapshot
 
 STEPS = 30
@@ -126,6 +127,39 @@ def test_what_muon_trained_is_exact_to_bfloat16(tmp_path):
             assert found[name].numpy() == pytest.approx(weight, abs=2e-3)
         with pytest.raises(Inexact, match="Muon was not watched while training"):
             memory.weights(at_step=12)
+
+
+def test_muon_and_another_optimizer_train_one_layer(tmp_path):
+    """Its weight by the one, its bias by the other."""
+    model = small_net()
+    weights, biases = ([p for p in model.parameters() if p.ndim == axes] for axes in (2, 1))
+    optimizers = [optim.Muon(weights, lr=1e-2), optim.AdamW(biases, lr=1e-2)]
+    with dualform.Recorder(model, optimizers, tmp_path / "m") as recorder:
+        for x, y in batches(STEPS):
+            with recorder.step(label=y):
+                model.zero_grad()
+                cross_entropy(model(x), y).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        for layer, found in memory.verify().items():
+            assert found.grade.name == "exact to bfloat16", layer
+        for name, weight in snapshot(model).items():
+            assert memory.weights()[name].numpy() == pytest.approx(weight, abs=2e-3 if weight.ndim == 2 else 2e-6)
+
+
+@pytest.mark.parametrize("way", ["amsgrad", "rmsprop, momentum"])
+def test_a_weight_is_run_again_in_pieces_as_it_is_whole(tmp_path, way, monkeypatch):
+    """The state begins without what the first update brings."""
+    record(tmp_path / "m", way)
+    answers = []
+    for piece in (1 << 15, 11):
+        monkeypatch.setattr(trajectory, "_PIECE", piece)
+        with dualform.open(tmp_path / "m") as memory:
+            answers.append([memory.weights(where) for where in (None, "label = 1")])
+    for one, other in zip(*answers, strict=True):
+        for name, weight in one.items():
+            assert torch.equal(weight, other[name])
 
 
 class Attending(nn.Module):

@@ -26,6 +26,7 @@ from dualform.rules.nadam import NAdam
 from dualform.rules.radam import RAdam
 from dualform.rules.refused import REFUSED
 from dualform.rules.rmsprop import RMSprop
+from dualform.rules.rounding import left_of
 from dualform.rules.rprop import Rprop
 from dualform.rules.sgd import SGD
 from dualform.rules.trial import why_not_followed
@@ -50,6 +51,7 @@ __all__ = [
     "Update",
     "UpdateRule",
     "advanced",
+    "left_of",
     "named",
     "of_type",
     "register",

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.rules.descent import decayed
+from dualform.rules.descent import kept
 from dualform.rules.half_precision import Half
 from dualform.rules.moments import average, counted, mean_square, said_of
 from dualform.rules.rounding import correction
@@ -59,12 +59,13 @@ class Adam(UpdateRule):
             statistics["max_exp_avg_sq"] = squares
         root = np.sqrt(squares / correction(settings["beta2"], count, settings))
         root += settings["eps"]
-        return Scale(settings["lr"] / correction(settings["beta1"], count, settings) / root, statistics)
+        factors = settings["lr"] / correction(settings["beta1"], count, settings) / root
+        return Scale(factors, statistics, kept(state.weight, settings, settings["decoupled_weight_decay"]))
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert scale is not None
         moved = average(state, gradient, settings)
-        return State(decayed(state.weight, settings) - scale.factors * moved, {"exp_avg": moved})
+        return State(scale.kept * state.weight - scale.factors * moved, {"exp_avg": moved})
 
     def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
         """As RoundedRule says: single-tensor operations on the processor, without AMSGrad."""

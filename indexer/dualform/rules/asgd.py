@@ -18,7 +18,7 @@ import numpy as np
 
 from dualform.rules.descent import descent
 from dualform.rules.moments import counted
-from dualform.rules.rounding import factor, rounds_factors
+from dualform.rules.rounding import factor, left_of, rounds_factors
 from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
 
 
@@ -49,15 +49,14 @@ class ASGD(UpdateRule):
         count, lr, lambd = counted(state), settings["lr"], settings["lambd"]
         rate = state.buffers.get("eta", _float32(np.asarray(lr)))
         next_rate = lr / (1 + lambd * lr * count) ** settings["alpha"]
-        return Scale(rate, {"eta": _float32(next_rate), "step": count})
+        kept: Doubles | float = 1 - factor(lambd, settings) * rate
+        if settings["rounds_factors"] and not settings["foreach"]:  # the weight is multiplied by it
+            kept = left_of(state.weight, 1 - lambd * rate)
+        return Scale(rate, {"eta": _float32(next_rate), "step": count}, kept)
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert scale is not None
-        rate = scale.factors
-        kept = 1 - factor(settings["lambd"], settings) * rate
-        if settings["rounds_factors"] and not settings["foreach"]:  # the weight is multiplied by it
-            kept = _float32(1 - settings["lambd"] * rate)
-        return State(kept * state.weight - rate * descent(state, gradient, settings))
+        return State(scale.kept * state.weight - scale.factors * descent(state, gradient, settings))
 
 
 def _float32(numbers: Doubles) -> Doubles:

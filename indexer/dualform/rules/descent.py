@@ -5,7 +5,7 @@ Weight decay is that of the weight itself, so it is linear, coupled or decoupled
 
 from __future__ import annotations
 
-from dualform.rules.rounding import factor
+from dualform.rules.rounding import left_of
 from dualform.rules.update_rule import Doubles, Settings, State
 
 
@@ -17,8 +17,9 @@ def descent(state: State, gradient: Doubles, settings: Settings) -> Doubles:
     return found
 
 
-def decayed(weight: Doubles, settings: Settings) -> Doubles:
-    """The weight after decoupled decay; itself where there is none."""
-    if settings["weight_decay"] and settings["decoupled_weight_decay"]:
-        return weight * factor(1 - settings["lr"] * settings["weight_decay"], settings)
-    return weight
+def kept(weight: Doubles, settings: Settings, decoupled: float = True) -> Doubles | float:
+    """What decoupled decay leaves of each number of the whole weight; 1.0 where there is none."""
+    if not settings["weight_decay"] or not decoupled:
+        return 1.0
+    number = 1 - settings["lr"] * settings["weight_decay"]
+    return left_of(weight, number) if settings["rounds_factors"] else number

@@ -7,7 +7,7 @@ part, which is added to each of them: weights under a mask and under its opposit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,9 +30,9 @@ class RoundedRule(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _HalvedScale(Scale):
-    linear: Scale | None
+    linear: Scale | None = field(kw_only=True)
     """The rule's own."""
-    rest: Arrays
+    rest: Arrays = field(kw_only=True)
     """What rounding did to the weight, under "", and to each linear buffer."""
 
 
@@ -62,7 +62,7 @@ class Halved(UpdateRule):
         rest = {kind: found.buffers[kind] - plain.buffers[kind] for kind in self.buffers if kind in plain.buffers}
         statistics = {kind: found.buffers[kind] for kind in self.statistics if kind in found.buffers}
         factors = np.empty(0) if linear is None else linear.factors
-        return _HalvedScale(factors, statistics, linear, {"": found.weight - plain.weight, **rest})
+        return _HalvedScale(factors, statistics, linear=linear, rest={"": found.weight - plain.weight, **rest})
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert isinstance(scale, _HalvedScale)

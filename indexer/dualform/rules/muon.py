@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from dualform.rules.descent import kept
 from dualform.rules.half_precision import rounded
 from dualform.rules.rounding import factor, rounds_factors
 from dualform.rules.update_rule import Doubles, Scale, Settings, State, UpdateRule
@@ -31,9 +32,9 @@ _BUFFER = "momentum_buffer"
 class _Orthogonalized(Scale):
     """`factors` is M, times the rate: float64[rows, rows], or [columns, columns] of a tall parameter."""
 
-    rest: Doubles
+    rest: Doubles = field(kw_only=True)
     """What rounding did to the whole, times the rate; of the parameter's shape."""
-    whole: Doubles
+    whole: Doubles = field(kw_only=True)
     """u over its squared norm."""
 
 
@@ -76,7 +77,8 @@ class Muon(UpdateRule):
         rest, rate = made - matrix @ wide, _rate(whole.shape, settings)
         square = float((whole * whole).sum())
         direction = whole / square if square else np.zeros_like(whole)
-        return _Orthogonalized(rate * matrix, {}, rate * (rest.T if tall else rest), direction)
+        rest = rate * (rest.T if tall else rest)
+        return _Orthogonalized(rate * matrix, {}, kept(state.weight, settings), rest=rest, whole=direction)
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert isinstance(scale, _Orthogonalized)
@@ -84,8 +86,7 @@ class Muon(UpdateRule):
         tall = len(own) > own.shape[1]
         move = own @ scale.factors.T if tall else scale.factors @ own
         move += float((own * scale.whole).sum()) * scale.rest
-        kept = factor(1 - settings["lr"] * settings["weight_decay"], settings)
-        return State(kept * state.weight - move, {_BUFFER: momentum})
+        return State(scale.kept * state.weight - move, {_BUFFER: momentum})
 
 
 def _moved(state: State, gradient: Doubles, settings: Settings) -> tuple[Doubles, Doubles]:

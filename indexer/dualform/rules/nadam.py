@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.rules.descent import decayed, descent
+from dualform.rules.descent import descent, kept
 from dualform.rules.moments import average, counted, mean_square, said_of
 from dualform.rules.rounding import correction
 from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
@@ -51,7 +51,10 @@ class NAdam(UpdateRule):
         squares = mean_square(state, gradient, settings, "exp_avg_sq", settings["beta2"])
         root = np.sqrt(squares / correction(settings["beta2"], count, settings)) + settings["eps"]
         product = np.asarray(state.buffers.get("mu_product", 1.0) * _mu(count, settings))
-        return Scale(settings["lr"] / root, {"exp_avg_sq": squares, "mu_product": product, "step": count})
+        statistics = {"exp_avg_sq": squares, "mu_product": product, "step": count}
+        return Scale(
+            settings["lr"] / root, statistics, kept(state.weight, settings, settings["decoupled_weight_decay"])
+        )
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert scale is not None
@@ -60,7 +63,7 @@ class NAdam(UpdateRule):
         moved = average(state, gradient, settings)
         step = (1 - now) / (1 - product) * descent(state, gradient, settings)
         step += next_one / (1 - product * next_one) * moved
-        return State(decayed(state.weight, settings) - scale.factors * step, {"exp_avg": moved})
+        return State(scale.kept * state.weight - scale.factors * step, {"exp_avg": moved})
 
 
 def _mu(count: Doubles, settings: Settings) -> Doubles:

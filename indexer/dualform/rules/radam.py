@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.rules.descent import decayed
+from dualform.rules.descent import kept
 from dualform.rules.moments import average, counted, mean_square, said_of
 from dualform.rules.rounding import correction
 from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
@@ -58,9 +58,13 @@ class RAdam(UpdateRule):
             share = (safe - 4) * (safe - 2) * longest / ((longest - 4) * (longest - 2) * safe)
             adapted = np.sqrt(share) * np.sqrt(bias) / (np.sqrt(squares) + settings["eps"])
         factors = settings["lr"] / correction(settings["beta1"], count, settings) * np.where(rectified, adapted, 1.0)
-        return Scale(factors, {"exp_avg_sq": squares, "step": count})
+        return Scale(
+            factors,
+            {"exp_avg_sq": squares, "step": count},
+            kept(state.weight, settings, settings["decoupled_weight_decay"]),
+        )
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert scale is not None
         moved = average(state, gradient, settings)
-        return State(decayed(state.weight, settings) - scale.factors * moved, {"exp_avg": moved})
+        return State(scale.kept * state.weight - scale.factors * moved, {"exp_avg": moved})

@@ -35,6 +35,18 @@ def factor(number: float, settings: Settings) -> float:
     return float(np.float32(number)) if settings["rounds_factors"] else number
 
 
+def left_of(weight: Doubles, number: float | Doubles) -> Doubles:
+    """What is left of each number of a float32 weight that torch multiplies by one close to 1: product over weight.
+
+    The product is rounded to the weight's last place, to the same side update after update: as lr decay is of 1e-7 in
+    fine-tuning, and a last place of up to 1e-7 of the weight, that is no rounding but another decay. Held for the whole
+    weight, each part of it has the same.
+    """
+    single = weight.astype(np.float32)
+    moved = (single * np.asarray(number, dtype=np.float32)).astype(np.float64) - single
+    return 1.0 + np.divide(moved, weight, out=np.zeros_like(moved), where=weight != 0)
+
+
 def correction(beta: float, count: Doubles, settings: Settings) -> Doubles:
     """1 - beta^count."""
     if settings.get("float32_corrections"):  # memories of before do not say it

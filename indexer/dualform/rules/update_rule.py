@@ -43,6 +43,8 @@ class Scale:
     """What `advance` needs of it."""
     statistics: Arrays
     """The whole gradient's own buffers after the update."""
+    kept: Doubles | float = 1.0
+    """What is left of each number of the weight where the update multiplies it, rounded as the training rounded it."""
 
 
 @dataclass(frozen=True)
