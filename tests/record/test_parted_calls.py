@@ -71,7 +71,7 @@ def test_of_calls_that_part_from_another_layer_those_that_fit_stay_and_keep_thei
     assert told[1][0].startswith(
         "layers 'a' and 'e' saw different batches at step 1: [3] and [1]. The slots of that call are not recorded, and "
         "scores of layer 'e' lack them, here and wherever it happens again. The layers of one space see the same "
-        "batch: give one of them another space, as spaces={'e': …}"
+        "batch: give those that see another one a space, as spaces={'e': 'sample_2'}"
     )
 
 

@@ -45,7 +45,7 @@ def test_reasons(tmp_path):
     assert [tap.name for tap in made._taps] == ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
     assert made.skipped == {
         "rnn": "there is no tap for RNN",
-        "norm": "there is no tap for LayerNorm",
+        "norm": "other parameters: LayerNorm multiplies by no matrix",
         "own": "Own has a forward of its own",
         "frozen": "its weight is frozen",
         "left_out": "its weight is not among the optimizer's parameters",
@@ -71,7 +71,7 @@ def test_a_pattern_that_matches_nothing(tmp_path):
 def test_nothing_to_record(tmp_path):
     model = nn.PReLU()
     with pytest.raises(
-        RecordingError, match=r"^the model has no layer to record: the model itself: there is no tap for PReLU\.$"
+        RecordingError, match=r"^the model has no layer to record: the model itself: other parameters: PReLU multiplies by no matrix\.$"
     ):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 

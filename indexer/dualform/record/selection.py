@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -50,8 +50,9 @@ def select(
             continue
         kind = None if name in given_names else ModuleTap.kind_of(module)
         if kind is None:
-            if any(id(parameter) not in held for parameter in module.parameters(recurse=False)):
-                skipped[name] = f"there is no tap for {type(module).__name__}"
+            own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in held]
+            if own:
+                skipped[name] = _without_a_tap(module, own)
             continue
         within = (*kind.covered, *(own for own, _ in module.named_modules() if own.startswith("parametrizations")))
         covered.update(f"{name}.{own}" if name else own for own in within)
@@ -147,6 +148,13 @@ def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str], found:
 def matches(name: str, pattern: str) -> bool:
     """Whether a layer's name is, or fits, a pattern."""
     return name == pattern or fnmatchcase(name, pattern)
+
+
+def _without_a_tap(module: nn.Module, own: Sequence[Tensor]) -> str:
+    kind = type(module).__name__
+    if all(parameter.dim() < 2 for parameter in own):
+        return f"other parameters: {kind} multiplies by no matrix"
+    return f"there is no tap for {kind}"
 
 
 def _unwanted(name: str, patterns: Sequence[str] | None) -> str:
