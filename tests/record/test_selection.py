@@ -70,9 +70,8 @@ def test_a_pattern_that_matches_nothing(tmp_path):
 
 def test_nothing_to_record(tmp_path):
     model = nn.PReLU()
-    with pytest.raises(
-        RecordingError, match=r"^the model has no layer to record: the model itself: other parameters: PReLU multiplies by no matrix\.$"
-    ):
+    reason = "the model itself: other parameters: PReLU multiplies by no matrix"
+    with pytest.raises(RecordingError, match=rf"^the model has no layer to record: {reason}\.$"):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 
 
@@ -83,3 +82,21 @@ def test_a_folder_that_holds_something_and_a_thing_that_is_no_optimizer(tmp_path
         recorder(tmp_path)
     with pytest.raises(BadInput, match=r"^optimizer is float\. Give the torch optimizer\.$"):
         Recorder(nn.Linear(2, 2), 0.1, tmp_path / "n")
+
+
+class Head(nn.Module):
+    """Holds the bias of its own layer, as BERT's head does."""
+
+    def __init__(self):
+        super().__init__()
+        self.decoder = nn.Linear(3, 2)
+        self.bias = self.decoder.bias
+
+    def forward(self, x):
+        return self.decoder(x)
+
+
+def test_a_parameter_that_a_layer_holds_is_not_skipped_under_another_name(tmp_path):
+    model = Head()
+    recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    assert (list(recorder.summary.layers), recorder.skipped) == (["decoder"], {})

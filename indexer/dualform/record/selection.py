@@ -43,6 +43,7 @@ def select(
     given_names = {tap.name for tap in given}
     held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
     taps: list[Tap] = []
+    untapped: dict[str, list[nn.Parameter]] = {}
     skipped = {} if found is None else found.skipped
     covered = set[str]() if found is None else set(found.modules)
     for name, module in modules.items():
@@ -52,7 +53,7 @@ def select(
         if kind is None:
             own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in held]
             if own:
-                skipped[name] = _without_a_tap(module, own)
+                untapped[name], skipped[name] = own, _without_a_tap(module, own)
             continue
         within = (*kind.covered, *(own for own, _ in module.named_modules() if own.startswith("parametrizations")))
         covered.update(f"{name}.{own}" if name else own for own in within)
@@ -67,6 +68,10 @@ def select(
                 continue
             tap.batch_dim = batch_dim_of(modules, name) if tap.batch_dim is None else tap.batch_dim
             taps.append(tap)
+    held |= {id(tensor) for tap in taps for tensor in tap.parameters.values()}
+    for name, own in untapped.items():
+        if all(id(parameter) in held for parameter in own):
+            del skipped[name]
     if not taps and not given and (found is None or not found.watchers):
         raise RecordingError(
             "the model has no layer to record: "
