@@ -10,7 +10,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test lint bench bench-quick reproduction reproduction-aesop reports protos clean
+.PHONY: setup demo test lint coverage bench bench-quick reproduction reproduction-aesop reports protos clean
 
 setup: $(VENV)/ready
 
@@ -27,6 +27,11 @@ demo: setup
 # As many workers as there are cores, each on one thread.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# docs/coverage.md: which networks, optimizers, precisions and trainers are recorded how well, and what that takes. One
+# process on one thread, for its clocks. Some rows alone: make coverage ROWS="GPT-2".
+coverage: setup
+	OMP_NUM_THREADS=1 DUALFORM_QUIET=1 $(BIN)/python -W ignore -m tests.coverage "$(ROWS)"
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)

@@ -1,0 +1,111 @@
+"""docs/coverage.json, what the rows measured, and docs/coverage.md, its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from .measure import Measured
+from .rows import ROWS, Row
+from .training import STEPS
+
+DOCS = Path(__file__).parents[2] / "docs"
+FIGURES, PAGE = DOCS / "coverage.json", DOCS / "coverage.md"
+
+_INTRODUCTION = f"""# Coverage: networks, optimizers, precisions, trainers
+
+Each row is a small network, trained for {STEPS} updates on one thread of a CPU, twice: recorded and not. `make
+coverage` writes this page, and `make test` trains every row again and fails where the page says something else. A row
+holds that
+
+- recording changed no bit of any weight or running statistic;
+- every layer answers top-k, sums and, where its rule is known, outputs, and shares of two ways to part the slots add up
+  to the same;
+- the rebuilt weights make the network's own loss, where all of them are recorded or kept.
+
+**Recorded** is the share of the trained numbers that a layer of the memory explains slot by slot; **kept** the share
+whose values are stored step by step, without attention: norms, free parameters. **Certificate** is what the rebuilt
+weights miss, relative to the way that the weights went, of the layer that misses most; **grade** is that of the least
+exact layer. **Step** is what an unrecorded step takes, **added** what recording adds to it, which in networks as small
+as these is a fixed price of some tenths of a millisecond a layer (docs/benchmarks.md has larger ones), and the last
+column what a step takes on disk.
+"""
+
+
+def write(measured: Mapping[str, Measured]) -> None:
+    """Put rows in place of those of their names, leave out what is no row, and write both files."""
+    before = read() if FIGURES.exists() else {}
+    found = {**before, **measured}
+    rows = {row.name: found[row.name] for row in ROWS if row.name in found}
+    FIGURES.write_text(json.dumps({name: asdict(own) for name, own in rows.items()}, indent=1) + "\n")
+    PAGE.write_text(page(rows))
+
+
+def read() -> dict[str, Measured]:
+    """By the row's name."""
+    return {name: Measured(**fields) for name, fields in json.loads(FIGURES.read_text()).items()}
+
+
+def page(found: Mapping[str, Measured]) -> str:
+    """The page as Markdown."""
+    return "\n".join([_INTRODUCTION, *_table(found), "", *_remarks(found)]) + "\n"
+
+
+_HEADING = (
+    "network", "optimizer", "precision", "trainer", "recorded", "kept", "grade", "certificate", "step", "added",
+    "on disk",
+)  # fmt: skip
+
+
+def _table(found: Mapping[str, Measured]) -> Iterator[str]:
+    yield f"| {' | '.join(_HEADING)} |"
+    yield f"| {' | '.join('---' for _ in _HEADING)} |"
+    for row in ROWS:
+        if row.name in found:
+            yield "| " + " | ".join([*_what(row), *_figures(found[row.name], bool(row.because))]) + " |"
+
+
+def _what(row: Row) -> list[str]:
+    return [row.network.name, row.optimizer, row.precision, row.trainer]
+
+
+def _figures(found: Measured, remark: bool) -> list[str]:
+    if found.refused:
+        return ["", "", "refused, see below", "", "", "", ""]
+    certificate = "" if found.certificate is None else f"{found.certificate:.0e}"
+    return [
+        _share(found.recorded),
+        _share(found.kept),
+        found.grade + (" (see below)" if remark else ""),
+        certificate,
+        f"{1e3 * found.seconds:.1f} ms",
+        f"{1e3 * (found.recorded_seconds - found.seconds):.1f} ms",
+        f"{found.bytes_a_step / 1e3:,.0f} kB",
+    ]
+
+
+def _share(share: float) -> str:
+    """Per cent, never rounded up to all of it nor down to nothing."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"
+    return f"{min(max(100 * share, 0.1), 99.9):.1f} %".replace(" %", "%")
+
+
+def _remarks(found: Mapping[str, Measured]) -> Iterator[str]:
+    """What falls short, row by row."""
+    yield "## What falls short"
+    yield ""
+    for row in ROWS:
+        measured = found.get(row.name)
+        if measured is None:
+            continue
+        what = ", ".join(_what(row))
+        if measured.refused:
+            yield f"- **{what}** is refused: {measured.refused}"
+        if row.because:
+            yield f"- **{what}**: {row.because}"
+        for name, reason in measured.skipped.items():
+            if "frozen" not in reason:
+                yield f"- **{what}**, `{name}`: {reason}."

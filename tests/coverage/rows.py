@@ -1,0 +1,82 @@
+"""The rows of the coverage table: network x optimizer x precision x trainer, and what falls short of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from . import plain, published
+from .network import Network
+
+CERTIFICATES = {
+    "float32": 1e-5, "bfloat16 autocast": 5e-5, "float16 autocast": 5e-5, "bfloat16": 2**-7,
+}  # fmt: skip
+"""By precision, what the rebuilt weights may miss, of the way that the weights went."""
+
+
+@dataclass(frozen=True)
+class Row:
+    network: Network
+    optimizer: str
+    precision: str = "float32"
+    trainer: str = "loop"
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the recorder beside the network's own."""
+    bound: float | None = None
+    """Of the certificate, where it is not that of the precision."""
+    grade: str = "exact"
+    because: str = ""
+    """Why the grade is not exact, or the bound another."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of names -> words of the reason, of what is neither recorded nor kept."""
+    refused: str = ""
+    """Words of the message, where the recorder refuses."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.network.name} | {self.optimizer} | {self.precision} | {self.trainer}"
+
+    @property
+    def certificate(self) -> float:
+        return CERTIFICATES[self.precision] if self.bound is None else self.bound
+
+
+_EVERYWHERE = (
+    plain.MLP, plain.CNN, plain.ENCODER, plain.TRANSLATOR, plain.LSTM, plain.BAG, plain.CONVOLVED, plain.UNET,
+    plain.FILM, plain.TIED, plain.LOW_RANK, published.RESNET, published.MOBILENET, published.CONVNEXT, published.VIT,
+    published.BERT, published.MASKED_BERT, published.GPT2, published.LLAMA, published.TIED_LLAMA, published.T5,
+    published.MIXTRAL,
+    published.LORA,
+)  # fmt: skip
+_RULES = (
+    "SGD", "SGD, momentum", "SGD, Nesterov", "Adam", "AdamW, fused", "AMSGrad", "NAdam", "RAdam", "Adamax", "RMSprop",
+    "Adagrad", "Adadelta", "ASGD", "Rprop", "Adafactor", "SGD and AdamW",
+)  # fmt: skip
+_AUTOCAST = (plain.MLP, plain.CNN, plain.ENCODER, published.RESNET, published.VIT, published.GPT2, published.LLAMA)
+_GRU = "a GRU's candidate state has two error signals for one key, so that no values are stored"
+_COMPUTED = (
+    "the weight that weight norm computes is scored; the optimizer moves what it is computed from, which is kept"
+)
+_MUON = "Muon computes its update in bfloat16"
+_HALF = "the weights are bfloat16; torch rounds the last numbers of a tensor in another way than the others"
+_CONVOLUTION = "on a CPU torch does not round the gradient of a float16 convolution as one product"
+
+ROWS: list[Row] = [
+    *(Row(network, "AdamW") for network in _EVERYWHERE),
+    Row(plain.GRU, "AdamW", grade="scores only", because=_GRU),
+    Row(plain.NORMED, "AdamW", grade="scores only", because=_COMPUTED),
+    *(Row(plain.MLP, optimizer) for optimizer in _RULES),
+    Row(plain.MLP, "Muon and AdamW", bound=2**-7, grade="exact to bfloat16", because=_MUON),
+    *(Row(n, "SGD, momentum") for n in (plain.CNN, plain.ENCODER, published.RESNET, published.GPT2, published.T5)),
+    *(Row(network, "AdamW, two groups", "bfloat16 autocast") for network in _AUTOCAST),
+    Row(plain.MLP, "AdamW", "float16 autocast"),
+    Row(plain.CNN, "AdamW", "float16 autocast", bound=1e-3, because=_CONVOLUTION),
+    *(Row(n, "AdamW", "bfloat16", grade="exact to bfloat16", because=_HALF) for n in (plain.MLP, published.LLAMA)),
+    *(Row(n, "AdamW, two groups", trainer="accumulation, clipping") for n in (plain.CNN, published.GPT2)),
+    *(Row(n, "AdamW", trainer="torch.compile") for n in (plain.MLP, plain.CNN)),
+    *(Row(n, "AdamW", trainer="checkpointing") for n in (published.GPT2, published.LLAMA)),
+    *(Row(n, "AdamW, two groups", "bfloat16 autocast", "Lightning") for n in (plain.MLP, published.RESNET)),
+    *(Row(n, "AdamW, two groups", "bfloat16 autocast", "Transformers") for n in (published.GPT2, published.VIT)),
+    *(Row(n, "AdamW, two groups", trainer="Transformers") for n in (published.LLAMA, published.LORA)),
+    Row(plain.MLP, "LBFGS", trainer="closure", refused="LBFGS"),
+]

@@ -1,0 +1,58 @@
+"""Every row of docs/coverage.md is trained, held against itself unrecorded, asked, and held against the page."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from . import document
+from .measure import Measured, measure
+from .rows import ROWS, Row
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # of packages that a row trains with
+    pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),  # torch's own, as it traces
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row(row: Row, tmp_path):
+    measured = measure(row, tmp_path / "run")
+    assert row.refused in measured.refused, measured.refused
+    assert bool(row.refused) == bool(measured.refused)
+    if not row.refused:
+        check(row, measured)
+    documented(row, measured)
+
+
+def check(row: Row, measured: Measured) -> None:
+    """All is recorded or kept, to the certificate; what falls short is what the row says."""
+    for name, reason in measured.skipped.items():
+        said = next((words for pattern, words in row.skipped.items() if fnmatchcase(name, pattern)), None)
+        assert said is not None, f"{name}: {reason}"
+        assert said in reason
+    if not row.skipped:
+        assert measured.recorded + measured.kept == pytest.approx(1.0)
+    assert measured.grade == row.grade
+    if measured.grade != "scores only":
+        assert measured.certificate is not None
+        assert measured.certificate <= max(row.certificate, 3 * (measured.rounding or 0.0))
+
+
+def documented(row: Row, measured: Measured) -> None:
+    """What stands in docs/coverage.json, but for clocks, and certificates, which are other on every machine."""
+    found = document.read()
+    assert row.name in found, "make coverage"
+    expected = found[row.name]
+    assert (measured.recorded, measured.kept) == pytest.approx((expected.recorded, expected.kept))
+    assert (measured.grade, measured.refused) == (expected.grade, expected.refused)
+    assert measured.bytes_a_step == pytest.approx(expected.bytes_a_step, rel=0.05)
+
+
+def test_no_other_row_is_written():
+    assert set(document.read()) == {row.name for row in ROWS}
+
+
+def test_the_page_is_made_of_the_figures():
+    assert document.PAGE.read_text() == document.page(document.read())
