@@ -17,12 +17,12 @@ import numpy as np
 
 from dualform.rules.descent import kept
 from dualform.rules.half_precision import Half
-from dualform.rules.moments import average, counted, mean_square, said_of
+from dualform.rules.moments import AveragedRule, counted, mean_square
 from dualform.rules.rounding import correction
-from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
+from dualform.rules.update_rule import Doubles, Scale, Settings, State
 
 
-class Adam(UpdateRule):
+class Adam(AveragedRule):
     """As UpdateRule says. Treats each number of a parameter on its own."""
 
     settings: Mapping[str, str] = {
@@ -37,18 +37,15 @@ class Adam(UpdateRule):
         "rounds_factors": "BOOLEAN",
         "float32_corrections": "BOOLEAN",
     }
-    buffers = ("exp_avg",)
     statistics = ("exp_avg_sq", "max_exp_avg_sq", "step")
-    commutes_with: ImageKind = "entries"
+    counts = ("capturable", "differentiable")
 
     def __init__(self, name: str, decoupled: bool) -> None:
         """`decoupled`: weight decay, of an optimizer whose groups do not say."""
         self.name, self._decoupled = name, decoupled
 
     def read(self, group: Mapping[str, Any]) -> Settings:
-        """Rates and betas may be tensors."""
-        said = said_of(group, "capturable", "differentiable")
-        return super().read({"decoupled_weight_decay": self._decoupled, **said})
+        return super().read({"decoupled_weight_decay": self._decoupled, **group})
 
     def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale:
         count = counted(state)
@@ -61,11 +58,6 @@ class Adam(UpdateRule):
         root += settings["eps"]
         factors = settings["lr"] / correction(settings["beta1"], count, settings) / root
         return Scale(factors, statistics, kept(state.weight, settings, settings["decoupled_weight_decay"]))
-
-    def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
-        assert scale is not None
-        moved = average(state, gradient, settings)
-        return State(scale.kept * state.weight - scale.factors * moved, {"exp_avg": moved})
 
     def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
         """As RoundedRule says: single-tensor operations on the processor, without AMSGrad."""

@@ -11,17 +11,16 @@ gradient.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from dualform.rules.descent import descent
-from dualform.rules.moments import average, counted, said_of
+from dualform.rules.moments import AveragedRule, counted
 from dualform.rules.rounding import correction, factor
-from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
+from dualform.rules.update_rule import Doubles, Scale, Settings, State
 
 
-class Adamax(UpdateRule):
+class Adamax(AveragedRule):
     """As UpdateRule says. Treats each number of a parameter on its own."""
 
     name = "adamax"
@@ -35,12 +34,7 @@ class Adamax(UpdateRule):
         "rounds_factors": "BOOLEAN",
         "float32_corrections": "BOOLEAN",
     }
-    buffers = ("exp_avg",)
     statistics = ("exp_inf", "step")
-    commutes_with: ImageKind = "entries"
-
-    def read(self, group: Mapping[str, Any]) -> Settings:
-        return super().read(said_of(group, "capturable"))
 
     def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale:
         count = counted(state)
@@ -49,8 +43,3 @@ class Adamax(UpdateRule):
             greatest = np.maximum(factor(settings["beta2"], settings) * state.buffers["exp_inf"], greatest)
         factors = settings["lr"] / correction(settings["beta1"], count, settings) / greatest
         return Scale(factors, {"exp_inf": greatest, "step": count})
-
-    def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
-        assert scale is not None
-        moved = average(state, gradient, settings)
-        return State(state.weight - scale.factors * moved, {"exp_avg": moved})

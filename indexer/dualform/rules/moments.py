@@ -1,4 +1,7 @@
-"""Running averages of the descent and of its squares, as Adam and its kin keep them; missing ones begin at zero."""
+"""Running averages of the descent and of its squares, as Adam and its kin keep them; missing ones begin at zero.
+
+`AveragedRule` is what those rules share: they differ in their scale, and NAdam in what it adds to the average.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,28 @@ import numpy as np
 
 from dualform.rules.descent import descent
 from dualform.rules.rounding import factor, float32_corrections, rounds_factors
-from dualform.rules.update_rule import Doubles, Settings, State
+from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
 
 
-def said_of(group: Mapping[str, Any], *counts: str) -> dict[str, Any]:
-    """What a parameter group says, its betas by name, and how torch rounds; `counts`: as float32_corrections takes."""
-    beta1, beta2 = group["betas"]
-    rounded = {"rounds_factors": rounds_factors(group), "float32_corrections": float32_corrections(group, *counts)}
-    return {**group, "beta1": beta1, "beta2": beta2, **rounded}
+class AveragedRule(UpdateRule):
+    """A rule that moves each number of a parameter on its own, along an average of what it descends along."""
+
+    buffers = ("exp_avg",)
+    commutes_with: ImageKind = "entries"
+    counts: tuple[str, ...] = ("capturable",)
+    """Settings under which torch counts updates in a tensor; as float32_corrections takes them."""
+
+    def read(self, group: Mapping[str, Any]) -> Settings:
+        """Rates and betas may be tensors."""
+        beta1, beta2 = group["betas"]
+        corrections = float32_corrections(group, *self.counts)
+        rounded = {"rounds_factors": rounds_factors(group), "float32_corrections": corrections}
+        return super().read({**group, "beta1": beta1, "beta2": beta2, **rounded})
+
+    def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
+        assert scale is not None
+        moved = average(state, gradient, settings)
+        return State(scale.kept * state.weight - scale.factors * moved, {"exp_avg": moved})
 
 
 def counted(state: State) -> Doubles:

@@ -13,17 +13,16 @@ whole gradient (torch/optim/nadam.py); given them, W' and m' are linear in W, m 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from dualform.rules.descent import descent, kept
-from dualform.rules.moments import average, counted, mean_square, said_of
+from dualform.rules.moments import AveragedRule, average, counted, mean_square
 from dualform.rules.rounding import correction
-from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
+from dualform.rules.update_rule import Doubles, Scale, Settings, State
 
 
-class NAdam(UpdateRule):
+class NAdam(AveragedRule):
     """As UpdateRule says. Treats each number of a parameter on its own."""
 
     name = "nadam"
@@ -39,12 +38,7 @@ class NAdam(UpdateRule):
         "rounds_factors": "BOOLEAN",
         "float32_corrections": "BOOLEAN",
     }
-    buffers = ("exp_avg",)
     statistics = ("exp_avg_sq", "mu_product", "step")
-    commutes_with: ImageKind = "entries"
-
-    def read(self, group: Mapping[str, Any]) -> Settings:
-        return super().read(said_of(group, "capturable"))
 
     def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale:
         count = counted(state)

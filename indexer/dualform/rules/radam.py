@@ -13,17 +13,16 @@ v' and t belong to the whole gradient (torch/optim/radam.py); given them, W' and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from dualform.rules.descent import kept
-from dualform.rules.moments import average, counted, mean_square, said_of
+from dualform.rules.moments import AveragedRule, counted, mean_square
 from dualform.rules.rounding import correction
-from dualform.rules.update_rule import Doubles, ImageKind, Scale, Settings, State, UpdateRule
+from dualform.rules.update_rule import Doubles, Scale, Settings, State
 
 
-class RAdam(UpdateRule):
+class RAdam(AveragedRule):
     """As UpdateRule says. Treats each number of a parameter on its own."""
 
     name = "radam"
@@ -38,12 +37,7 @@ class RAdam(UpdateRule):
         "rounds_factors": "BOOLEAN",
         "float32_corrections": "BOOLEAN",
     }
-    buffers = ("exp_avg",)
     statistics = ("exp_avg_sq", "step")
-    commutes_with: ImageKind = "entries"
-
-    def read(self, group: Mapping[str, Any]) -> Settings:
-        return super().read(said_of(group, "capturable"))
 
     def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale:
         count, beta2 = counted(state), settings["beta2"]
@@ -63,8 +57,3 @@ class RAdam(UpdateRule):
             {"exp_avg_sq": squares, "step": count},
             kept(state.weight, settings, settings["decoupled_weight_decay"]),
         )
-
-    def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
-        assert scale is not None
-        moved = average(state, gradient, settings)
-        return State(scale.kept * state.weight - scale.factors * moved, {"exp_avg": moved})
