@@ -185,10 +185,7 @@ class Recording:
         what = f"{self._plan.owners.named(number)} stepped twice inside step {record.step}"
         if not self.begun:
             raise RecordingError(f"{what}.", hint="Open one `with recorder.step(...)` for each update.")
-        for layer in self._updates.layers_of(number):
-            if layer in self._spaces.layers:
-                self._updates.defect(record.step, layer, "stray", what)
-        self._updates.stray(number, record.step)
+        self._stray(number, record.step, "stray", what)
 
     def evaluated_again(self, number: int, record: StepRecord | None) -> None:
         """An optimizer evaluated its closure once more in one update. Raises RecordingError at the first step."""
@@ -203,9 +200,13 @@ class Recording:
             )
         if not self.begun:
             return
+        self._stray(number, step, "closure", what)
+
+    def _stray(self, number: int, step: int, kind: str, what: str) -> None:
+        """An optimizer moved its weights by what no slots explain: a defect of its layers that have any."""
         for layer in self._updates.layers_of(number):
             if layer in self._spaces.layers:
-                self._updates.defect(step, layer, "closure", what)
+                self._updates.defect(step, layer, kind, what)
         self._updates.stray(number, step)
 
     def _tell_missed(self, number: int, record: StepRecord) -> None:
