@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import socket
 import threading
-from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 import dualform
 from dualform.errors import AlreadyExists, BadInput, NotAMemory, RecordingError
@@ -360,48 +356,6 @@ def test_a_further_rank_waits_for_the_first_for_a_while(tmp_path, monkeypatch):
     header = Header(tmp_path / "m", [], "SGD", "sgd", "", {})
     with pytest.raises(RecordingError, match=r"^rank 1 waited 0 seconds for rank 0 to create "):
         Ranks(1, COUNT, Seat(Table(), 1)).writer(header)
-
-
-def process(rank, port, path):
-    """One rank of a training with DistributedDataParallel."""
-    torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    distributed.init_process_group(
-        "gloo", init_method=address, rank=rank, world_size=COUNT, timeout=timedelta(seconds=60)
-    )
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with Recorder(model, optimizer, path, rank=rank, ranks=COUNT) as recorder:
-        for step in range(STEPS):
-            x, y = data(rank, step)
-            with recorder.step(label=y, sample=100 * rank + torch.arange(ROWS)):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
-        # Inside: the recorder's own group goes with all others.
-        distributed.barrier()
-        distributed.destroy_process_group()
-
-
-def test_distributed_data_parallel(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=process, args=(rank, port, tmp_path / "m")) for rank in range(COUNT)]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join(240)
-    left = [one for one in processes if one.is_alive()]
-    for one in left:
-        one.kill()
-    assert not left
-    assert [one.exitcode for one in processes] == [0, 0]
-    memory = dualform.open(tmp_path / "m")
-    check_memory_of_ranks(memory)
-    factors = np.asarray(Snapshot.open(tmp_path / "m").table("factors")["factor"])
-    np.testing.assert_allclose(factors, np.full(STEPS * 4, 1 / COUNT), rtol=1e-5)
 
 
 class Numbered(nn.Module):

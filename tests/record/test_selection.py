@@ -100,3 +100,13 @@ def test_a_parameter_that_a_layer_holds_is_not_skipped_under_another_name(tmp_pa
     model = Head()
     recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
     assert (list(recorder.summary.layers), recorder.skipped) == (["decoder"], {})
+
+
+def test_copies_on_several_devices_are_refused_by_name(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), nn.DataParallel(nn.Linear(4, 2)))
+    with pytest.raises(RecordingError) as caught:
+        Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    assert str(caught.value) == (
+        "the part '1' of the model is an nn.DataParallel, which runs copies of its layers on several devices at once. "
+        "Train with DistributedDataParallel, one process a device; on one device, without either."
+    )

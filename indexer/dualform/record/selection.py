@@ -35,6 +35,7 @@ def select(
     NotFound for a pattern that matches no layer, RecordingError for a model that is distributed or not materialised, or
     where nothing is left to record.
     """
+    _refuse_copies(model)
     _refuse_tensors(model)
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     modules = dict(model.named_modules())
@@ -101,6 +102,16 @@ def compiled_parts(model: nn.Module) -> list[str]:
             hint="Use a newer torch, or train the model as it was before torch.compile.",
         )
     return parts
+
+
+def _refuse_copies(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.DataParallel):
+            raise RecordingError(
+                f"{f'the part {name!r} of the model' if name else 'the model'} is an nn.DataParallel, which runs "
+                "copies of its layers on several devices at once.",
+                hint="Train with DistributedDataParallel, one process a device; on one device, without either.",
+            )
 
 
 def _refuse_tensors(model: nn.Module) -> None:
