@@ -87,6 +87,42 @@ def test_an_exception_leaves_it_as_it_was(trained):
     assert same(bits(model), before)
 
 
+def test_a_graph_goes_backward_with_the_weights_that_it_was_made_with_and_no_others(trained):
+    model, memory = trained
+    x = torch.arange(7)[None]
+    expected = torch.autograd.grad(model(x).square().sum(), model.hidden.weight)[0]
+    before = model(x).square().sum()
+    with memory.applied(model, at_step=0):
+        first = model(x).square().sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            before.backward(retain_graph=True)
+    assert torch.equal(torch.autograd.grad(before, model.hidden.weight)[0], expected)
+    with memory.applied(model, at_step=2), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
+    model.zero_grad()
+
+
+def test_a_model_that_was_made_in_inference_mode(trained):
+    model, memory = trained
+    x = torch.arange(7)[None]
+    with torch.inference_mode():
+        other = Tied()
+        other.load_state_dict(model.state_dict())
+    before, twin = bits(other), copy.deepcopy(model)
+    twin.load_state_dict(memory.weights(at_step=2))
+    with memory.applied(other, at_step=2), torch.inference_mode():
+        assert torch.equal(other(x), twin(x))
+    assert same(bits(other), before)
+
+    def write():
+        with memory.applied(other, at_step=2), torch.inference_mode():
+            other.hidden.weight.zero_()
+
+    with pytest.raises(RecordingError, match="were written while others were applied"):
+        write()
+    assert same(bits(other), before)
+
+
 def test_training_inside_is_told_of_and_lost(trained):
     model, memory = trained
     before, x = bits(model), torch.arange(7)[None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,16 @@ from dualform.errors import BadInput, RecordingError
 from dualform.record.open_models import recorded_parameters
 from dualform.record.unwrapped import unwrapped_model
 
+_VERSIONS = count(1 << 30)
+"""Of tensors while weights are applied to them: a graph that was made with some of them is no graph with others."""
+
 
 @contextmanager
 def applied(model: nn.Module, weights: Weights) -> Iterator[Weights]:
     """Inside, the model computes with `weights`, in the types and on the devices that it has; after it, its own tensors
-    have their bits again, whatever was raised.
+    have their bits again, whatever was raised, and a graph that was made before can still go backward. A graph goes
+    backward only while the weights stand that it was made with: torch refuses it elsewhere, as of any tensor that was
+    written in place.
 
     What no recorded layer has (`weights.not_recorded`) stays the model's own. Yields the weights that were applied,
     by name, with the names that were left as `not_recorded`.
@@ -35,17 +40,21 @@ def applied(model: nn.Module, weights: Weights) -> Iterator[Weights]:
     places = {id(own[name]): (own[name], weights[name]) for name in names}
     kept = [(tensor, tensor.detach().clone()) for tensor, _ in places.values()]
     left = (*(name for name in own if name not in names), *(part for part in weights.not_recorded if part not in own))
+    tensors, before = [tensor for tensor, _ in kept], _versions(tensor for tensor, _ in kept)
     try:
         _write(places.values())
-        versions = [tensor._version for tensor, _ in kept]
+        inside = [next(_VERSIONS)] * len(before)
+        _set_versions(tensors, inside)
+        written = {place: tensor.clone() for place, (tensor, _) in places.items() if tensor.is_inference()}
         yield replace(weights, arrays={name: weights.arrays[name] for name in names}, not_recorded=left)
-        if versions != [tensor._version for tensor, _ in kept]:
+        if _versions(tensors) != inside or not all(torch.equal(places[p][0], own) for p, own in written.items()):
             raise RecordingError(
                 "the model's weights were written while others were applied, and what was written is lost.",
                 hint="Train the model outside `applied`, or a copy of it inside.",
             )
     finally:
         _write(kept)
+        _set_versions(tensors, before)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -80,6 +89,22 @@ def _refuse_recorded(own: Mapping[str, Tensor], names: Iterable[str]) -> None:
 
 
 def _write(places: Iterable[tuple[Tensor, Tensor]]) -> None:
-    with torch.no_grad():
-        for tensor, numbers in places:
+    for tensor, numbers in places:
+        # What was made in inference mode is written only there.
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
             tensor.copy_(numbers)
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each was written, in the order given, of those that count it: what was made in inference mode does not."""
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
+
+
+def _set_versions(tensors: Iterable[Tensor], versions: list[int]) -> None:
+    """As `_versions` gives them."""
+    counting = [tensor for tensor in tensors if not tensor.is_inference()]
+    try:
+        torch._C._autograd._unsafe_set_version_counter(tuple(counting), tuple(versions))
+    except TypeError:  # of an older torch, which sets them one by one
+        for tensor, version in zip(counting, versions, strict=True):
+            torch._C._autograd._unsafe_set_version_counter(tensor, version)
