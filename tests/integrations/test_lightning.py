@@ -163,3 +163,74 @@ def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_memory(lightni
         assert all(one.exact for one in memory.verify().values())
         weights = memory.weights()
     torch.testing.assert_close(weights["body.0.weight"], model.body[0].weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_averages_that_take_the_weights_place_at_the_end_come_after_the_record(lightning, tmp_path):
+    averaging = lightning.callbacks.WeightAveraging()
+    model = network(lightning)
+    fit(lightning, model, [averaging, callback(tmp_path / "m")])
+    with dualform.open(tmp_path / "m") as memory:
+        assert all(one.exact for one in memory.verify().values())
+        assert not torch.allclose(memory.weights()["body.2.weight"], model.body[2].weight, atol=1e-3)
+
+
+def adversaries(lightning, shared, rounds=1):
+    """`shared`: the generator runs once a batch, before the discriminator's update; `rounds` of those a batch."""
+
+    class Adversaries(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.make, self.tell = nn.Linear(4, 12), nn.Linear(12, 1)
+
+        def training_step(self, batch, number):
+            makes, tells = self.optimizers()
+            noise = torch.ones(len(batch[0]), 4) * batch[2][:, None] / ROWS
+            made = self.make(noise)
+            for _ in range(rounds):
+                told = nn.functional.softplus(self.tell(made.detach())).mean()
+                told = told + nn.functional.softplus(-self.tell(batch[0])).mean()
+                self.step(tells, told)
+            self.step(makes, nn.functional.softplus(-self.tell(made if shared else self.make(noise))).mean())
+
+        def step(self, optimizer, loss):
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+        def configure_optimizers(self):
+            make, tell = ([*part.parameters()] for part in (self.make, self.tell))
+            return [torch.optim.Adam(make, 1e-2), torch.optim.SGD(tell, 0.1, momentum=0.5)]
+
+    torch.manual_seed(2)
+    return Adversaries()
+
+
+@pytest.mark.parametrize(("shared", "rounds"), [(False, 1), (True, 1), (True, 2)])
+def test_optimizers_that_update_in_turn(lightning, tmp_path, shared, rounds):
+    plain, recorded = adversaries(lightning, shared, rounds), adversaries(lightning, shared, rounds)
+    fit(lightning, plain, max_epochs=1)
+    fit(lightning, recorded, [callback(tmp_path / "m")], max_epochs=1)
+    assert all(torch.equal(recorded.state_dict()[name], own) for name, own in plain.state_dict().items())
+    with dualform.open(tmp_path / "m") as memory:
+        info = memory.info()
+        assert info.steps == 9 * (1 + rounds)
+        assert all(one.exact and one.relative_error < 1e-5 for one in memory.verify().values())
+        made = memory.sql("SELECT sample FROM slots WHERE step % 2 = 1 ORDER BY slot") if rounds == 1 else None
+        counts = {layer.name: layer.slots for layer in info.layers}
+    assert counts == {"tell": ROWS * (2 * rounds + 1), "make": ROWS}
+    if made is not None:
+        assert sorted({*made.arrays["sample"].tolist()}) == [*range(ROWS)]
+
+
+def test_a_trainer_that_trains_again_is_recorded_beside(lightning, tmp_path):
+    (tmp_path / "m-2").mkdir()
+    recording, model = callback(tmp_path / "m"), network(lightning)
+    fit(lightning, model, [recording], max_epochs=1)
+    with pytest.warns(RuntimeWarning, match=r"trains again: from here on it is recorded in .*m-3"):
+        fit(lightning, model, [recording], max_epochs=1)
+    assert recording.recorder.path == tmp_path / "m-3"
+    for folder in ("m", "m-3"):
+        with dualform.open(tmp_path / folder) as memory:
+            assert memory.info().steps == 9
+            assert all(one.exact for one in memory.verify().values())

@@ -146,3 +146,46 @@ def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_memory(tmp_pat
         assert all(one.exact for one in memory.verify().values())
         weights = memory.weights()
     torch.testing.assert_close(weights["lm_head.weight"], model.lm_head.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+class TooMuch(nn.Module):
+    """Has no memory left for the n-th batch."""
+
+    def __init__(self, failing):
+        super().__init__()
+        self.body, self.left = nn.Linear(LENGTH, 3), failing
+
+    def forward(self, input_ids, labels=None, **rest):
+        if self.training:
+            self.left -= 1
+            if self.left == 0:
+                raise RuntimeError("CUDA out of memory. Tried to allocate")
+        told = self.body(input_ids / WORDS)
+        return {"loss": told.square().mean(), "logits": told}
+
+
+@pytest.mark.parametrize(("failing", "folders"), [(1, {"m": 7}), (4, {"m": 3, "m-2": 7})])
+def test_a_batch_size_that_is_found_by_trying(tmp_path, failing, folders):
+    pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model = TooMuch(failing)
+    training = trainer(model, tmp_path, tmp_path / "m", num_train_epochs=1, auto_find_batch_size=True)
+    training._probes = {}
+    training.train()
+    for folder in folders:
+        with dualform.open(tmp_path / folder) as memory:
+            assert (memory.info().steps, bool(memory.info().cut_off)) == (folders[folder], folder != [*folders][-1])
+            assert all(one.exact for one in memory.verify().values())
+            weights = memory.weights()
+    assert {folder.name for folder in tmp_path.glob("m*")} == folders.keys()
+    torch.testing.assert_close(weights["body.weight"], model.body.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_trainer_that_trains_again_is_recorded_beside(tmp_path):
+    training = trainer(llama(), tmp_path, tmp_path / "m", max_steps=2)
+    training.train()
+    with pytest.warns(RuntimeWarning, match=r"trains again: from here on it is recorded in .*m-2"):
+        training.train()
+    with dualform.open(tmp_path / "m-2") as memory:
+        assert memory.info().steps == 2
+        assert all(one.exact for one in memory.verify().values())

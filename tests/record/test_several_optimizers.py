@@ -285,6 +285,29 @@ def test_two_networks_that_train_against_each_other_take_a_step_for_each_pass(tm
     assert all(certificate.exact for certificate in memory.verify().values())
 
 
+def test_a_forward_pass_that_two_steps_share(tmp_path):
+    def train(model, optimizers, recorder, told):
+        for number in range(6):
+            x, _ = batch(number)
+            with recorder.step() as first:
+                made = model.maker(x[:, :3])
+                optimizers[0].zero_grad()
+                model.judge(made.detach()).exp().mean().backward()
+                optimizers[0].step()
+            assert first.updated
+            told()
+            with recorder.step() as second:
+                second.continues(first)
+                optimizers[1].zero_grad()
+                (-model.judge(made).mean()).backward()
+                optimizers[1].step()
+            told()
+
+    memory, history = recorded(tmp_path / "m", train, Adversaries(), adversaries)
+    assert max(distances(memory, history).values()) < CLOSE
+    assert all(certificate.exact for certificate in memory.verify().values())
+
+
 def test_both_passes_in_one_step_are_refused_at_the_first_and_named_later(tmp_path):
     def one_step(model, optimizers, recorder, number):
         with recorder.step():

@@ -3,8 +3,9 @@
     record = RecordCallback("runs/mine", columns={"label": 1, "sample": 2})     # batches are (images, labels, samples)
     Trainer(max_epochs=3, callbacks=[record]).fit(module, loader)
 
-Each batch is a step, also where several of them make one update. The memory holds the layers under the names that the
-LightningModule gives them.
+Each batch is a step, also where several of them make one update; where several optimizers update in turn, as of a GAN,
+so is each pass that follows an update. A trainer that trains again is recorded beside, in `mine-2`. The memory holds
+the layers under the names that the LightningModule gives them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, said_of
+from dualform.integrations.folders import Folders
 from dualform.record.recorder import Recorder
 
 
@@ -62,18 +64,27 @@ class RecordCallback(_Callback):
         super().__init__()
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
-        self._path, self._columns, self._arguments = path, columns, recorder
+        self._folders, self._columns, self._arguments = Folders(path, bool(recorder.get("resume"))), columns, recorder
         self._said = {} if dataset is None else {"dataset": dataset}
         self._probes = dict(probes or {})
         self._open = False
         self._step: Any = None
+        """The step that runs; None where none does."""
+        self._entered: Any = None
+        """What it gave when it was entered, by which more is said of it."""
+        self._said_now: dict[str, Any] = {}
+        """What is said of its batch."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """First of all callbacks: others put averages in place of the weights as the training ends."""
+        trainer.callbacks = [self, *(other for other in trainer.callbacks if other is not self)]
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """What the trainer restores from a checkpoint is there by now."""
         optimizers = trainer.optimizers
         self.recorder = Recorder(
-            module, optimizers[0] if len(optimizers) == 1 else optimizers, self._path, rank=trainer.global_rank,
-            ranks=trainer.world_size, **self._arguments,
+            module, optimizers[0] if len(optimizers) == 1 else optimizers, self._folders.folder(self.recorder),
+            rank=trainer.global_rank, ranks=trainer.world_size, **self._arguments,
         )  # fmt: skip
         self.recorder.__enter__()
         self._open = True
@@ -81,15 +92,19 @@ class RecordCallback(_Callback):
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         assert self.recorder is not None
         self._let_go()
-        said = said_of(batch, self._columns, first=not self.recorder.steps)
-        step = self.recorder.step(**{**self._said, **said})
-        step.__enter__()
-        self._step = step
+        self._said_now = {**self._said, **said_of(batch, self._columns, first=not self.recorder.steps)}
+        self._enter()
+
+    def on_before_backward(self, trainer: Any, module: Any, loss: Any) -> None:
+        """A pass behind an update of the same batch is a step of its own."""
+        before = self._entered
+        if self._step is None or before is None or module.automatic_optimization or not before.updated:
+            return
+        self._leave()
+        self._enter().continues(before)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            step.__exit__(None, None, None)
+        self._leave()
 
     def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
         """The memory is never behind a checkpoint."""
@@ -106,6 +121,18 @@ class RecordCallback(_Callback):
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         self._let_go()
         self._close(exception)
+
+    def _enter(self) -> Any:
+        assert self.recorder is not None
+        step = self.recorder.step(**self._said_now)
+        self._entered = step.__enter__()
+        self._step = step
+        return self._entered
+
+    def _leave(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(None, None, None)
 
     def _let_go(self) -> None:
         """Forget a step whose batch the module chose to leave out: nobody is told of its end."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dualform.errors import RecordingError
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, places_of, said_of
+from dualform.integrations.folders import Folders
 from dualform.record.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -46,15 +47,17 @@ class RecordMixin:
         recorder: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> None:
-        """`record`: the memory's folder; None records nothing. `columns`: of the memory -> their names in a batch, or
-        names alone where they are the same; those that the model does not take are kept from it, and need no
-        `remove_unused_columns=False`. `dataset`: the name of all data. `probes`: name -> inputs of the model, taken as
-        the training ends. `recorder`: further arguments of the Recorder, such as `layers`.
+        """`record`: the memory's folder; None records nothing. Where the trainer trains again, as with a smaller batch
+        that it found (`auto_find_batch_size`), that is recorded beside it, in `mine-2`. `columns`: of the memory ->
+        their names in a batch, or names alone where they are the same; those that the model does not take are kept from
+        it, and need no `remove_unused_columns=False`. `dataset`: the name of all data. `probes`: name -> inputs of the
+        model, taken as the training ends. `recorder`: further arguments of the Recorder, such as `layers`.
         """
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
-        self._record, self._columns, self._dataset = record, columns, dataset
+        self._columns, self._dataset = columns, dataset
         self._probes, self._recorder_arguments = dict(probes or {}), dict(recorder or {})
+        self._folders = None if record is None else Folders(record, bool(self._recorder_arguments.get("resume")))
         self._recording, self._taken = False, frozenset[str]()
         super().__init__(*arguments, **named)
 
@@ -69,10 +72,10 @@ class RecordMixin:
 
     def training_step(self, model: nn.Module, inputs: Any, *rest: Any, **named: Any) -> Tensor:
         train = super().training_step  # type: ignore[misc]
-        if self._record is None:
+        if self._folders is None:
             return train(model, self._for_model(inputs), *rest, **named)  # type: ignore[no-any-return]
         if not self._recording:
-            self._begin(model)
+            self._begin(model, self._folders)
         assert self.recorder is not None
         with self.recorder.step(**self.said_of_batch(inputs)):
             return train(model, self._for_model(inputs), *rest, **named)  # type: ignore[no-any-return]
@@ -80,7 +83,7 @@ class RecordMixin:
     def prediction_step(self, model: nn.Module, inputs: Any, *rest: Any, **named: Any) -> Any:
         return super().prediction_step(model, self._for_model(inputs), *rest, **named)  # type: ignore[misc]
 
-    def _begin(self, model: nn.Module) -> None:
+    def _begin(self, model: nn.Module, folders: Folders) -> None:
         """With the first batch: model and optimizer are by now what is trained, and as a checkpoint left them."""
         if isinstance(model, nn.DataParallel):
             raise RecordingError(
@@ -89,8 +92,8 @@ class RecordMixin:
             )
         own: Any = self
         self.recorder = Recorder(
-            own.model, own.optimizer, self._record or "", rank=own.args.process_index, ranks=own.args.world_size,
-            **self._recorder_arguments,
+            own.model, own.optimizer, folders.folder(self.recorder), rank=own.args.process_index,
+            ranks=own.args.world_size, **self._recorder_arguments,
         )  # fmt: skip
         self.recorder.__enter__()
         self._recording = True

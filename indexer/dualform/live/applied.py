@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,15 +97,16 @@ def _write(places: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    """How often each was written, in the order given, of those that count it: what was made in inference mode does not."""
+    """How often each was written, in the order given; what was made in inference mode does not count it."""
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def _set_versions(tensors: Iterable[Tensor], versions: list[int]) -> None:
     """As `_versions` gives them."""
     counting = [tensor for tensor in tensors if not tensor.is_inference()]
+    put: Any = torch._C._autograd._unsafe_set_version_counter
     try:
-        torch._C._autograd._unsafe_set_version_counter(tuple(counting), tuple(versions))
+        put(tuple(counting), tuple(versions))
     except TypeError:  # of an older torch, which sets them one by one
         for tensor, version in zip(counting, versions, strict=True):
-            torch._C._autograd._unsafe_set_version_counter(tensor, version)
+            put(tensor, version)

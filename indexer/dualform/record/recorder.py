@@ -76,7 +76,8 @@ class Recorder:
         resume: bool | int = False,
     ) -> None:
         """`optimizer`: what updates the model; a list where several do, each of them parameters of its own, at steps of
-        its own. A backward pass that follows another optimizer's update belongs into a step of its own.
+        its own. A backward pass that follows another optimizer's update belongs into a step of its own, which
+        `continues` the one before it where its forward pass ran there.
 
         `layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;

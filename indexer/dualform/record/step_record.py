@@ -35,6 +35,8 @@ class StepRecord:
         self.step = step
         self.metadata = metadata
         self.first_call = first_call
+        """Calls with a lower number were made in an earlier step."""
+        self.since = first_call
         """Calls with a lower number belong to an earlier step."""
         self.settled = False
         """Set once its slots are made; gradients that arrive later belong to no slot."""
@@ -155,6 +157,18 @@ class Step:
         """`record`: None where recording has stopped."""
         self._record = record
 
+    @property
+    def updated(self) -> bool:
+        """Whether an optimizer has made an update of it."""
+        return self._record is not None and bool(self._record.updated)
+
+    def continues(self, earlier: Step) -> None:
+        """Say that it is of the same batch as the step before it: a gradient of that one's forward calls which arrives
+        now belongs to this one. So a generator that ran before the discriminator's update is recorded with its own.
+        """
+        if self._record is not None and earlier._record is not None:
+            self._record.since, self._record.chosen = earlier._record.since, dict(earlier._record.chosen)
+
     def at(self, space: str, **columns: Any) -> None:
         """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
         for each token [B, L…]; `position` and `mask` too, and `row` where the model chooses the rows.
@@ -217,7 +231,7 @@ class Collector:
         return self._calls - 1
 
     def arrived(self, tap: Tap, raw: bool, began: int) -> int:
-        if self.step is None or began != self.step.first_call:
+        if self.step is None or began < self.step.since:
             return -1
         backward = torch._C._current_graph_task_id()
         if backward != self._pass:
@@ -251,7 +265,7 @@ class Collector:
         self._refused(tap, error)
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
-        if self.step is not None and call >= self.step.first_call:
+        if self.step is not None and call >= self.step.since:
             self.step.received(tap, call, key, error, cast)
         else:
             self._late(tap)
