@@ -87,6 +87,6 @@ if __name__ == "__main__":
                 live.flush()
                 training.save(Path(file))
         live._recording._updates.finish(training.done - 1)  # more of it is on disk than the checkpoint has
-        live._recording._put_logs()
-        live._recording.sink.flush()
+        live._recording.batches.put_logs()
+        live._recording.batches.sink.flush()
         os._exit(9)

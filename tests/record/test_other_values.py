@@ -183,7 +183,7 @@ def test_a_memory_that_is_still_recorded_is_whole_up_to_where_the_last_step_bega
             with recorder.step():
                 update(model, optimizer, number)
         state = copy.deepcopy(model.state_dict())
-        recorder._recording.sink.flush()  # as a commit does that the training did not ask for
+        recorder._recording.batches.sink.flush()  # as a commit does that the training did not ask for
         with dualform.open(tmp_path / "m") as memory:
             with pytest.raises(Inexact, match="as of step 4") as refused:
                 memory.weights()

@@ -63,7 +63,7 @@ class AllUpdates:
 
     def join(self, taps: Sequence[Tap]) -> None:
         for own, layers in zip(self._each, self._layers, strict=True):
-            own.join([tap for tap in taps if tap.name in layers])
+            own.defects.join([tap for tap in taps if tap.name in layers])
 
     def add(self, step: int, rows: Sequence[Row], fresh: Mapping[int, bool]) -> bool:
         """As Updates has it; `fresh`: by optimizer."""
@@ -107,21 +107,21 @@ class AllUpdates:
         self._each[number].update(step, dtypes)
 
     def updated(self, number: int) -> None:
-        self._each[number].updated()
+        self._each[number].weights.updated()
 
     def stray(self, number: int, step: int) -> None:
         self._each[number].stray(step)
 
     def look(self, step: int) -> None:
         for own in self._each:
-            own.look(step)
+            own.weights.look(step)
 
     def finish(self, step: int) -> None:
         for own in self._each:
             own.finish(step)
 
     def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
-        self._each[0].defect(step, layer, kind, reason)
+        self._each[0].defects.tell(step, layer, kind, reason)
 
     def tell_parted(self, step: int) -> None:
         for own in self._each:

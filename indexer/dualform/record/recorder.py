@@ -153,7 +153,7 @@ class Recorder:
     @property
     def summary(self) -> Summary:
         """What is recorded, as it stands now; its text is the table that was said at the start."""
-        return summary_of(self._plan, None if self._recording is None else self._recording.bytes_a_step)
+        return summary_of(self._plan, None if self._recording is None else self._recording.batches.bytes_a_step)
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
@@ -258,7 +258,7 @@ class Recorder:
             warnings.warn(told, RuntimeWarning, stacklevel=4)
         try:
             if self._recording.begun:
-                self._recording.sink.check()
+                self._recording.batches.sink.check()
             self._collector.begin(self.steps, Metadata(**said))
         except DualformError as error:
             self._fail(error)
@@ -282,7 +282,7 @@ class Recorder:
             self._fail(error)
         if recording.begun and not begun:
             yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
-            self._say(f"dualform: {readable(recording.bytes_a_step or 0)} a step{yet}")
+            self._say(f"dualform: {readable(recording.batches.bytes_a_step or 0)} a step{yet}")
 
     def flush(self) -> None:
         """Returns once every finished step is on disk: a training whose checkpoint is saved now can be resumed here.
@@ -358,13 +358,13 @@ class Recorder:
     def _late(self, tap: Tap) -> None:
         """A gradient came outside the step of its forward pass."""
         if self._state == "open" and self._recording is not None:
-            self._recording.late(tap)
+            self._recording.defects.late(tap)
 
     def _refused(self, tap: Tap, error: RecordingError) -> None:
         """A call of a layer has no keys."""
-        if self._recording is None or not self._recording.begun:
+        if self._recording is None:
             raise error
-        self._recording.note(tap, "refused", error.message.rstrip("."))
+        self._recording.defects.refused(tap, error)
 
     def _updating(self, number: int) -> None:
         """The optimizer of this number is about to write the weights."""
@@ -382,7 +382,7 @@ class Recorder:
     def _evaluated_again(self, number: int) -> None:
         """The optimizer of this number evaluated its closure once more in one update."""
         if self._recording is not None and self._state != "stopped":
-            self._recording.evaluated_again(number, self._collector.step)
+            self._recording.stray_updates.evaluated_again(number, self._collector.step)
 
     def _fail(self, error: DualformError) -> None:
         """Raises the error, or warns of it and stops recording."""

@@ -1,0 +1,102 @@
+"""What a recording hands to its sink: a batch a step, and what comes to be known between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from dualform.record.all_updates import AllUpdates
+from dualform.record.metadata import Columns
+from dualform.record.other_values import OtherValues
+from dualform.record.plan import Plan
+from dualform.record.progress import Progress
+from dualform.record.sink import SinkThread
+from dualform.record.slots import Slots
+from dualform.record.start import Start
+from dualform.record.state import state_of
+from dualform.record.summary import stored_bytes
+from dualform.store.batch import Batch
+from dualform.store.header import Ending
+from dualform.store.layer import Layer
+from dualform.store.mark import Mark
+from dualform.store.others import OtherRow
+
+
+class Batches:
+    """Those of one recording, and the thread that writes them."""
+
+    def __init__(
+        self, plan: Plan, start: Start, progress: Progress, columns: Columns, updates: AllUpdates, valued: set[str]
+    ) -> None:
+        """`valued`: the layers that have values."""
+        self._plan, self._start, self._progress = plan, start, progress
+        self._columns, self._updates, self._valued = columns, updates, valued
+        self._others = self._other_values()
+        self._sink: SinkThread | None = None
+        self.bytes_a_step: int | None = None
+        """About what the first recorded step takes on disk; None before it."""
+
+    def _other_values(self) -> OtherValues | None:
+        """None where no weights can be rebuilt, and where another process keeps them."""
+        plan, start = self._plan, self._start
+        scores_only = len(start.why_no_rule) == len(plan.owners.optimizers)
+        rebuilt = any(tap.values or not tap.parameters for tap in plan.taps)
+        if not (plan.keys and rebuilt) or scores_only or (plan.ranks and plan.ranks.number):
+            return None
+        return OtherValues(plan.model, plan.owners, plan.taps, start.initial, start.aliases)
+
+    @property
+    def sink(self) -> SinkThread:
+        assert self._sink is not None
+        return self._sink
+
+    def begin(self, slots: Slots, layers: Sequence[Layer]) -> None:
+        """The first step is over, which has these slots of these layers."""
+        header = self._start.header(self._plan.path, layers, dict(self._plan.skipped), self._plan.label_names)
+        if self._others is not None:
+            header = replace(header, others=self._others.begin(slots.row_bytes(self._valued)))
+        self._sink = SinkThread(partial(self._plan.sink, header))
+
+    def look(self) -> None:
+        """A step is over, and no other has begun yet: take what no slot explains."""
+        if self._others is not None:
+            self._others.look(self._progress.steps)
+
+    def put(self, step: int, slots: Slots, layers: Sequence[Layer], joined: Sequence[Layer]) -> None:
+        """The batch of a step; `layers`: all that have slots by now; `joined`: those that the sink does not know of."""
+        logs, defects, watch = self._updates.take()
+        batch = Batch(
+            step,
+            slots.samples,
+            slots.extents,
+            slots.layer_rows(self._valued),
+            unknown=slots.unknown,
+            joined=joined,
+            logs=logs,
+            defects=defects,
+            watch=watch,
+            others=self._take_others(),
+        )
+        if self.bytes_a_step is None:
+            beside = 0 if self._others is None else self._others.bytes_a_step
+            self.bytes_a_step = stored_bytes(batch, layers) + beside
+        self.sink.put(batch)
+
+    def put_logs(self, mark: Mark | None = None) -> None:
+        """What is known of the optimizer and no batch took along, and how the training stands."""
+        (logs, defects, watch), others = self._updates.take(), self._take_others()
+        if logs or defects or watch or others or mark:
+            none, last = self._columns.no_samples(), self._progress.steps - 1
+            self.sink.put(Batch(last, none, [], {}, logs=logs, defects=defects, watch=watch, others=others, mark=mark))
+
+    def close(self, finished: bool, mark: Mark | None) -> None:
+        """The memory ends here. Raises what went wrong with writing."""
+        try:
+            self.put_logs()
+        finally:
+            final, buffers = state_of(self._plan.model), self._start.buffers_now()
+            self.sink.close(Ending(finished, final, buffers, dict(self._plan.skipped), mark))
+
+    def _take_others(self) -> list[OtherRow]:
+        return [] if self._others is None else self._others.take()
