@@ -329,8 +329,9 @@ def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
-            recorder._recording.batches.put_logs()
-            recorder._recording.batches.sink.flush()  # as a crash leaves it: nobody has looked at the last update
+            batches = recorder._training.recording.batches
+            batches.put_logs()
+            batches.sink.flush()  # as a crash leaves it: nobody has looked at the last update
             with dualform.open(tmp_path / "m") as engine:
                 grades.append(grade(engine._view, engine._view.snapshot.layer("2")))
     assert [found.name for found in grades] == ["off", "exact", "exact"]

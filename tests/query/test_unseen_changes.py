@@ -163,7 +163,7 @@ def test_the_last_update_before_a_crash_is_not_taken_for_granted(tmp_path):
                 if number == STEPS - 1:
                     model[0].weight.grad[0] *= 3
                 optimizer.step()
-        recorder._recording.batches.sink.flush()  # as a crash leaves it: nobody has looked at the last update
+        recorder._training.recording.batches.sink.flush()  # as a crash leaves it: nobody has looked at the last update
         found = grades(tmp_path / "m")["0"]
         assert (found.name, found.since) == ("off", STEPS - 1)
         assert found.reason.endswith("and its weights were not seen since.")

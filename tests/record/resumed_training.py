@@ -86,7 +86,7 @@ if __name__ == "__main__":
             if str(training.done) in moments:
                 live.flush()
                 training.save(Path(file))
-        live._recording._updates.finish(training.done - 1)  # more of it is on disk than the checkpoint has
-        live._recording.batches.put_logs()
-        live._recording.batches.sink.flush()
+        live._training.recording._updates.finish(training.done - 1)  # more of it is on disk than the checkpoint has
+        live._training.recording.batches.put_logs()
+        live._training.recording.batches.sink.flush()
         os._exit(9)

@@ -102,7 +102,7 @@ def test_a_square_first_batch_is_refused_where_rows_are_said(tmp_path):
     for said in ({"label": np.arange(4)}, {"word": np.zeros((4, 4), int)}, {"mask": np.ones((4, 4), bool)}):
         opened = opened_on(Plain(3, 2), tmp_path / "m")
         with opened.recorder, pytest.raises(RecordingError) as caught:
-            one_step(opened, opened.recorder._plan.model, torch.randn(4, 4, 3), **said)
+            one_step(opened, opened.recorder._training.plan.model, torch.randn(4, 4, 3), **said)
         assert str(caught.value) == (
             "which axis of [4, 4] is the batch cannot be seen: it is square. Say batch_dim=0 in recorder.step, or "
             "batch_dim=1 where the batch is the second axis."
@@ -183,7 +183,7 @@ def test_layers_that_disagree_are_refused_and_agree_in_spaces_of_their_own(tmp_p
 def test_an_axis_that_no_batch_has(tmp_path):
     opened = opened_on(Plain(3, 2), tmp_path / "m")
     with opened.recorder, pytest.raises(BadInput, match=r"^batch_dim is 2\. The batch is axis 0 or 1\.$"):
-        one_step(opened, opened.recorder._plan.model, torch.randn(4, 4, 3), batch_dim=2)
+        one_step(opened, opened.recorder._training.plan.model, torch.randn(4, 4, 3), batch_dim=2)
 
 
 def test_a_probe_of_a_time_first_model_comes_row_after_row(tmp_path):

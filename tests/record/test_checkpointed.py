@@ -124,4 +124,4 @@ def test_under_autocast_the_key_is_saved_as_the_product_has_it(tmp_path):
     with opened.recorder, opened.recorder.step(), torch.autocast("cpu", torch.bfloat16):
         run(model, torch.randn(5, 6))
     assert {layer.dtype for layer in opened.sink.layers} == {"bfloat16"}
-    assert all(tap.early is None for tap in opened.recorder._taps)
+    assert all(tap.early is None for tap in opened.recorder._training._taps)

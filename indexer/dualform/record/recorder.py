@@ -16,7 +16,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -25,27 +24,24 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from dualform.errors import BadInput, DualformError, RecordingError
+from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.found_layers import FoundLayers
-from dualform.record.frozen_layers import FrozenLayers
-from dualform.record.metadata import Metadata
 from dualform.record.model_arguments import Inputs
-from dualform.record.open_models import OPEN
-from dualform.record.optimizers import UpdateHooks, around_each_update, check_followed
+from dualform.record.optimizers import check_followed
 from dualform.record.owners import Owners, optimizers_of
 from dualform.record.plan import Plan
 from dualform.record.probes import ProbeTaker, labels_of
 from dualform.record.ranks import shard_of
-from dualform.record.recording import Recording
+from dualform.record.recorded_training import RecordedTraining
 from dualform.record.resumption import resumption_of
 from dualform.record.selection import compiled_parts, select
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
-from dualform.record.step_record import Collector, Step, StepRecord
+from dualform.record.step_record import Step
 from dualform.record.summary import Summary, listed, readable, summary_of, tell
-from dualform.record.taps import Tap, identity
-from dualform.record.training_shard import TrainingShard, leave
+from dualform.record.taps import Tap
+from dualform.record.training_shard import TrainingShard
 from dualform.record.unwrapped import unwrapped_model
 from dualform.store.header import Header
 from dualform.store.probes import ProbeArrays
@@ -121,86 +117,55 @@ class Recorder:
         compiled = compiled_parts(model)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         owners = Owners(optimizers, model)
-        self._found = FoundLayers(model, owners, layers, keys and values, taps)
-        selected, self.skipped = select(model, optimizers, layers, keys and values, taps, self._found)
+        found = FoundLayers(model, owners, layers, keys and values, taps)
+        selected, self.skipped = select(model, optimizers, layers, keys and values, taps, found)
         """`skipped`: layer -> why it is not recorded."""
-        self._taps = [*taps, *selected]
-        self._frozen = FrozenLayers(model, self.skipped)
-        check_blocks(model, self._taps)
+        selected = [*taps, *selected]
+        check_blocks(model, selected)
         if keys and values:
-            check_followed(optimizers, self._taps)
-        routed = [routed] if isinstance(routed, str) else list(routed)
-        there, routed = self._found.told(spaces or {}, routed)
-        Spaces(self._taps, there, routed)  # raises for what they cannot be
-        self._plan = Plan(
-            model, owners, folder, self._taps, self.skipped, sink, there, routed, keys, dict(label_names or {}),
+            check_followed(optimizers, selected)
+        there, routed = found.told(spaces or {}, [routed] if isinstance(routed, str) else list(routed))
+        Spaces(selected, there, routed)  # raises for what they cannot be
+        plan = Plan(
+            model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
             resumed, self._ranks, compiled,
         )  # fmt: skip
-        self._on_error, self._valued = on_error, keys and values
+        self._training = RecordedTraining(plan, found, on_error, keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._state = "new"
         self._failed = False
         """Whether the last step was refused, or raised something."""
-        self._handles: list[UpdateHooks] = []
-        self._recording: Recording | None = None
-        self._collector = Collector(owners, self._late, self._refused)
 
     @property
     def steps(self) -> int:
         """Steps recorded so far, of this run."""
-        return 0 if self._recording is None else self._recording.steps
+        return self._training.steps
 
     @property
     def summary(self) -> Summary:
         """What is recorded, as it stands now; its text is the table that was said at the start."""
-        return summary_of(self._plan, None if self._recording is None else self._recording.batches.bytes_a_step)
+        recording = self._training.recording
+        return summary_of(self._training.plan, None if recording is None else recording.batches.bytes_a_step)
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
             raise RecordingError("a recorder records one training.", hint="Make another, with a folder of its own.")
         self._state = "open"
-        for tap in self._taps:
-            tap.attach(self._collector)
-            identity.join(tap, self._collector)
-        self._found.attach(self._collector, self._taps)
-        for number, optimizer in enumerate(self._plan.owners.optimizers):
-            updating, updated = partial(self._updating, number), partial(self._updated, number)
-            again = partial(self._evaluated_again, number)
-            self._handles.append(around_each_update(optimizer, updating, updated, again, whole=not self._valued))
-        OPEN.add(self._plan.model)
+        self._training.attach()
         self._say(str(self.summary))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stopped, self._state = self._state == "stopped", "closed"
-        self._detach()
-        if stopped:
+        self._state = "closed"
+        if self._training.stopped:
             return
-        if self._recording is None or not self._recording.begun:
-            if error is None and not self._failed:
-                self._tell_empty()
-            return
-        try:
-            self._recording.close(finished=error is None)
-        except DualformError as failure:
-            if error is None and self._on_error == "raise":
-                raise
-            if error is None:
-                warnings.warn(f"Closing the memory failed: {failure}", RuntimeWarning, stacklevel=2)
-            elif failure is not error:
-                error.add_note(f"Closing the memory failed, too: {failure}")
-
-    def _detach(self) -> None:
-        OPEN.discard(self._plan.model)
-        for tap in self._taps:
-            identity.part(tap)
-            tap.detach()
-        self._found.detach()
-        for handle in self._handles:
-            handle.remove()
-        leave(self._ranks)
+        self._training.detach()
+        if self._training.begun is not None:
+            self._training.close(error)
+        elif error is None and not self._failed:
+            self._tell_empty()
 
     @contextmanager
     def step(
@@ -232,55 +197,22 @@ class Recorder:
         an earlier step failed with.
         """
         self._require_open("step")
-        if self._collector.step is not None:
+        if self._training.collector.step is not None:
             raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
         self._failed = True
-        record = self._begin_step(
+        begun = self._training.begun
+        record = self._training.begin_step(
             dataset=dataset, label=label, sample=sample, position=position, mask=mask, at=at, batch_dim=batch_dim,
             columns=columns,
         )  # fmt: skip
         try:
             yield Step(record)
         except BaseException:
-            self._end_step(record, failed=True)
+            self._training.end_step(record, failed=True)
             raise
-        self._end_step(record, failed=False)
+        self._training.end_step(record, failed=False)
         self._failed = False
-
-    def _begin_step(self, **said: Any) -> StepRecord | None:
-        """None where recording has stopped."""
-        if self._state == "stopped":
-            return None
-        if self._recording is None or not self._recording.begun:
-            self._recording = Recording(self._plan)
-        self._recording.look()
-        if told := self._frozen.note(self.skipped, self._plan.owners.optimizers, self.steps):
-            warnings.warn(told, RuntimeWarning, stacklevel=4)
-        try:
-            if self._recording.begun:
-                self._recording.batches.sink.check()
-            self._collector.begin(self.steps, Metadata(**said))
-        except DualformError as error:
-            self._fail(error)
-        return self._collector.step
-
-    def _end_step(self, record: StepRecord | None, failed: bool) -> None:
-        recording, self._collector.step = self._recording, None
-        if record is None or recording is None or self._state == "stopped":
-            return
-        if failed and not record.updated:
-            recording.forget(record)
-            return
-        begun = recording.begun
-        try:
-            recording = self._with_found(recording, record)
-            # Once the weights have moved, everything after a step that is missing would be inexact.
-            recording.finish(record)
-        except DualformError as error:
-            if record.step == self.steps:
-                recording.forget(record)
-            self._fail(error)
-        if recording.begun and not begun:
+        if begun is None and (recording := self._training.begun) is not None:
             yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
             self._say(f"dualform: {readable(recording.batches.bytes_a_step or 0)} a step{yet}")
 
@@ -290,12 +222,7 @@ class Recorder:
         Raises what went wrong with writing.
         """
         self._require_open("flush")
-        if self._recording is None or not self._recording.begun or self._state == "stopped":
-            return
-        try:
-            self._recording.flush()
-        except DualformError as error:
-            self._fail(error)
+        self._training.flush()
 
     def probe(
         self,
@@ -322,26 +249,18 @@ class Recorder:
                 "inputs are given both as one argument and by name.", hint="Put all into a dict.", field="inputs"
             )
         inputs = named or inputs
-        if self._state == "stopped" or (self._ranks is not None and self._ranks.number):
+        training = self._training
+        if training.stopped or (self._ranks is not None and self._ranks.number):
             return
-        if self._recording is None or not self._recording.begun:
+        if training.begun is None:
             raise RecordingError("there is no memory before the first recorded step.", hint="Take probes after it.")
         labels = labels_of(label)
-        self._collector.probe = taker = ProbeTaker(self._recording.axis_of)
+        training.collector.probe = taker = ProbeTaker(training.begun.axis_of)
         try:
-            taker.run(self._plan.model, inputs, batch_size, batch_dim)
+            taker.run(training.plan.model, inputs, batch_size, batch_dim)
         finally:
-            self._collector.probe = None
-        self._recording.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
-
-    def _with_found(self, recording: Recording, record: StepRecord | None) -> Recording:
-        """The recording, with the layers that its first step shows. Raises what the recorder raises."""
-        if record is None or record.empty or self._found.closed:
-            return recording
-        plan = self._found.joined(self._plan, record)
-        if plan is not self._plan:
-            self._plan, self._recording = plan, Recording(plan, recording.initial)
-        return self._recording or recording
+            training.collector.probe = None
+        training.begun.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
 
     def _say(self, text: str) -> None:
         if self._says:
@@ -350,53 +269,11 @@ class Recorder:
     def _tell_empty(self) -> None:
         """A training came to its end and left no memory."""
         why = "no step was begun. Put each batch into one `with recorder.step(...)`"
-        if self._recording is not None:
-            why = "; ".join(f"{name}: {reason}" for name, reason in self._recording.unreached.items())
+        if self._training.recording is not None:
+            why = "; ".join(f"{name}: {reason}" for name, reason in self._training.recording.unreached.items())
         empty = f"nothing was recorded, and there is no memory in {self.path}"
         warnings.warn(f"{empty}: {why}.", RuntimeWarning, stacklevel=3)
 
-    def _late(self, tap: Tap) -> None:
-        """A gradient came outside the step of its forward pass."""
-        if self._state == "open" and self._recording is not None:
-            self._recording.defects.late(tap)
-
-    def _refused(self, tap: Tap, error: RecordingError) -> None:
-        """A call of a layer has no keys."""
-        if self._recording is None:
-            raise error
-        self._recording.defects.refused(tap, error)
-
-    def _updating(self, number: int) -> None:
-        """The optimizer of this number is about to write the weights."""
-        if self._recording is None or self._state == "stopped":
-            return
-        try:
-            self._with_found(self._recording, self._collector.step).updating(number, self._collector.step)
-        except DualformError as error:
-            self._fail(error)
-
-    def _updated(self, number: int) -> None:
-        if self._recording is not None and self._state != "stopped":
-            self._recording.updated(number)
-
-    def _evaluated_again(self, number: int) -> None:
-        """The optimizer of this number evaluated its closure once more in one update."""
-        if self._recording is not None and self._state != "stopped":
-            self._recording.stray_updates.evaluated_again(number, self._collector.step)
-
-    def _fail(self, error: DualformError) -> None:
-        """Raises the error, or warns of it and stops recording."""
-        recording = self._recording
-        if self._on_error == "raise" or recording is None or not recording.begun:
-            raise error
-        self._state, self._collector.step = "stopped", None
-        self._detach()
-        try:
-            recording.close(finished=False)
-        except DualformError as failure:
-            error.add_note(f"Closing the memory failed, too: {failure}")
-        warnings.warn(f"recording stopped after {recording.steps} steps: {error}", RuntimeWarning, stacklevel=3)
-
     def _require_open(self, what: str) -> None:
-        if self._state not in ("open", "stopped"):
+        if self._state != "open":
             raise RecordingError(f"recorder.{what} was called outside `with recorder`.")

@@ -92,7 +92,7 @@ class Replay(Recorder):
             raise RecordingError(f"this is not the model that was recorded: {error.message}") from None
 
     def _open_replay(self, header: Header) -> ReplaySink:
-        forms = {tap.name: tap.key_form for tap in self._taps}
+        forms = {tap.name: tap.key_form for tap in self._training.plan.taps}
         self._replayed = ReplaySink(header, self._first, self._gatherers, forms)
         return self._replayed
 

@@ -1,0 +1,180 @@
+"""A training while it is recorded: its layers and optimizers tell what happens, and steps what is said of it."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any, Literal
+
+from dualform.errors import DualformError, RecordingError
+from dualform.record.found_layers import FoundLayers
+from dualform.record.frozen_layers import FrozenLayers
+from dualform.record.metadata import Metadata
+from dualform.record.open_models import OPEN
+from dualform.record.optimizers import UpdateHooks, around_each_update
+from dualform.record.plan import Plan
+from dualform.record.recording import Recording
+from dualform.record.step_record import Collector, StepRecord
+from dualform.record.taps import Tap, identity
+from dualform.record.training_shard import leave
+
+
+class RecordedTraining:
+    """Hooks are there from `attach` to `detach`. What goes wrong is raised, or ends recording with a warning."""
+
+    def __init__(self, plan: Plan, found: FoundLayers, on_error: Literal["raise", "warn"], valued: bool) -> None:
+        """`found`: the layers that the first step may show; `on_error`: as Recorder says; `valued`: whether values are
+        wanted.
+        """
+        self.plan = plan
+        self.recording: Recording | None = None
+        self.stopped = False
+        """Whether it goes on unrecorded after an error."""
+        self.collector = Collector(plan.owners, self._late, self._refused)
+        self._found, self._on_error, self._valued = found, on_error, valued
+        self._frozen = FrozenLayers(plan.model, plan.skipped)
+        self._taps = list(plan.taps)
+        """Those that were known before the first step."""
+        self._attached = False
+        self._handles: list[UpdateHooks] = []
+
+    @property
+    def begun(self) -> Recording | None:
+        """The recording, once there is a memory."""
+        return self.recording if self.recording is not None and self.recording.begun else None
+
+    @property
+    def steps(self) -> int:
+        """Steps recorded so far."""
+        return 0 if self.recording is None else self.recording.steps
+
+    def attach(self) -> None:
+        self._attached = True
+        for tap in self._taps:
+            tap.attach(self.collector)
+            identity.join(tap, self.collector)
+        self._found.attach(self.collector, self._taps)
+        for number, optimizer in enumerate(self.plan.owners.optimizers):
+            updating, updated = partial(self._updating, number), partial(self._updated, number)
+            again = partial(self._evaluated_again, number)
+            self._handles.append(around_each_update(optimizer, updating, updated, again, whole=not self._valued))
+        OPEN.add(self.plan.model)
+
+    def detach(self) -> None:
+        self._attached = False
+        OPEN.discard(self.plan.model)
+        for tap in self._taps:
+            identity.part(tap)
+            tap.detach()
+        self._found.detach()
+        for handle in self._handles:
+            handle.remove()
+        leave(self.plan.ranks)
+
+    def begin_step(self, **said: Any) -> StepRecord | None:
+        """None where recording has stopped."""
+        if self.stopped:
+            return None
+        if self.begun is None:
+            self.recording = Recording(self.plan)
+        assert self.recording is not None
+        self.recording.look()
+        if told := self._frozen.note(self.plan.skipped, self.plan.owners.optimizers, self.steps):
+            warnings.warn(told, RuntimeWarning, stacklevel=4)
+        try:
+            if self.begun:
+                self.begun.batches.sink.check()
+            self.collector.begin(self.steps, Metadata(**said))
+        except DualformError as error:
+            self.fail(error)
+        return self.collector.step
+
+    def end_step(self, record: StepRecord | None, failed: bool) -> None:
+        """`failed`: what ran in it raised something."""
+        recording, self.collector.step = self.recording, None
+        if record is None or recording is None or self.stopped:
+            return
+        if failed and not record.updated:
+            recording.forget(record)
+            return
+        try:
+            recording = self._with_found(recording, record)
+            # Once the weights have moved, everything after a step that is missing would be inexact.
+            recording.finish(record)
+        except DualformError as error:
+            if record.step == self.steps:
+                recording.forget(record)
+            self.fail(error)
+
+    def flush(self) -> None:
+        """As Recorder has it."""
+        if self.begun is None or self.stopped:
+            return
+        try:
+            self.begun.flush()
+        except DualformError as error:
+            self.fail(error)
+
+    def fail(self, error: DualformError) -> None:
+        """Raises the error, or warns of it and stops recording."""
+        recording = self.begun
+        if self._on_error == "raise" or recording is None:
+            raise error
+        self.stopped, self.collector.step = True, None
+        self.detach()
+        try:
+            recording.close(finished=False)
+        except DualformError as failure:
+            error.add_note(f"Closing the memory failed, too: {failure}")
+        warnings.warn(f"recording stopped after {recording.steps} steps: {error}", RuntimeWarning, stacklevel=3)
+
+    def close(self, error: BaseException | None) -> None:
+        """The memory ends here; `error`: what ended the training, if anything did."""
+        assert self.recording is not None
+        try:
+            self.recording.close(finished=error is None)
+        except DualformError as failure:
+            if error is None and self._on_error == "raise":
+                raise
+            if error is None:
+                warnings.warn(f"Closing the memory failed: {failure}", RuntimeWarning, stacklevel=3)
+            elif failure is not error:
+                error.add_note(f"Closing the memory failed, too: {failure}")
+
+    def _with_found(self, recording: Recording, record: StepRecord | None) -> Recording:
+        """The recording, with the layers that its first step shows. Raises what the recorder raises."""
+        if record is None or record.empty or self._found.closed:
+            return recording
+        plan = self._found.joined(self.plan, record)
+        if plan is not self.plan:
+            self.plan, self.recording = plan, Recording(plan, recording.initial)
+        return self.recording or recording
+
+    def _late(self, tap: Tap) -> None:
+        """A gradient came outside the step of its forward pass."""
+        if self._attached and self.recording is not None:
+            self.recording.defects.late(tap)
+
+    def _refused(self, tap: Tap, error: RecordingError) -> None:
+        """A call of a layer has no keys."""
+        if self.recording is None:
+            raise error
+        self.recording.defects.refused(tap, error)
+
+    def _updating(self, number: int) -> None:
+        """The optimizer of this number is about to write the weights."""
+        if self.recording is None or self.stopped:
+            return
+        try:
+            self._with_found(self.recording, self.collector.step).updating(number, self.collector.step)
+        except DualformError as error:
+            self.fail(error)
+
+    def _updated(self, number: int) -> None:
+        if self.recording is not None and not self.stopped:
+            self.recording.updated(number)
+
+    def _evaluated_again(self, number: int) -> None:
+        """The optimizer of this number evaluated its closure once more in one update."""
+        if self.recording is not None and not self.stopped:
+            self.recording.stray_updates.evaluated_again(number, self.collector.step)
