@@ -117,6 +117,7 @@ class FoundLayers:
     def attach(self, listener: Listener, taps: Sequence[Tap]) -> None:
         """`taps`: all others, of which one may hold a watched parameter, too."""
         self._listener = listener
+        listener.follows = bool(self.watchers)
         self._taken = {tap.name for tap in taps}
         LISTENING.append(self)
         for watcher in self.watchers:
@@ -235,6 +236,8 @@ class FoundLayers:
         for watcher in self.watchers:
             if kept.isdisjoint(map(id, watcher.free.values())):
                 watcher.detach()
+        if self._listener is not None:
+            self._listener.follows = any(tap.block.leading > 1 for tap in layers)
         return layers
 
     def _routed_spaces(self, record: StepRecord, said: Sequence[str]) -> dict[str, str]:

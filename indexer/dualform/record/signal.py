@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dualform.record.chosen_rows import ChosenRows
+from dualform.record.followed_rows import Rows
 from dualform.record.key_form import KeyForm
 from dualform.store.batch import Product
 
@@ -27,8 +27,8 @@ class Signal:
     form: KeyForm
     product: Product | None = None
     """How its part of a gradient was rounded; None where it was not, or where nobody knows."""
-    chosen: ChosenRows | None = None
-    """Which of the batch's rows or tokens it is of, where the network was seen to choose."""
+    rows: Rows | None = None
+    """Those that the key holds, where they are followed."""
 
     def add(self, other: Signal) -> None:
         """Of a second backward pass through the same call: gradients add up."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from dualform.errors import BadInput
 from dualform.record.alignment import Aligner
 from dualform.record.column_values import Array, spread
+from dualform.record.followed_rows import Origin, Rows
 from dualform.record.key_form import laid_rows
 from dualform.record.metadata import PLACES, Columns, Metadata
 from dualform.record.sayings import Sayings
@@ -123,13 +124,7 @@ class SlotMaker:
         found = Aligner(record, self._taps, self._spaces, first).align()
         self._spaces.check_names(metadata.spaces)
         shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
-        chosen = {
-            (shape.space.name, shape.call): signal.chosen.places(shapes, metadata.rows)
-            for calls in found.calls.values()
-            for shape, signal in calls
-            if signal.chosen is not None
-        }
-        extents = self._extents(record, shapes, first, chosen)
+        extents = self._extents(record, shapes, first, _followed(found.calls, shapes))
         kept = {(extent.space, extent.call): stay for extent, stay in extents}
         rows = [
             _rows(name, shape, signal, kept[shape.space.name, shape.call])
@@ -151,12 +146,12 @@ class SlotMaker:
         record: StepRecord,
         shapes: Sequence[Shape],
         first: bool,
-        chosen: Mapping[tuple[str, int], dict[str, Array]],
+        followed: Mapping[tuple[str, int], Mapping[str, Array]],
     ) -> list[tuple[Extent, NDArray[np.int64] | None]]:
         """Each shape's extent, and which of its slots stay: int64[n], None for all.
 
-        `shapes` are those of a space after one another, in the order of their calls; `chosen`: by space and call, the
-        rows that the network was seen to choose, which are taken where nothing else is said of rows.
+        `shapes` are those of a space after one another, in the order of their calls; `followed`: as
+        `_followed` has it, taken where nothing else is said of rows.
         """
         metadata, extents = record.metadata, list[tuple[Extent, NDArray[np.int64] | None]]()
         for space, said in self._columns.of_slots(metadata, shapes).items():
@@ -164,13 +159,36 @@ class SlotMaker:
             if calls[0].space.routed:
                 said_of = Sayings(metadata, self._spaces, record.step, first).of_calls(calls)
                 own = [
-                    of_call if "row" in of_call else chosen.get((space, shape.call), {}) | of_call
+                    of_call if "row" in of_call else {**followed.get((space, shape.call), {}), **of_call}
                     for of_call, shape in zip(said_of, calls, strict=True)
                 ]
             else:
                 own = [metadata.at(space)] * len(calls)
             extents += [_extent(shape, said | of_call) for shape, of_call in zip(calls, own, strict=True)]
         return extents
+
+
+def _followed(
+    calls: Mapping[str, Sequence[tuple[Shape, Signal]]], shapes: Sequence[Shape]
+) -> dict[tuple[str, int], Mapping[str, Array]]:
+    """By routed space and call, `row` and `position` of its slots, where the rows of a key could be followed to those
+    of the batch; `calls` by layer.
+    """
+    whole: dict[Origin, list[Shape]] = {}
+    routed: dict[tuple[str, int], list[Rows]] = {}
+    for shape, signal in (call for own in calls.values() for call in own):
+        if signal.rows is None:
+            continue
+        if shape.space.routed:
+            routed.setdefault((shape.space.name, shape.call), []).append(signal.rows)
+        elif signal.rows.numbers is None:
+            whole.setdefault(signal.rows.origin, []).append(shape)
+    found = dict[tuple[str, int], Mapping[str, Array]]()
+    for call, keys in routed.items():
+        known = [places for rows in keys if (places := rows.places(whole, shapes))]
+        if known and all(np.array_equal(own[name], known[0][name]) for own in known for name in known[0]):
+            found[call] = known[0]
+    return found
 
 
 def _signature(record: StepRecord) -> tuple[Any, ...] | None:

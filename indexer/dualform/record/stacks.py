@@ -1,7 +1,8 @@
 """Stacks of matrices in one parameter, as those of experts, whose rows the model chooses.
 
 A layer of a stack sees rows of the batch, or its tokens, where each call is as large as those of other layers; where
-calls have other sizes, the model chose. Then one member's matrices share a space of that member's name.
+calls have other sizes, or some rows of a tensor were seen to be taken, the model chose. Then one member's matrices
+share a space of that member's name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import product
 
 from torch import Tensor
 
+from dualform.record.signal import Signal
 from dualform.record.spaces import own_name
 from dualform.record.step_record import StepRecord
 from dualform.record.taps.matrix_block import MatrixBlock
@@ -45,7 +47,8 @@ def routed_spaces(stacks: Mapping[str, Sequence[str]], record: StepRecord) -> di
     chosen = {
         parameter: layers
         for parameter, layers in stacks.items()
-        if known and not known.issuperset(size for layer in layers for size in calls.get(layer, ()))
+        if any(_is_chosen(signal) for layer in layers for signal in record.calls(layer))
+        or (known and not known.issuperset(size for layer in layers for size in calls.get(layer, ())))
     }
     found: dict[str, str] = {}
     for parameter, layers in chosen.items():
@@ -55,3 +58,7 @@ def routed_spaces(stacks: Mapping[str, Sequence[str]], record: StepRecord) -> di
         for number, layer in enumerate(layers):
             found[layer] = own_name(f"{module}_{number}" if alike else layer, set())
     return found
+
+
+def _is_chosen(signal: Signal) -> bool:
+    return signal.rows is not None and signal.rows.numbers is not None

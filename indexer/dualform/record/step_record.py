@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
-from dualform.record.chosen_rows import ChosenRows
+from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.key_form import HALVED, owned_rows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
@@ -53,8 +53,8 @@ class StepRecord:
         self.unseen: dict[str, str] = {}
         """Layer -> why a call of it could not be recorded at all."""
         self._owners = owners
-        self.chosen: dict[int, ChosenRows] = {}
-        """By number of the call, the rows that the network was seen to choose for it."""
+        self.rows: dict[int, Rows] = {}
+        """By number of the call, those that its key holds, where they are followed."""
         self._passes = Passes(owners)
         self._copies: dict[tuple[int, int], int] = {}
         """Numbers of the weights' copies that gradients went through: by graph task, and the copy's own number."""
@@ -127,7 +127,7 @@ class StepRecord:
         dtype = key.dtype if key.is_floating_point() else error.dtype
         product = None if cast is None else self._product(dtype, cast)
         signal = Signal(
-            form.owned(key), self._kept(tap, error), form.leading(key), dtype, form, product, self.chosen.get(call)
+            form.owned(key), self._kept(tap, error), form.leading(key), dtype, form, product, self.rows.get(call)
         )
         now.add(tap.name, call, signal)
 
@@ -203,6 +203,8 @@ class Collector:
         """The probe that is being taken."""
         self._owners, self._late, self._refused = owners, late, refused
         self._calls = 0
+        self.follows = False
+        self._followed: FollowedRows | None = None
         self._told_unseen = False
         self._pass, self._arrivals = -1, 0
         self.began = torch.zeros((), dtype=torch.int64)
@@ -211,7 +213,12 @@ class Collector:
         """Collect another step from now on."""
         self.began = torch.tensor(self._calls)  # another tensor: that of an earlier step may be waited for
         self.step = StepRecord(step, metadata, self._calls, self._owners)
+        self._followed = FollowedRows() if self.follows else None
         return self.step
+
+    @property
+    def followed(self) -> FollowedRows | None:
+        return self._followed if self.forward_mode() == "step" else None
 
     def forward_mode(self) -> str | None:
         if self.probe is not None:
@@ -222,11 +229,11 @@ class Collector:
         if self.probe is not None:
             self.probe.probed(tap, key)
 
-    def called(self, tap: Tap, raw: bool, chosen: ChosenRows | None = None) -> int:
+    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
         if self.step is not None:
             self.step.called(tap, raw)
-            if chosen is not None:
-                self.step.chosen[self._calls] = chosen
+            if rows is not None:
+                self.step.rows[self._calls] = rows
         self._calls += 1
         return self._calls - 1
 

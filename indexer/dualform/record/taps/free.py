@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from dualform.record.chosen_rows import ChosenRows, chosen_by
 from dualform.record.taps.embedding import RowNumbers
 from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
 from dualform.record.taps.product import Product
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.record.taps.watcher import Watcher
 from dualform.store.parameter import Parameter
-
-_LAID_OUT = frozenset(("reshape", "view", "squeeze", "flatten", "contiguous", "to", "type", "float"))
-"""What leaves rows where they were."""
 
 
 class FreeTap(Tap):
@@ -55,17 +50,16 @@ class FreeTap(Tap):
         (tensor, *_) = self.parameters.values()
         return block_of(matrix, tensor) == self.block
 
-    def multiplied(
-        self, listener: Listener, product: Product, output: Tensor, chosen: ChosenRows | None = None
-    ) -> Tensor:
-        """Report a product. Returns what the network goes on with. `chosen`: the rows that its key is of."""
+    def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor:
+        """Report a product. Returns what the network goes on with."""
         key = product.key.detach()
         if product.looks_up:
             self._padding = product.padding
         else:
             key = key.to(output.dtype)
         raw = not product.looks_up and not product.key.requires_grad
-        (output,) = self.passed(listener, Call(key, (output,), raw=raw, chosen=chosen))
+        argument = None if product.looks_up else product.key
+        (output,) = self.passed(listener, Call(key, (output,), raw=raw, argument=argument))
         return output
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
@@ -101,8 +95,6 @@ class MatrixWatcher(Watcher):
         super().__init__(module)
         self.free = free
         self._own, self._finder = own, finder
-        self._chosen: MutableMapping[Tensor, ChosenRows] = WeakTensorKeyDictionary()
-        """By tensor, the rows of another one that it was chosen from."""
 
     def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor | None:
         for path, parameter in self.free.items():
@@ -116,14 +108,16 @@ class MatrixWatcher(Watcher):
                 self._finder.used(path, f"a product with {what}")
                 return None
             tap = self._finder.tap_of(path, parameter, block, product, self._own)
-            return output if tap is None else tap.multiplied(listener, product, output, self._chosen.get(product.key))
+            return output if tap is None else tap.multiplied(listener, product, output)
         return None
 
+    def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.listener is not None and self.listener.followed is not None:
+            self.listener.followed.given((*args, *kwargs.values()))
+
     def used(self, name: str, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor) and output.dim() > 1:
-            chosen = chosen_by(name, args) or (self._chosen.get(args[0]) if name in _LAID_OUT else None)
-            if chosen is not None and output.shape[:-1].numel() == len(chosen.numbers):
-                self._chosen[output] = chosen
+        if self.listener is not None and self.listener.followed is not None:
+            self.listener.followed.called(name, args, output)
         if self._finder.closed:
             return
         for tensor in _tensors(args):

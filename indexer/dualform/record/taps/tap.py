@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.record.casts import cast_of
-from dualform.record.chosen_rows import ChosenRows
+from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.computed import originals_of, shape_of
 from dualform.record.taps.early_key import EarlyKey, SaveEarly
@@ -43,11 +43,18 @@ class Listener(Protocol):
 
     began: Tensor
     """int64 scalar: which step runs."""
+    follows: bool
+    """Whether steps that begin from now on are to follow which rows tensors hold."""
 
-    def called(self, tap: Tap, raw: bool, chosen: ChosenRows | None = None) -> int:
+    @property
+    def followed(self) -> FollowedRows | None:
+        """Of the step that runs; None where it does not follow them."""
+
+    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
         """A forward call that expects an error signal; returns the number it will be known by.
 
-        `raw`: its key is data that came with the batch, no result of a computation; `chosen`: which rows it is of.
+        `raw`: its key is data that came with the batch, no result of a computation; `rows`: those that its key
+        holds, where they are followed.
         """
 
     def arrived(self, tap: Tap, raw: bool, began: int) -> int:
@@ -84,8 +91,8 @@ class Call:
     raw: bool
     kept: tuple[Tensor, ...] = ()
     """What the error signal is computed from, beside the key and the outputs' gradients."""
-    chosen: ChosenRows | None = None
-    """Which of the batch's rows or tokens it is of, where the network was seen to choose."""
+    argument: Tensor | None = None
+    """What the network multiplied, where its rows are the key's."""
     early: Any = None
     """The node of the graph that saved the key already (early_key.py); None where none did."""
 
@@ -144,7 +151,9 @@ class Tap(ABC):
                 kept = (call.key, *call.kept)
                 return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
             cast = cast_of(self.parameters.values(), call.outputs[0])
-            number = listener.called(self, call.raw, call.chosen)
+            followed = None if call.argument is None else listener.followed
+            rows = None if followed is None or call.argument is None else followed.of(call.argument)
+            number = listener.called(self, call.raw, rows)
             kept = call.kept if call.early is not None else (call.key, *call.kept)
             return watched(Report(self, listener, number, cast, call.early), kept, call.outputs)
         return call.outputs
@@ -229,7 +238,8 @@ class ModuleTap(Tap):
         """What a forward call was, from its arguments and its output. Raises RecordingError for one without keys."""
         argument: Tensor = args[0] if args else next(iter(kwargs.values()))
         # Under autocast the product used the cast, and the key's own type says what it was computed in.
-        return Call(argument.detach().to(output.dtype), (output,), raw=not argument.requires_grad)
+        key = argument.detach().to(output.dtype)
+        return Call(key, (output,), raw=not argument.requires_grad, argument=argument)
 
     def output_of(self, outputs: tuple[Tensor, ...]) -> Any:
         """`Call.outputs` put together as the module returns them."""
