@@ -119,6 +119,16 @@ def test_arguments_of_every_kind(trained):
             memory.queries(model, inputs)
 
 
+def test_a_model_that_was_frozen_since_has_the_same_layers(trained):
+    model, memory = trained
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    expected, found = (memory.queries(one, WORDS[:4]) for one in (model, frozen))
+    assert "own" in found
+    assert {name: rows.rows.tolist() for name, rows in found.items()} == {
+        name: rows.rows.tolist() for name, rows in expected.items()
+    }
+
+
 def test_other_weights_are_told_of(trained):
     model, memory = trained
     other = copy.deepcopy(model)

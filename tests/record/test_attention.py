@@ -271,7 +271,7 @@ def test_layers_that_are_left_out_or_frozen_are_named(tmp_path):
     model = Net(kdim=6, vdim=4)
     model.attn.v_proj_weight.requires_grad_(False)
     made = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", layers=["attn.[qv]"])
-    assert [tap.name for tap in made._taps] == ["attn.q"]
+    assert [tap.name for tap in made._training.plan.taps] == ["attn.q"]
     assert made.skipped == {
         "inner": "layers= leaves it out", "head": "layers= leaves it out", "attn.k": "layers= leaves it out",
         "attn.v": "its weight is frozen", "attn.out_proj": "layers= leaves it out",

@@ -40,9 +40,7 @@ def adamw(model):
 
 
 def recorder_of(model, optimizer, path):
-    return Recorder(
-        model, optimizer, path, rank=distributed.get_rank(), ranks=distributed.get_world_size(), quiet=True
-    )
+    return Recorder(model, optimizer, path, rank=distributed.get_rank(), ranks=distributed.get_world_size(), quiet=True)
 
 
 def even(rank, path):

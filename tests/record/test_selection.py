@@ -42,7 +42,7 @@ def recorder(tmp_path, **options):
 
 def test_reasons(tmp_path):
     made = recorder(tmp_path)
-    assert [tap.name for tap in made._taps] == ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
+    assert [tap.name for tap in made._training.plan.taps] == ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
     assert made.skipped == {
         "rnn": "there is no tap for RNN",
         "norm": "other parameters: LayerNorm multiplies by no matrix",
@@ -55,7 +55,7 @@ def test_reasons(tmp_path):
 @pytest.mark.parametrize("layers", ["block.*", ["block.0", "block.1"]], ids=["pattern", "names"])
 def test_names_and_patterns(tmp_path, layers):
     made = recorder(tmp_path, layers=layers)
-    assert [tap.name for tap in made._taps] == ["block.0", "block.1"]
+    assert [tap.name for tap in made._training.plan.taps] == ["block.0", "block.1"]
     assert made.skipped["plain"] == "layers= leaves it out"
 
 

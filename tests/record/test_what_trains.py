@@ -1,5 +1,7 @@
 """What trains is recorded, whatever mode its module is in; what does not has no slots."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -154,14 +156,71 @@ def test_a_layer_that_was_frozen_when_recording_began_is_named_once_it_trains(tm
         train(model, opened, batches(5), unfreeze)
     since = 2 if held else 3
     assert [str(warning.message) for warning in told] == [
-        f"layers that were frozen when recording began are trained from step {since} on, and are not recorded: '2'. "
-        "Make the recorder while their weights ask for gradients and the optimizer holds them; they may be frozen "
-        "after that, and get slots once they train."
+        f"what did not train when recording began is trained from step {since} on, and is not recorded: '2' (its "
+        "weight was frozen). Make the recorder while such weights ask for gradients and the optimizer holds them; they "
+        "may be frozen after that, and get slots once they train."
     ]
     assert opened.sink.skipped == {
         "2": f"its weight was frozen when recording began, and is trained from step {since} on"
     }
     assert opened.sink.defects == []
+
+
+class Parts(nn.Module):
+    """A matrix of its own, a norm, attention, and a layer that computes in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.own, self.norm, self.last = nn.Parameter(torch.randn(5, 4) / 2), nn.LayerNorm(4), nn.Linear(4, 3)
+        self.attention, self.rounded = nn.MultiheadAttention(4, 2, batch_first=True), Quantized(4, 4)
+
+    def forward(self, x):
+        x = self.norm(x @ self.own)[:, None]
+        return self.last(self.rounded(x + self.attention(x, x, x)[0])[:, 0])
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["frozen", "held by no optimizer"])
+def test_every_part_that_trains_later_is_named(tmp_path, held):
+    model = Parts()
+    parts = [model.own, *model.norm.parameters(), model.attention.in_proj_weight, *model.rounded.parameters()]
+    later = {id(own) for own in parts}
+    optimizer = torch.optim.SGD([own for own in model.parameters() if held or id(own) not in later], lr=0.1)
+    for own in parts if held else [model.rounded.weight]:
+        own.requires_grad_(False)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    why = "is frozen" if held else "is not among the optimizer's parameters"
+    names = ["own", "attention.q", "attention.k", "attention.v", "norm"]
+    skipped = dict.fromkeys(names[1:4], f"its weight {why}") | {"own": f"it {why}", "rounded": "its weight is frozen"}
+    assert opened.recorder.skipped == skipped | {"norm": "other parameters: LayerNorm multiplies by no matrix"}
+
+    def wake(number):
+        if number == 2:
+            model.requires_grad_(True)
+            if not held:
+                optimizer.add_param_group({"params": parts})
+
+    with pytest.warns(RuntimeWarning) as told:
+        train(model, opened, batches(4), wake)
+    was = why.replace("is", "was", 1)
+    their = {name: f"it {was}" if name == "own" else f"its weight {was}" for name in names}
+    assert [str(warning.message).partition(". ")[0] for warning in told] == [
+        "what did not train when recording began is trained from step 2 on, and is not recorded: "
+        + ", ".join(f"{name!r} ({their[name]})" for name in names)
+    ]
+    assert opened.sink.skipped == {
+        name: f"{own} when recording began, and is trained from step 2 on" for name, own in their.items()
+    } | {"rounded": "Quantized has a forward of its own"}
+
+
+def test_what_was_left_out_is_not_told_of_when_it_trains(tmp_path):
+    model = small_net()
+    model[2].requires_grad_(False)
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", layers=["0", "4"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, opened, batches(2), lambda number: model[2].requires_grad_(number > 0))
+    assert opened.sink.skipped == {"2": "layers= leaves it out"}
 
 
 class Quantized(nn.Linear):

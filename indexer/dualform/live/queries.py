@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from dualform.answers import LayerInfo, MemoryInfo
 from dualform.errors import BadInput, NotFound, RecordingError
@@ -100,10 +100,10 @@ def _taps(model: nn.Module, names: set[str]) -> dict[str, Tap]:
 
 
 class _Everything(Owners):
-    """Nobody trains the model any more: whatever may be a layer is looked at."""
+    """Nobody trains the model any more: whatever may be a layer is looked at, frozen or not."""
 
-    def hold(self, tensor: object) -> bool:
-        return True
+    def untrained(self, weights: Iterable[Tensor], it: str = "") -> str:
+        return ""
 
 
 def _raise(tap: Tap, error: RecordingError) -> None:

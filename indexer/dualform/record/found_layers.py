@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dualform.errors import RecordingError
 from dualform.record.blocks import check_blocks
+from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.owners import Owners
 from dualform.record.plan import Plan
 from dualform.record.selection import batch_dim_of, matches
@@ -52,6 +53,8 @@ class FoundLayers:
     ) -> None:
         """As `Recorder` is told; `given`: taps of layers that are no modules."""
         self._model, self._owners, self._values = model, owners, values
+        self.frozen = FrozenLayers()
+        """What does not train yet, of these layers and of all others."""
         self._modules = dict(model.named_modules())
         self._patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
         self.skipped: dict[str, str] = {}
@@ -85,15 +88,12 @@ class FoundLayers:
             return
         self.modules.add(name)
         for path, tensor in own.items():
-            self.skipped[path] = self._untrained(tensor) or (PENDING if path in free else "it is no matrix")
+            if why := self._owners.untrained([tensor], "it"):
+                self.frozen.add(path, [tensor], why)
+            self.skipped[path] = why or (PENDING if path in free else "it is no matrix")
         free = {path: tensor for path, tensor in free.items() if self.skipped[path] == PENDING}
         if free:
             self.watchers.append(MatrixWatcher(module, free, own, self))
-
-    def _untrained(self, tensor: Tensor) -> str:
-        if not tensor.requires_grad:
-            return "it is frozen"
-        return "" if self._owners.hold(tensor) else "it is not among the optimizer's parameters"
 
     def may_be(self, pattern: str) -> bool:
         """Whether a name or pattern may be that of a layer which the first step will show."""
@@ -190,9 +190,12 @@ class FoundLayers:
         for path, parameter in self._model.named_parameters():
             if is_of(weight, parameter):
                 block = block_of(weight, parameter)
-                if block is not None and not self._untrained(parameter):
+                why = self._owners.untrained([parameter], "its matrix")
+                if block is not None and not why:
                     return FreeTap(name, path, parameter, block, False, self._values)
-                self.skipped[name] = self._untrained(parameter) or f"its matrix is no block of {path}"
+                if why:
+                    self.frozen.add(name, [parameter], why)
+                self.skipped[name] = why or f"its matrix is no block of {path}"
                 return None
         self.skipped[name] = "its matrix is no parameter of the model and no view of one"
         return None

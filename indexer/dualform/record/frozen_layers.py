@@ -1,42 +1,59 @@
-"""Layers that were frozen when recording began: they have no tap, and what trains of them later is named."""
+"""What did not train when recording began: it is not recorded, and what trains of it later is named."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-FROZEN = "its weight is frozen"
-"""Why such a layer is not recorded."""
+
+@dataclass(frozen=True)
+class _Frozen:
+    weights: Sequence[Tensor]
+    reason: str
+    """Why it did not train: "its weight is frozen"."""
+    refusal: str
+    """Why it is not recorded where it trains; empty where it would be, from the beginning."""
+
+    @property
+    def was(self) -> str:
+        return self.reason.replace(" is ", " was ", 1)
 
 
 class FrozenLayers:
-    """Those of one model that still are."""
+    """Layers and other parameters of one model that do not train yet: frozen, or held by no optimizer."""
 
-    def __init__(self, model: nn.Module, skipped: Mapping[str, str]) -> None:
-        """`skipped`: layer -> why it is not recorded."""
-        modules = dict(model.named_modules())
-        self._weights: dict[str, list[Tensor]] = {
-            name: [parameter for parameter in modules[name].parameters() if parameter.dim() > 1]
-            for name, reason in skipped.items()
-            if reason == FROZEN and name in modules
-        }
+    def __init__(self) -> None:
+        self._layers: dict[str, _Frozen] = {}
+
+    def add(self, name: str, weights: Sequence[Tensor], reason: str, refusal: str = "") -> None:
+        """One that does not train as recording begins, and why; `refusal`: why it would not be recorded anyway."""
+        self._layers[name] = _Frozen(weights, reason, refusal)
 
     def note(self, skipped: MutableMapping[str, str], optimizers: Sequence[Optimizer], step: int) -> str:
-        """Say in `skipped` which layers train from this step on; returns a warning of them, empty for none."""
-        asking = [name for name, weights in self._weights.items() if any(weight.requires_grad for weight in weights)]
-        if not asking:
+        """Say in `skipped` which train from this step on; returns a warning of those that could have been recorded,
+        empty for none.
+        """
+        asking = {
+            name: [weight for weight in own.weights if weight.requires_grad] for name, own in self._layers.items()
+        }
+        if not any(asking.values()):
             return ""
         held = {id(own) for optimizer in optimizers for group in optimizer.param_groups for own in group["params"]}
-        woken = [name for name in asking if any(id(weight) in held for weight in self._weights[name])]
-        for name in woken:
-            del self._weights[name]
-            skipped[name] = f"its weight was frozen when recording began, and is trained from step {step} on"
-        if not woken:
+        woken = {
+            name: self._layers.pop(name)
+            for name, weights in asking.items()
+            if any(id(weight) in held for weight in weights)
+        }
+        for name, own in woken.items():
+            skipped[name] = own.refusal or f"{own.was} when recording began, and is trained from step {step} on"
+        told = [f"{name!r} ({own.was})" for name, own in woken.items() if not own.refusal]
+        if not told:
             return ""
         return (
-            f"layers that were frozen when recording began are trained from step {step} on, and are not recorded: "
-            f"{', '.join(map(repr, woken))}. Make the recorder while their weights ask for gradients and the optimizer "
-            "holds them; they may be frozen after that, and get slots once they train."
+            f"what did not train when recording began is trained from step {step} on, and is not recorded: "
+            f"{', '.join(told)}. Make the recorder while such weights ask for gradients and the optimizer holds them; "
+            "they may be frozen after that, and get slots once they train."
         )

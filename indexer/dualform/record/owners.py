@@ -42,6 +42,13 @@ class Owners:
         """Whether any of them holds a parameter."""
         return id(tensor) in self._of
 
+    def untrained(self, weights: Iterable[Tensor], it: str = "its weight") -> str:
+        """Why none of a layer's weights is trained; empty where one is. `it`: what they are called."""
+        asking = [weight for weight in weights if weight.requires_grad]
+        if not asking:
+            return f"{it} is frozen"
+        return "" if any(map(self.hold, asking)) else f"{it} is not among the optimizer's parameters"
+
     def of(self, tensor: Tensor) -> int:
         """The number of the optimizer that a parameter belongs to."""
         return self._of.get(id(tensor), 0)

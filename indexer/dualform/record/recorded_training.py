@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from dualform.errors import DualformError, RecordingError
 from dualform.record.found_layers import FoundLayers
-from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.metadata import Metadata
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
@@ -32,7 +31,7 @@ class RecordedTraining:
         """Whether it goes on unrecorded after an error."""
         self.collector = Collector(plan.owners, self._late, self._refused)
         self._found, self._on_error, self._valued = found, on_error, valued
-        self._frozen = FrozenLayers(plan.model, plan.skipped)
+        self._frozen = found.frozen
         self._taps = list(plan.taps)
         """Those that were known before the first step."""
         self._attached = False

@@ -118,7 +118,7 @@ class Recorder:
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         owners = Owners(optimizers, model)
         found = FoundLayers(model, owners, layers, keys and values, taps)
-        selected, self.skipped = select(model, optimizers, layers, keys and values, taps, found)
+        selected, self.skipped = select(model, owners, layers, keys and values, taps, found)
         """`skipped`: layer -> why it is not recorded."""
         selected = [*taps, *selected]
         check_blocks(model, selected)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
 from dualform.errors import NotFound, RecordingError
-from dualform.record.frozen_layers import FROZEN
+from dualform.record.owners import Owners
 from dualform.record.taps import ModuleTap, Tap
 from dualform.record.taps.identity import COMPILES
 
@@ -22,16 +21,17 @@ if TYPE_CHECKING:
 
 def select(
     model: nn.Module,
-    optimizers: Sequence[Optimizer],
+    owners: Owners,
     layers: str | Sequence[str] | None,
-    values: bool = True,
-    given: Sequence[Tap] = (),
-    found: FoundLayers | None = None,
+    values: bool,
+    given: Sequence[Tap],
+    found: FoundLayers,
 ) -> tuple[list[Tap], dict[str, str]]:
     """Taps in the model's order, and name -> reason for every other layer that holds parameters.
 
     `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `given`: taps of layers
-    that are no modules, and those that stand in place of the kind that would tap the module of their name. Raises
+    that are no modules, and those that stand in place of the kind that would tap the module of their name; `found`:
+    knows the layers that the first step shows, and is told what does not train yet. Raises
     NotFound for a pattern that matches no layer, RecordingError for a model that is distributed or not materialised, or
     where nothing is left to record.
     """
@@ -40,13 +40,11 @@ def select(
     patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     modules = dict(model.named_modules())
     _check_patterns(patterns, _layer_names(modules), found)
-    trained = {id(own) for optimizer in optimizers for group in optimizer.param_groups for own in group["params"]}
     given_names = {tap.name for tap in given}
     held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
     taps: list[Tap] = []
     untapped: dict[str, list[nn.Parameter]] = {}
-    skipped = {} if found is None else found.skipped
-    covered = set[str]() if found is None else set(found.modules)
+    frozen, skipped, covered = found.frozen, found.skipped, set(found.modules)
     for name, module in modules.items():
         if name in covered:
             continue
@@ -58,14 +56,26 @@ def select(
             continue
         within = (*kind.covered, *(own for own, _ in module.named_modules() if own.startswith("parametrizations")))
         covered.update(f"{name}.{own}" if name else own for own in within)
-        if reason := _frozen(module) or kind.refusal(module):
-            skipped[name] = reason
+        # Asked before anything else: how a layer that is not trained computes, as a quantized one does, is no matter.
+        reason = _frozen(module, owners)
+        if refusal := kind.refusal(module):
+            skipped[name] = reason or refusal
+            if reason:
+                frozen.add(name, _matrices(module.parameters()), reason, refusal)
             continue
-        for tap in kind.taps_of(name, module, values):
-            if tap.name in given_names:
+        own_taps = [tap for tap in kind.taps_of(name, module, values) if tap.name not in given_names]
+        if reason:
+            skipped[name] = reason
+            left_out = {_unwanted(tap.name, patterns) for tap in own_taps}
+            frozen.add(name, _matrices(module.parameters()), reason, left_out.pop() if len(left_out) == 1 else "")
+            continue
+        for tap in own_taps:
+            if unwanted := _unwanted(tap.name, patterns):
+                skipped[tap.name] = unwanted
                 continue
-            if reason := _unwanted(tap.name, patterns) or _untrained(tap, trained):
+            if reason := owners.untrained(_matrices(tap.trained)):
                 skipped[tap.name] = reason
+                frozen.add(tap.name, _matrices(tap.trained), reason)
                 continue
             tap.batch_dim = batch_dim_of(modules, name) if tap.batch_dim is None else tap.batch_dim
             taps.append(tap)
@@ -73,7 +83,9 @@ def select(
     for name, own in untapped.items():
         if all(id(parameter) in held for parameter in own):
             del skipped[name]
-    if not taps and not given and (found is None or not found.watchers):
+        elif not _matrices(own) and (reason := owners.untrained(own)):
+            frozen.add(name, own, reason)
+    if not taps and not given and not found.watchers:
         raise RecordingError(
             "the model has no layer to record: "
             + (
@@ -150,10 +162,10 @@ def _layer_names(modules: Mapping[str, nn.Module]) -> list[str]:
     return found
 
 
-def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str], found: FoundLayers | None) -> None:
+def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str], found: FoundLayers) -> None:
     for pattern in patterns or ():
-        if not any(matches(name, pattern) for name in names) and not (found and found.may_be(pattern)):
-            known = ", ".join(repr(name) for name in (*names, *(found.names if found else ()))) or "none"
+        if not any(matches(name, pattern) for name in names) and not found.may_be(pattern):
+            known = ", ".join(repr(name) for name in (*names, *found.names)) or "none"
             raise NotFound(
                 f"layers={pattern!r} matches no layer that there is a tap for.",
                 hint=f"Those are {known}.",
@@ -178,16 +190,10 @@ def _unwanted(name: str, patterns: Sequence[str] | None) -> str:
     return "" if wanted else "layers= leaves it out"
 
 
-def _frozen(module: nn.Module) -> str:
-    """Asked before anything else: how a layer that is not trained computes, as a quantized one does, is no matter."""
-    weights = [parameter for parameter in module.parameters() if parameter.dim() > 1]
-    return FROZEN if weights and not any(weight.requires_grad for weight in weights) else ""
+def _frozen(module: nn.Module, owners: Owners) -> str:
+    weights = _matrices(module.parameters())
+    return owners.untrained(weights) if weights and not any(weight.requires_grad for weight in weights) else ""
 
 
-def _untrained(tap: Tap, trained: set[int]) -> str:
-    weights = [tensor for tensor in tap.trained if tensor.dim() > 1]
-    if not any(weight.requires_grad for weight in weights):
-        return FROZEN
-    if not any(id(weight) in trained for weight in weights):
-        return "its weight is not among the optimizer's parameters"
-    return ""
+def _matrices(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor.dim() > 1]

@@ -167,7 +167,7 @@ class Step:
         now belongs to this one. So a generator that ran before the discriminator's update is recorded with its own.
         """
         if self._record is not None and earlier._record is not None:
-            self._record.since, self._record.chosen = earlier._record.since, dict(earlier._record.chosen)
+            self._record.since, self._record.rows = earlier._record.since, dict(earlier._record.rows)
 
     def at(self, space: str, **columns: Any) -> None:
         """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
