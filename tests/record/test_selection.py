@@ -42,7 +42,8 @@ def recorder(tmp_path, **options):
 
 def test_reasons(tmp_path):
     made = recorder(tmp_path)
-    assert [tap.name for tap in made._training.plan.taps] == ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
+    names = ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
+    assert [tap.name for tap in made._training.plan.taps] == names
     assert made.skipped == {
         "rnn": "there is no tap for RNN",
         "norm": "other parameters: LayerNorm multiplies by no matrix",
