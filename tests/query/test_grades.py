@@ -12,7 +12,8 @@ from torch import nn
 
 import dualform
 from dualform.errors import Inexact
-from dualform.query.weights.exactness import EXACT, grade
+from dualform.query.weights.block_grades import EXACT
+from dualform.query.weights.exactness import grade
 from dualform.query.weights.rebuilt import rebuild
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask

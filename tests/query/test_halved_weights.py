@@ -115,6 +115,21 @@ def test_weights_that_stand_still_are_said_to_move_less_than_rounding(tmp_path, 
     np.testing.assert_allclose(live[0], final["2.weight"].sum(1) + final["2.bias"], atol=1e-4)
 
 
+def test_slots_of_rounded_updates_have_no_coefficients(tmp_path):
+    """Their sum is not the weights: an update below half a last bit moves nothing."""
+    train(tmp_path / "m", OPTIMIZERS["slow sgd"])
+    query = np.ones((1, 96), np.float32)
+    with dualform.open(tmp_path / "m") as memory:
+        for asked in (
+            lambda: memory.coefficients("2", [0, 1]),
+            lambda: memory.output("2", query, kernel="softmax", temperature=1.0),
+        ):
+            with pytest.raises(Inexact, match="SGD of bfloat16 weights"):
+                asked()
+        found = memory.cancellation(where="label < 5")
+        assert (set(found), set(found.concentrations)) == (set(), {"0", "2", "4"})
+
+
 def test_weights_that_were_moved_by_hand_do_not_stand_still(tmp_path):
     def make(parameters):
         optimizer = torch.optim.AdamW(parameters, lr=1e-6, foreach=True)

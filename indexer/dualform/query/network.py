@@ -14,7 +14,7 @@ from dualform.query.resolved import Resolved
 from dualform.query.slots import check_space
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
-from dualform.query.weights.coefficients import weighs_no_slot
+from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.concentration import concentration
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt import rebuild, rebuild_without_slots, tied

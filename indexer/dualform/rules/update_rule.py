@@ -86,6 +86,9 @@ class UpdateRule(Protocol):
     """What a parameter may be looked at through while training: "directions", W times a fixed matrix, for rules without
     a scale; "entries" for rules that treat each number of a parameter on its own; "" for those that need all of it."""
 
+    of_matrices: bool = False
+    """Whether the update takes rows and columns apart, so that a parameter of more than two axes, which a layer sees as
+    a matrix, is none that the rule can follow."""
     precision: Literal["", "bfloat16"] = ""
     """What the update itself computes in, where that is coarser than the weights: no record does better."""
 
@@ -98,6 +101,16 @@ class UpdateRule(Protocol):
         for name, value in self.read(group).items():
             if not math.isfinite(value):
                 return f"its {name} is {value}"
+        return ""
+
+    def why_not_block(self, part: bool, axes: int) -> str:
+        """Why the rule cannot run again what a layer holds of a parameter, behind the optimizer's name; empty where it
+        can. `part`: whether that is not all of it; `axes`: how many the parameter has.
+        """
+        if part and not self.commutes_with:
+            return "is run again on whole parameters, of which this layer stands for a part"
+        if self.of_matrices and axes > 2:
+            return f"treats the last two axes of a parameter of {axes} as a matrix, and this layer all of them"
         return ""
 
     def keeps(self, settings: Settings) -> bool:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
-from dualform.query.weights.exactness import BFLOAT16, EXACT, grade, halved, stood_still, unwatched, why_scores_only
+from dualform.query.weights.block_grades import BFLOAT16, EXACT, NAMES, Miss, name_of, name_of_block
+from dualform.query.weights.exactness import grade, grade_of_watched, roundings, stood_still, unwatched
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.query.weights.rounding_gradients import rounding_gradients
+from dualform.query.weights.scores_only import why_scores_only
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
 _AGREES = 3.0
@@ -45,12 +49,14 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
         return Certificate(None, cut_off if measured.exact else measured)
     if not unwatched(view, layer) and stood_still(view, layer):
         return Certificate(None, measured)
-    error, moved = length(terms), length(way(view, layer))
+    went = way(view, layer)
+    error, moved = length(terms), length(went)
     # A layer that never moved is rebuilt exactly or not at all.
     share = error / moved if moved else math.inf if error else 0.0
-    if measured.error is None and unwatched(view, layer):
-        return Certificate(share, _unwatched(share, halved(view, layer)))
-    found = _confirmed(share, measured)
+    if optimizer := unwatched(view, layer):
+        found = Certificate(share, _unwatched(view, layer, share, _misses(view, layer, terms, went), optimizer))
+    else:
+        found = _confirmed(share, measured)
     return replace(found, rounding_share=_nobodys(view, layer) / moved) if moved else found
 
 
@@ -61,12 +67,29 @@ def _nobodys(view: View, layer: Layer) -> float:
     return math.hypot(*(float(np.linalg.norm(went[name][rounding_gradients(view, name).rows])) for name in names))
 
 
-def _unwatched(error: float, in_bfloat16: bool) -> Grade:
-    """The grade of what nobody watched; `in_bfloat16`: what it was computed in."""
-    if error <= (BFLOAT16 if in_bfloat16 else EXACT):
-        return Grade("exact to bfloat16" if in_bfloat16 and error else "exact", error)
-    reason = "the record rebuilds the weights no better, and the optimizer was not watched."
-    return Grade("off", error, reason=reason)
+def _misses(view: View, layer: Layer, terms: Mapping[str, Doubles], went: Mapping[str, Doubles]) -> list[Miss]:
+    """Of each block."""
+    allowed, found = roundings(view, layer), list[Miss]()
+    for block in layer.parameters:
+        name = block.block_name
+        missed, moved = (float(np.linalg.norm(own[name])) for own in (terms, went))
+        found.append(Miss(block, missed, moved, allowed.get(name, 0.0)))
+    return found
+
+
+def _unwatched(view: View, layer: Layer, error: float, misses: Sequence[Miss], optimizer: str) -> Grade:
+    """The grade of a layer of which some block was not watched: what the watch says of the others comes first."""
+    watched = grade_of_watched(view, layer, view.snapshot.steps)
+    if watched.name == "off":
+        return replace(watched, error=error, rounding=None)
+    name = name_of(view, layer, misses)
+    if name != "off":
+        return Grade(name, error)
+    worst = max(misses, key=lambda miss: (NAMES.index(name_of_block(view, miss)), miss.share))
+    missed = f"{worst.share:.1e} of the way it went" if worst.way else f"{worst.accumulated:.1e}, where it did not move"
+    return Grade(
+        "off", error, reason=f"the record misses {worst.block.block_name} by {missed}; {optimizer} was not watched."
+    )
 
 
 def _confirmed(error: float, measured: Grade) -> Certificate:

@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 import pyarrow.compute as pc
 
 from dualform.errors import Inexact, NotFound
+from dualform.query.weights.block_rules import rule_of, weighs_no_slot
 from dualform.questions.arguments import check_step
-from dualform.rules import Coefficients, LinearRule, Settings, Update, UpdateRule, named
-from dualform.rules.halved import Halved, RoundedRule
+from dualform.rules import Coefficients, LinearRule, Settings, Update
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
-__all__ = ["Coefficients", "coefficients", "rule_of", "updates", "weighs_no_slot"]
+__all__ = ["Coefficients", "coefficients", "updates"]
 
 
 def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *, factors: bool = True) -> Coefficients:
@@ -30,46 +30,18 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *
     block = _block_named(memory, parameter)
     check_step(at_step, memory.steps)
     stop = memory.steps if at_step is None else at_step
-    rule = rule_of(memory, block.block_name)
-    if not isinstance(rule, LinearRule):
-        optimizer = memory.optimizer_of(block.block_name).name
+    if (mover := weighs_no_slot(memory, [block])) is not None:
         raise Inexact(
-            f"{optimizer} gives a slot no coefficient: what it makes of one gradient depends on all of them.",
+            f"{mover} gives a slot no coefficient: what it makes of one gradient depends on all of them.",
             hint="Ask for outputs or weights under a mask: they take each slot's share through the same scales.",
             field="layer",
         )
     made = updates(memory, parameter, stop)
     if not factors:
         made = [replace(update, factor=1.0) for update in made]
+    rule = rule_of(memory, block.block_name)
+    assert isinstance(rule, LinearRule)
     return rule.coefficients(made, stop, block.name in memory.buffers())
-
-
-def rule_of(memory: Snapshot, block: str) -> UpdateRule:
-    """The update rule that moved a block, by its name. Raises Inexact where there is none."""
-    optimizer = memory.optimizer_of(block)
-    rule = named(optimizer.rule)
-    if rule is None:
-        raise Inexact(f"there is no update rule for {optimizer.name}.", field="layer")
-    return rule
-
-
-def weighs_no_slot(memory: Snapshot, blocks: Iterable[Parameter]) -> str | None:
-    """The name of an optimizer of one of some blocks that gives slots no coefficients; None where there is none.
-
-    An optimizer without a rule is not named: nothing at all can be rebuilt of its blocks.
-    """
-    for block in blocks:
-        optimizer = memory.optimizer_of(block.block_name)
-        rule = named(optimizer.rule)
-        if rule is not None and not isinstance(rule, LinearRule):
-            return optimizer.name
-    return None
-
-
-def rule_run_again(memory: Snapshot, block: Parameter) -> UpdateRule:
-    """The rule as a trajectory takes it: of a parameter of half precision, one that rounds its updates."""
-    rule, dtype = rule_of(memory, block.block_name), memory.manifest.halved.get(block.name)
-    return Halved(rule, dtype) if dtype and isinstance(rule, RoundedRule) else rule
 
 
 def _block_named(memory: Snapshot, name: str) -> Parameter:

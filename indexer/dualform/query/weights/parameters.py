@@ -14,9 +14,9 @@ from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights import other_parameters
-from dualform.query.weights.exactness import why_scores_only
 from dualform.query.weights.rebuilt import rebuild
 from dualform.query.weights.requirement import require
+from dualform.query.weights.scores_only import why_scores_only
 from dualform.query.where import mask
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer

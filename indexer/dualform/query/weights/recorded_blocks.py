@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import rule_run_again
+from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.slot_gradients import Holder
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.weights.trajectory import trajectory
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
-from dualform.rules import LinearRule
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -42,7 +41,7 @@ def build(
     found: dict[str, Doubles] = {}
     for block in layer.parameters:
         holders = _holders(view, layer, block, selection, partners)
-        if isinstance(rule_run_again(view.snapshot, block), LinearRule):
+        if BlockRules(view.snapshot, block).linear:
             found[block.block_name] = _summed(view, layer, block, holders, at_step, check)
         else:
             found[block.block_name] = trajectory(view, block, holders, at_step, check)

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.query.view import View
-from dualform.query.weights.coefficients import coefficients, rule_of, updates
+from dualform.query.weights.block_rules import BlockRules
+from dualform.query.weights.coefficients import coefficients, updates
 from dualform.query.weights.seams import Seam, seam, weights
-from dualform.rules import LinearRule
 from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
@@ -43,7 +43,7 @@ def of_runs(view: View, block: Parameter) -> tuple[Steps, Doubles, tuple[Seam, .
             steps, rows = _with_end(steps, rows, run.steps)
         if number:
             between = seam(view, block, number)
-            before = _before(run, block.block_name, before, between)
+            before = _before(run, block, before, between)
             rows = _after(before, rows)
             if between is not None:
                 seams.append(between)
@@ -80,15 +80,15 @@ def _with_end(steps: Steps, rows: Doubles, recorded: int) -> tuple[Steps, Double
     return np.append(steps, recorded - 1), np.vstack([rows, end])
 
 
-def _before(run: Snapshot, block: str, end: Doubles, between: Seam | None) -> Doubles:
+def _before(run: Snapshot, block: Parameter, end: Doubles, between: Seam | None) -> Doubles:
     """float64[5]: what is wrong from the beginning of a run, at most, while the run goes on.
 
     Weight decay shrinks what is wrong with the weights; that is not counted on. Of rules that are run again no more is
     known.
     """
     gain = 1.0
-    if _reached(run, block) and isinstance(rule_of(run, block), LinearRule):
-        gain = max(1.0, abs(coefficients(run, block).initial))
+    if _reached(run, block.block_name) and BlockRules(run, block).linear:
+        gain = max(1.0, abs(coefficients(run, block.block_name).initial))
     apart = between.distance if between else 0.0
     return np.array([apart, gain * (end[_ACCUMULATED] + apart), end[_WAY], gain * end[_ROUNDING], 0.0])
 

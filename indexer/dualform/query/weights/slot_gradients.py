@@ -32,16 +32,16 @@ Holder: TypeAlias = tuple[Layer, Parameter, Selection]
 class SlotGradients:
     """Of one block, as it is stored: the sum of the terms of every layer that holds it."""
 
-    def __init__(self, view: View, holders: Sequence[Holder], shape: tuple[int, ...], half: Half | None = None) -> None:
-        """`shape`: of the block; `half`: its type, where its gradient is of half precision itself."""
-        self._shape, self._half = shape, half
+    def __init__(self, view: View, holders: Sequence[Holder], shape: tuple[int, ...]) -> None:
+        """`shape`: of the block."""
+        self._shape = shape
         self._terms = [_Terms(view, *holder) for holder in holders]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
 
-    def of(self, first_step: int, last_step: int, check: Check) -> tuple[Doubles, Doubles]:
+    def of(self, first_step: int, last_step: int, half: Half | None, check: Check) -> tuple[Doubles, Doubles]:
         """Both of the block's shape, float64: what the slots of the steps made, both ends included, and what those
-        that stay did. The same array where all stay.
+        that stay did. The same array where all stay. `half`: the type of a gradient that is of half precision itself.
         """
         whole = np.zeros(self._shape)
         kept = None if self.all_stay else np.zeros(self._shape)
@@ -53,14 +53,21 @@ class SlotGradients:
         rest = np.zeros(self._shape) if kept is not None and products else None
         for _, of_copy in groupby(sorted(products, key=lambda product: product.order), lambda one: one.order[:2]):
             before = whole.copy() if rest is not None else whole
-            unrounded = self._add_copy(list(of_copy), whole, kept, check)
+            unrounded = self._add_copy(list(of_copy), whole, kept, half, check)
             if rest is not None:
                 rest += whole - before - unrounded
         if kept is None:
             return whole, whole
         return whole, kept if rest is None else kept + rest
 
-    def _add_copy(self, products: Sequence[_Product], whole: Doubles, kept: Doubles | None, check: Check) -> Doubles:
+    def _add_copy(
+        self,
+        products: Sequence[_Product],
+        whole: Doubles,
+        kept: Doubles | None,
+        half: Half | None,
+        check: Check,
+    ) -> Doubles:
         """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
         total: Doubles | None = None
         unrounded = np.zeros(self._shape)
@@ -72,8 +79,8 @@ class SlotGradients:
             unrounded += own
         assert total is not None
         whole += total
-        if self._half is not None:
-            whole[...] = self._half(whole)
+        if half is not None:
+            whole[...] = half(whole)
         return unrounded
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dualform.kernels.workers import cores, share
 from dualform.query.sums.runs import added_in_order, begins
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import weighs_no_slot
+from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.outer_products import outer_product
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer

@@ -14,29 +14,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from dualform.query.view import View
+from dualform.query.weights.block_grades import Miss
 from dualform.query.weights.coefficients import updates
 from dualform.rules.half_precision import Half
-from dualform.store.layer import Layer
 
 _UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """u: half a last bit of 1."""
 
 
-def moved_less_than_rounding(
-    view: View, layer: Layer, precision: str, accumulated: Sequence[float], way: Sequence[float], steps: int
-) -> str:
+def moved_less_than_rounding(view: View, precision: str, misses: Sequence[Miss], steps: int) -> str:
     """What is said of a layer whose weights did so in its first steps, one sentence; empty for any other.
 
-    `precision`: what the layer was computed in; `accumulated` and `way`: by block, as the watch measured them.
+    `precision`: what the layer was computed in; `misses`: of its blocks, as the watch measured them.
     """
-    apart, went, unit = math.hypot(*accumulated), math.hypot(*way), _UNIT_ROUNDOFF.get(precision)
+    apart, went = (math.hypot(*lengths) for lengths in ([m.accumulated for m in misses], [m.way for m in misses]))
+    unit = _UNIT_ROUNDOFF.get(precision)
     if unit is None or not went < apart < math.inf:
         return ""
     initial = view.stored_weights("initial")
-    blocks = [block.block_of(initial[block.name]).astype(np.float64) for block in layer.parameters]
+    blocks = [miss.block.block_of(initial[miss.block.name]).astype(np.float64) for miss in misses]
     if any((Half(precision)(block) != block).any() for block in blocks):
         return ""  # they are float32, which holds such updates
-    made = len(updates(view.snapshot, layer.parameters[0].block_name, steps))
+    made = len(updates(view.snapshot, misses[0].block.block_name, steps))
     last_bit = unit * math.hypot(*(float(np.linalg.norm(block)) for block in blocks))
     if apart > made * last_bit:
         return ""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from dualform.kernels.workers import share
 from dualform.query.view import Check, View
-from dualform.query.weights.coefficients import rule_run_again, updates
+from dualform.query.weights.block_rules import BlockRules
+from dualform.query.weights.coefficients import updates
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.where import mask
@@ -55,16 +56,18 @@ def _run(
     view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
 ) -> tuple[Doubles, Doubles]:
     """The block as all slots make it, and as those that stay do."""
-    rule = rule_run_again(view.snapshot, block)
-    states = _States(rule, *_start(view, block))
-    gradients = SlotGradients(view, holders, states.whole.weight.shape, rule.half if isinstance(rule, Halved) else None)
+    rules = BlockRules(view.snapshot, block)
+    states = _States(rules.first.buffers, *_start(view, block))
+    gradients = SlotGradients(view, holders, states.whole.weight.shape)
     alone = rounding_gradients(view, block.block_name)
     stop = view.snapshot.steps if at_step is None else at_step
     for update in updates(view.snapshot, block.block_name, stop):
-        whole, kept = gradients.of(update.first_step, update.last_step, check)
+        rule = rules.at(update.last_step)
+        half = rule.half if isinstance(rule, Halved) else None
+        whole, kept = gradients.of(update.first_step, update.last_step, half, check)
         whole = alone.put(update.last_step, update.factor * whole)
         stays = None if gradients.all_stay else alone.put(update.last_step, update.factor * kept)
-        states.advance(whole, stays, update.settings)
+        states.advance(rule, whole, stays, update.settings)
     return states.whole.weight, (states.whole if gradients.all_stay else states.kept).weight
 
 
@@ -85,16 +88,16 @@ def _doubles(array: NDArray[Any]) -> Doubles:
 class _States:
     """The block as all slots make it, and as those that stay do."""
 
-    def __init__(self, rule: UpdateRule, weight: Doubles, buffers: dict[str, Doubles]) -> None:
-        self._rule = rule
+    def __init__(self, shared: Sequence[str], weight: Doubles, buffers: dict[str, Doubles]) -> None:
+        """`shared`: the buffers of which each slot has its share."""
         self.whole = State(weight, buffers)
-        self.kept = State(weight.copy(), {kind: buffers[kind].copy() for kind in rule.buffers if kind in buffers})
+        self.kept = State(weight.copy(), {kind: buffers[kind].copy() for kind in shared if kind in buffers})
 
     @np.errstate(all="ignore")  # as where eps is 0: what is not finite stays so in the answer
-    def advance(self, whole: Doubles, kept: Doubles | None, settings: Settings) -> None:
+    def advance(self, rule: UpdateRule, whole: Doubles, kept: Doubles | None, settings: Settings) -> None:
         """One update with the whole gradient, and the part of it that stays; None for all of it."""
-        if self._rule.commutes_with != "entries":
-            self.whole, self.kept = self._advanced(self.whole, self.kept, whole, kept, settings)
+        if rule.commutes_with != "entries":
+            self.whole, self.kept = _advanced(rule, self.whole, self.kept, whole, kept, settings)
             return
         pieces = range(0, whole.size, _PIECE)
         after = [(State(np.empty(0)), State(np.empty(0)))] * len(pieces)
@@ -105,7 +108,7 @@ class _States:
             own, share_of = _piece(self.whole, part), _piece(self.kept, part)
             gradient = whole.reshape(-1)[part]
             stays = None if kept is None else kept.reshape(-1)[part]
-            after[number] = self._advanced(own, share_of, gradient, stays, settings)
+            after[number] = _advanced(rule, own, share_of, gradient, stays, settings)
             _write(own, after[number][0])
             if stays is not None:
                 _write(share_of, after[number][1])
@@ -115,11 +118,12 @@ class _States:
         if kept is not None:
             self.kept = _joined(self.kept, [own for _, own in after])
 
-    def _advanced(
-        self, whole: State, kept: State, gradient: Doubles, stays: Doubles | None, settings: Settings
-    ) -> tuple[State, State]:
-        after, scale = updated(self._rule, whole, gradient, settings)
-        return after, kept if stays is None else advanced(self._rule, kept, stays, settings, scale)
+
+def _advanced(
+    rule: UpdateRule, whole: State, kept: State, gradient: Doubles, stays: Doubles | None, settings: Settings
+) -> tuple[State, State]:
+    after, scale = updated(rule, whole, gradient, settings)
+    return after, kept if stays is None else advanced(rule, kept, stays, settings, scale)
 
 
 def _piece(state: State, part: slice) -> State:
