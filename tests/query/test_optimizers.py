@@ -190,15 +190,31 @@ def test_a_rule_of_whole_matrices_does_not_answer_for_a_part_of_one(tmp_path):
         assert memory.topk("attention.q", np.ones(4, np.float32), k=1).ids.shape == (1,)
 
 
-def test_adafactor_is_refused_for_what_has_more_than_two_axes(tmp_path):
+def test_adafactor_is_not_followed_where_a_weight_has_more_than_two_axes_and_elsewhere_it_is(tmp_path, capsys):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(12, 3))
-    optimizer = optim.Adafactor(model.parameters())
-    reason = r"parameter group 0, for its parameter of shape \(4, 1, 3\) has more than two axes"
-    with pytest.warns(RuntimeWarning, match=reason):
-        record_plainly(tmp_path / "m", model, optimizer, 2)
+    model.register_parameter("position", nn.Parameter(torch.zeros(1, 1, 5)))  # of no layer
+    record_plainly(tmp_path / "m", model, optim.Adafactor(model.parameters(), lr=1e-2), STEPS)
+    reason = "Adafactor treats the last two axes of a parameter of 3 as a matrix, and this layer all of them"
+    assert f"1: scores alone, for {reason}" in capsys.readouterr().err
     with dualform.open(tmp_path / "m") as memory:
-        assert {layer.grade.name for layer in memory.info().layers} == {"scores only"}
+        found = memory.verify()
+        assert (found["1"].grade.name, found["1"].grade.reason) == ("scores only", f"{reason}.")
+        assert found["3"].exact
+
+
+@pytest.mark.parametrize("sizes", [(5, 1), (1, 3)], ids=str)
+def test_adafactor_goes_on_with_what_it_kept_of_one_row_or_column(tmp_path, sizes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, sizes[0]), nn.Linear(sizes[0], sizes[1]), nn.Linear(sizes[1], 3))
+    optimizer = optim.Adafactor(model.parameters(), lr=1e-2)
+    for x, y in batches(3, seed=2):
+        trained(model, optimizer, x, y)
+    record_plainly(tmp_path / "m", model, optimizer, STEPS)
+    with dualform.open(tmp_path / "m") as memory:
+        for layer, found in memory.verify().items():
+            assert found.exact, layer
+            assert found.relative_error <= 1e-5
 
 
 def test_lbfgs_is_refused_where_recording_starts(tmp_path):

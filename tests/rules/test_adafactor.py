@@ -18,9 +18,22 @@ def test_the_least_that_is_divided_by_is_that_of_the_type_where_none_is_given(dt
     assert named("adafactor").read(group)["eps1"] == 0.5
 
 
-def test_a_parameter_of_more_than_two_axes_is_refused_by_its_shape():
-    (group,) = torch.optim.Adafactor([nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4, 2, 3))]).param_groups
-    assert named("adafactor").refusal(group) == "its parameter of shape (4, 2, 3) has more than two axes"
+def test_a_parameter_of_more_than_two_axes_is_none_that_it_follows():
+    rule = named("adafactor")
+    assert [bool(rule.why_not_block(False, axes)) for axes in (1, 2, 3, 4)] == [False, False, True, True]
+    assert rule.why_not_block(True, 2).startswith("is run again on whole parameters")
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 4), (1, 1)])
+def test_a_mean_of_one_row_or_column_may_come_as_one_number(shape):
+    """So it is read from a memory."""
+    gradient, rule = np.random.default_rng(0).normal(size=shape), named("adafactor")
+    (group,) = torch.optim.Adafactor([nn.Parameter(torch.zeros(shape))]).param_groups
+    before, _ = updated(rule, State(np.ones(shape)), gradient, rule.read(group))
+    alone = {kind: own.reshape(()) if own.size == 1 else own for kind, own in before.buffers.items()}
+    states = [State(before.weight, kept) for kept in (before.buffers, alone)]
+    one, other = (updated(rule, state, gradient, rule.read(group))[0] for state in states)
+    np.testing.assert_array_equal(one.weight, other.weight)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5,)])

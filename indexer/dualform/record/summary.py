@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dualform.record.optimizers import why_no_rule
+from dualform.record.optimizers import rule_of, why_no_rule
 from dualform.record.plan import Plan
 from dualform.record.taps import Tap
 from dualform.store.batch import Batch
@@ -111,7 +111,22 @@ def _answers(plan: Plan) -> str:
     found = [reason for reason in reasons.values() if reason]
     if followed := " and ".join(name for name, reason in reasons.items() if not reason):
         found.append(f"{followed}: scores, outputs and weights can be asked, masked and as of every step")
+    found += [f"{listed(names)}: scores alone, for {reason}" for reason, names in _not_followed(plan).items()]
     return "; ".join(found)
+
+
+def _not_followed(plan: Plan) -> dict[str, list[str]]:
+    """Layers whose optimizer has a rule that cannot follow one of their parameters, by the reason."""
+    found: dict[str, list[str]] = {}
+    for tap in plan.taps:
+        for place, tensor in tap.parameters.items():
+            optimizer = plan.owners.optimizers[plan.owners.of(tensor)]
+            rule = rule_of(optimizer)
+            reason = "" if rule is None else rule.why_not_block(bool(place.rows or place.columns), tensor.ndim)
+            if reason:
+                found.setdefault(f"{type(optimizer).__name__} {reason}", []).append(tap.name)
+                break
+    return found
 
 
 def _recorded(layers: Mapping[str, tuple[int, int]]) -> list[str]:

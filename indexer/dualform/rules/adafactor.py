@@ -41,6 +41,7 @@ class Adafactor(UpdateRule):
         "rounds_factors": "BOOLEAN",
     }
     statistics = ("row_var", "col_var", "variance", "step")
+    of_matrices = True
 
     def read(self, group: Mapping[str, Any]) -> Settings:
         eps1, eps2 = group["eps"]
@@ -50,20 +51,14 @@ class Adafactor(UpdateRule):
         said = {**group, "eps1": eps1, "eps2": eps2, "rounds_factors": rounds_factors(group)}
         return super().read(said)
 
-    def refusal(self, group: Mapping[str, Any]) -> str:
-        """torch factors the last two axes of what has more, and a layer sees those in one."""
-        for parameter in group.get("params") or []:
-            if parameter.ndim > 2:
-                return f"its parameter of shape {tuple(parameter.shape)} has more than two axes"
-        return super().refusal(group)
-
     def scale(self, state: State, gradient: Doubles, settings: Settings) -> Scale:
         count, weight = counted(state), state.weight
         share = factor(float(count ** settings["beta2_decay"]), settings)
         least, statistics = settings["eps1"], {"step": count}
         if gradient.ndim > 1:
-            # What was there before the recording is spread over the whole parameter.
-            rows, columns = (state.buffers.get(name, np.zeros((1, 1))) for name in ("row_var", "col_var"))
+            # What was there before the recording is spread over the whole parameter, or one number for all of it.
+            held = (state.buffers.get(name, np.zeros(())) for name in ("row_var", "col_var"))
+            rows, columns = (np.broadcast_to(own, gradient.shape) for own in held)
             squares = gradient * gradient
             rows = (1 - share) * rows[:, :1] + share * squares.mean(1, keepdims=True)
             columns = (1 - share) * columns[:1] + share * squares.mean(0, keepdims=True)
