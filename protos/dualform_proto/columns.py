@@ -13,6 +13,8 @@ from dualform.errors import BadInput
 from dualform_proto.matrix import WIRE_TYPES, decode_numbers, element_type, encode_numbers
 from dualform_proto.v1 import dualform_pb2 as pb
 
+_CAST = "In SQL, cast it: CAST(... AS DOUBLE), CAST(... AS BIGINT) or CAST(... AS VARCHAR)."
+
 
 def encode_columns(columns: Mapping[str, NDArray[Any]]) -> pb.Columns:
     """Numbers and booleans, plain or masked, and texts. Raises BadInput where a column holds anything else."""
@@ -23,7 +25,7 @@ def encode_columns(columns: Mapping[str, NDArray[Any]]) -> pb.Columns:
 def _encode_column(name: str, column: NDArray[Any]) -> pb.Column:
     if column.dtype.kind in "OUT":
         return _encode_texts(name, column)
-    message = pb.Column(name=name, type=element_type(column.dtype, f"column {name!r}"))
+    message = pb.Column(name=name, type=element_type(column.dtype, f"column {name!r}", _CAST))
     if isinstance(column, np.ma.MaskedArray):
         nulls = np.ma.getmaskarray(column)
         message.nullable = True

@@ -26,6 +26,8 @@ WIRE_TYPES: dict[pb.ElementType.ValueType, np.dtype[Any]] = {
     pb.ELEMENT_TYPE_UINT16: np.dtype("<u2"),
     pb.ELEMENT_TYPE_UINT8: np.dtype("u1"),
     pb.ELEMENT_TYPE_BOOL: np.dtype("?"),
+    pb.ELEMENT_TYPE_COMPLEX64: np.dtype("<c8"),
+    pb.ELEMENT_TYPE_COMPLEX128: np.dtype("<c16"),
 }
 ELEMENT_TYPES = {dtype: element for element, dtype in WIRE_TYPES.items()}
 
@@ -72,13 +74,13 @@ def decode_matrix(message: pb.Matrix, dtype: Any, field: str) -> NDArray[Any]:
     return numbers.reshape(message.rows, message.cols)
 
 
-def element_type(dtype: np.dtype[Any], field: str) -> pb.ElementType.ValueType:
-    """The wire's name of a NumPy type; raises BadInput where it has none."""
+def element_type(dtype: np.dtype[Any], field: str, hint: str = "") -> pb.ElementType.ValueType:
+    """The wire's name of a NumPy type; raises BadInput where it has none, with what to do then."""
     element = ELEMENT_TYPES.get(dtype.newbyteorder("<"))
     if element is None:
         raise BadInput(
             f"{field} is of type {dtype}, which the wire does not carry.",
-            hint="In SQL, cast it: CAST(... AS DOUBLE), CAST(... AS BIGINT) or CAST(... AS VARCHAR).",
+            hint=hint,
             field=field,
         )
     return element

@@ -141,6 +141,7 @@ def encode_weights_answer(weights: Weights) -> pb.WeightsResponse:
         kept=[pb.Count(name=space, count=count) for space, count in weights.kept.items()],
         scan=encode_scan(weights.scan),
         others=weights.others,
+        without_end=not weights.ended,
     )
 
 
@@ -153,11 +154,12 @@ def decode_weights_answer(message: pb.WeightsResponse) -> Weights:
         kept={count.name: count.count for count in message.kept},
         scan=decode_scan(message.scan),
         others=tuple(message.others),
+        ended=not message.without_end,
     )
 
 
 def _encode_parameter(name: str, array: NDArray[Any]) -> pb.Parameter:
-    dtype = element_type(array.dtype, f"parameter {name!r}")
+    dtype = element_type(array.dtype, f"parameter {name!r}", "Ask the memory's folder.")
     return pb.Parameter(name=name, shape=array.shape, dtype=dtype, data=encode_numbers(array))
 
 

@@ -145,3 +145,41 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     assert f"multiples of the way of the layer's weights): 0 {moved.share:.0%}, {moved.greatest:.2g}." in answer.err
     assert "The grade is that of the whole sum, of which a mask leaves a part." in answer.err
     assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]
+    told = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force")
+    assert told.err.rstrip().endswith("way of the layer's weights): 0 moves nothing.")
+
+
+class Averaged(torch.nn.Linear):
+    """With an average of its weight that no optimizer holds."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.average = torch.nn.Parameter(torch.zeros(3, 4), requires_grad=False)
+
+
+def test_what_is_not_recorded_of_a_training_without_an_end_stands_as_before_it(dualform, tmp_path):
+    torch.manual_seed(0)
+    model = Averaged()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorder = dualform_package.Recorder(model, optimizer, tmp_path / "run")
+    with recorder:
+        for _ in range(3):
+            with recorder.step():
+                optimizer.zero_grad()
+                model(torch.randn(6, 4)).square().mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                model.average.lerp_(model.weight, 0.5)
+        recorder.flush()
+        remark = "so they stand as before its first step, for there is no end: average."
+        with (
+            dualform_package.open(tmp_path / "run") as memory,
+            pytest.warns(UserWarning, match=f"not recorded, {remark}"),
+        ):
+            assert not memory.weights()["average"].any()
+        with dualform_package.open(tmp_path / "run") as memory, Server(memory) as server:
+            for target in (tmp_path / "run", server.address):
+                for asked in ((), ("--at-step", 2)):
+                    out = tmp_path / "w.safetensors"
+                    assert f"Not recorded, {remark}" in dualform("weights", target, *asked, "--out", out, "--force").err
+                assert dualform("weights", target, "--out", out, "--force", "--json").json["ended"] is False

@@ -176,7 +176,7 @@ def outputs_values(draw: Any) -> Outputs:
 
 
 outputs_answers = outputs_values()
-parameters = st.sampled_from(["f2", "f4", "f8", "i8", "?"]).flatmap(
+parameters = st.sampled_from(["f2", "f4", "f8", "i8", "?", "c8", "c16"]).flatmap(
     lambda dtype: arrays.arrays(np.dtype(dtype), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )
 concentrations = st.dictionaries(texts, st.builds(Concentration, st.floats(), st.floats()), max_size=3)
@@ -194,6 +194,7 @@ def weights(draw: Any) -> Weights:
         draw(st.dictionaries(texts, counts, max_size=3)),
         draw(scans),
         draw(names),
+        draw(st.booleans()),
     )
 
 

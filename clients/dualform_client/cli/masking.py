@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import isnan
 from typing import Any
 
 from dualform.answers import Cancellation, Grade
@@ -13,6 +14,7 @@ from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
 from dualform_client.cli.printing import print_note
 
+_NOTHING = "moves nothing"
 _WHOSE_GRADE = "The grade is that of the whole sum, of which a mask leaves a part."
 WHAT_A_MASK_MEANS = (
     "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
@@ -74,12 +76,14 @@ def describe(removed: Cancellation | None) -> str:
         return ""
     said = []
     if removed.figures:
-        listed = ", ".join(f"{layer} {figure:.3g}" for layer, figure in removed.items())
+        moved = {layer: f"{figure:.3g}" for layer, figure in removed.items() if not isnan(figure)}
+        listed = ", ".join(f"{layer} {moved.get(layer, _NOTHING)}" for layer in removed)
         meaning = "1: its terms all push one way; tens or hundreds: they mostly cancel each other"
         said.append(f"Cancellation of what was masked ({meaning}): {listed}.")
     if removed.concentrations:
         listed = ", ".join(
-            f"{layer} {one.share:.0%}, {one.greatest:.2g}" for layer, one in removed.concentrations.items()
+            f"{layer} {_NOTHING if isnan(one.share) else f'{one.share:.0%}, {one.greatest:.2g}'}"
+            for layer, one in removed.concentrations.items()
         )
         meaning = (
             "share of the squared distance from the whole in 1 % of the entries; furthest move of an entry, in "

@@ -70,8 +70,8 @@ def weights(
     for layer, grade in state.grades.items():
         if not grade.exact:
             print_note(f"{layer}: {describe_grade(grade, state.standing[layer])}")
-    if state.not_recorded and (masks is not None or at_step is not None):
-        print_note(f"Not recorded, so they stand as at the end of the training: {', '.join(state.not_recorded)}.")
+    if state.remark and not (state.ended and masks is None and at_step is None):
+        print_note(f"{state.remark[0].upper()}{state.remark[1:]}.")
     if state.others and masks is not None:
         print_note(f"No mask moves what no slot explains: {', '.join(state.others)}.")
     if note:
@@ -86,6 +86,7 @@ def _report(state: Weights) -> dict[str, Any]:
         "kept": state.kept,
         "not_recorded": list(state.not_recorded),
         "others": list(state.others),
+        "ended": state.ended,
     }
 
 

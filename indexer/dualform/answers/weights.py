@@ -32,13 +32,23 @@ class Weights(Mapping[str, Any]):
     way they went; 0.0 where nothing was added."""
     not_recorded: tuple[str, ...] = ()
     """Parameters and buffers of no recorded layer that were not kept step by step: they stand as at the end of the
-    training, or as before its first step where it did not come to its end."""
+    training, or as before its first step where it has not `ended`."""
     kept: Mapping[str, int] = field(default_factory=dict)
     """By slot space: how many slots the mask left."""
     scan: Scan = field(default_factory=Scan)
     others: tuple[str, ...] = ()
     """Parameters and buffers of no recorded layer as they were at the step that was asked for. They carry no attention,
     and no mask moves them: they stand as all of training left them."""
+    ended: bool = True
+    """Whether the training came to its end: it may have been cut off, or still run."""
+
+    @property
+    def remark(self) -> str:
+        """What is to be said of `not_recorded`, without a full stop; empty where there is nothing."""
+        if not self.not_recorded:
+            return ""
+        moment = "at the end of the training" if self.ended else "before its first step, for there is no end"
+        return f"not recorded, so they stand as {moment}: {', '.join(self.not_recorded)}"
 
     @cached_property
     def _tensors(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,11 +58,14 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
 
 
 def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
-    """Every parameter and buffer under the model's own name. See parameters.state_dict."""
+    """Every parameter and buffer under the model's own name. See parameters.state_dict.
+
+    Warns of what is not recorded, unless all of it stands as at the end, which is asked for.
+    """
     began = time.perf_counter()
     masks = None if question.where is None else _masks(view, question.where)
     network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
-    return Weights(
+    found = Weights(
         arrays=_ordered(view, network.arrays),
         grades=network.grades,
         standing=network.standing,
@@ -69,7 +73,11 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
         others=network.others,
         kept=network.kept,
         scan=_scan(view, network.kept, began),
+        ended=view.snapshot.ended,
     )
+    if found.remark and not (found.ended and question.where is None and question.at_step is None):
+        warnings.warn(f"{found.remark}.", stacklevel=5)
+    return found
 
 
 def _ordered(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

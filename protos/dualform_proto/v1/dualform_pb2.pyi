@@ -46,6 +46,10 @@ class _ElementTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ELEMENT_TYPE_TEXT: _ElementType.ValueType  # 12
     """in columns only"""
     ELEMENT_TYPE_FLOAT16: _ElementType.ValueType  # 13
+    ELEMENT_TYPE_COMPLEX64: _ElementType.ValueType  # 14
+    """two floats, the real part first"""
+    ELEMENT_TYPE_COMPLEX128: _ElementType.ValueType  # 15
+    """two doubles"""
 
 class ElementType(_ElementType, metaclass=_ElementTypeEnumTypeWrapper):
     """What one number of a matrix or column is."""
@@ -66,6 +70,10 @@ ELEMENT_TYPE_BOOL: ElementType.ValueType  # 11
 ELEMENT_TYPE_TEXT: ElementType.ValueType  # 12
 """in columns only"""
 ELEMENT_TYPE_FLOAT16: ElementType.ValueType  # 13
+ELEMENT_TYPE_COMPLEX64: ElementType.ValueType  # 14
+"""two floats, the real part first"""
+ELEMENT_TYPE_COMPLEX128: ElementType.ValueType  # 15
+"""two doubles"""
 Global___ElementType: typing_extensions.TypeAlias = ElementType
 
 class _Score:
@@ -906,6 +914,9 @@ class WeightsResponse(google.protobuf.message.Message):
     KEPT_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     OTHERS_FIELD_NUMBER: builtins.int
+    WITHOUT_END_FIELD_NUMBER: builtins.int
+    without_end: builtins.bool
+    """the training was cut off, or still runs"""
     @property
     def parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Parameter]:
         """of recorded layers first, in their order"""
@@ -914,7 +925,7 @@ class WeightsResponse(google.protobuf.message.Message):
     def layers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LayerRecord]: ...
     @property
     def not_recorded(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """parameters that stand as at the end of the training"""
+        """parameters that stand as at the end of the training, or, without_end, its begin"""
 
     @property
     def kept(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
@@ -935,9 +946,10 @@ class WeightsResponse(google.protobuf.message.Message):
         kept: collections.abc.Iterable[Global___Count] | None = ...,
         scan: Global___Scan | None = ...,
         others: collections.abc.Iterable[builtins.str] | None = ...,
+        without_end: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["kept", b"kept", "layers", b"layers", "not_recorded", b"not_recorded", "others", b"others", "parameters", b"parameters", "scan", b"scan"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kept", b"kept", "layers", b"layers", "not_recorded", b"not_recorded", "others", b"others", "parameters", b"parameters", "scan", b"scan", "without_end", b"without_end"]) -> None: ...
 
 Global___WeightsResponse: typing_extensions.TypeAlias = WeightsResponse
 

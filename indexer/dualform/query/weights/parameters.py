@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +45,7 @@ def state_dict(
 ) -> Network:
     """The network as of a step under one mask, or under masks by slot space; spaces that are not named stay whole.
 
-    Warns of what is not recorded where the question is not about the end. Raises Inexact where a recorded layer cannot
+    Raises Inexact where a recorded layer cannot
     be rebuilt well enough, and where what no slot explains was not kept of the step; EmptyMask where no slot is left.
     """
     check_step(at_step, view.snapshot.steps)
@@ -59,9 +58,6 @@ def state_dict(
     beside = {**{name: name for name in sorted(others)}, **{name: f"the rest of {name}" for name in rebuilt.others}}
     left = tuple(said for name, said in beside.items() if name in standing.as_at_the_end)
     kept = tuple(said for name, said in beside.items() if name not in standing.as_at_the_end)
-    if left and (where is not None or at_step is not None):
-        moment = "at the end of the training" if view.snapshot.ended else "before its first step, for there is no end"
-        warnings.warn(f"not recorded, so they stand as {moment}: {', '.join(left)}.", stacklevel=6)
     return Network({**arrays, **others}, left, kept, rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
