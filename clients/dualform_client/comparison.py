@@ -46,13 +46,32 @@ def compare(
 ) -> list[list[Sample]]:
     """By query, the samples of the k best slots of either memory, those of the first before others of the second.
 
-    Raises BadInput where a hit has no sample, or where a probe does not hold the same examples in both; otherwise as
-    `Answers.topk`.
+    Raises BadInput where a hit has no sample, where the memories have no dataset in common, or where a probe does not
+    hold the same examples in both; otherwise as `Answers.topk`.
     """
+    _check_datasets(memories)
     if isinstance(queries, ProbeRows):
         _check_probe(memories, queries.probe)
     first, second = (_best(memory, layer, queries, k, where, score, n) for n, memory in enumerate(memories, 1))
     return [_joined(one, other) for one, other in zip(first, second, strict=True)]
+
+
+def _check_datasets(memories: tuple[Answers, Answers]) -> None:
+    first, second = map(_datasets, memories)
+    if first.isdisjoint(second):
+        said = [", ".join(sorted(name or "slots without one" for name in own)) for own in (first, second)]
+        raise BadInput(
+            f"the memories have no dataset in common: the first has {said[0]}, the second {said[1]}.",
+            hint="Samples are matched by dataset and sample: record both memories under the same names.",
+            field="queries",
+        )
+
+
+def _datasets(memory: Answers) -> set[str | None]:
+    """The names of a memory's datasets; None among them where some slot has none."""
+    info = memory.info()
+    unnamed = sum(info.slots.values()) > sum(info.datasets.values())
+    return {*info.datasets, None} if unnamed else set(info.datasets)
 
 
 def _check_probe(memories: tuple[Answers, Answers], name: str) -> None:

@@ -11,7 +11,7 @@ import dualform as dual
 from dualform_service.server import Server
 
 
-def record(path, seed, sample=True, labels=(0, 1, 2)):
+def record(path, seed, sample=True, labels=(0, 1, 2), dataset="mine"):
     """A memory of 12 samples, seen in an order of its own, each of them twice."""
     torch.manual_seed(0)
     model, images = nn.Sequential(nn.Linear(5, 3)), torch.randn(12, 5)
@@ -20,7 +20,7 @@ def record(path, seed, sample=True, labels=(0, 1, 2)):
     with dual.Recorder(model, optimizer, path, quiet=True) as recorder:
         for index in (*torch.randperm(12).split(4), *torch.randperm(12).split(4)):
             said = {"sample": index} if sample else {}
-            with recorder.step(dataset="mine", label=index % 3, **said):
+            with recorder.step(dataset=dataset, label=index % 3, **said):
                 optimizer.zero_grad()
                 model(images[index]).square().mean().backward()
                 optimizer.step()
@@ -78,3 +78,21 @@ def test_another_probe_of_the_same_name_is_refused(dualform, runs, tmp_path):
     told = dualform("compare", runs[0], other, "--layer", "0", "--query", "test/1", "--json")
     assert told.code == 2
     assert told.json["error"]["message"].startswith("the probe 'test' has other labels in the second memory")
+
+
+@pytest.mark.parametrize(("dataset", "said"), [(None, "slots without one"), ("other", "other")])
+def test_memories_without_a_dataset_in_common_are_refused(dualform, runs, tmp_path, dataset, said):
+    """Their samples would all be told apart by a name alone."""
+    told = dualform(
+        "compare", runs[0], record(tmp_path / "e", 1, dataset=dataset), "--layer", "0", "--query", "test/1", "--json"
+    )
+    assert told.code == 2
+    assert told.json["error"]["message"] == (
+        f"the memories have no dataset in common: the first has mine, the second {said}."
+    )
+
+
+def test_memories_without_any_dataset_are_compared(dualform, tmp_path):
+    paths = [record(tmp_path / name, 1, dataset=None) for name in "ab"]
+    told = dualform("compare", *paths, "--layer", "0", "--query", "test/1", "-k", "3", "--json").json
+    assert [own["shared"] for own in told["queries"]] == [len(told["queries"][0]["samples"])]

@@ -50,7 +50,7 @@ def test_a_client_gets_the_engines_answers(engine, server):
         assert client.probe("test", "0.3").queries.tobytes() == engine.probe("test", "0.3").queries.tobytes()
         with pytest.raises(BadInput, match=r"Name one: 0\.0 … 0\.3\."):
             client.topk("0", "test")
-        with pytest.raises(NotFound, match=r"there is no layer '0\.4'"):
+        with pytest.raises(NotFound, match=r"there is no layer '0\.4'\. Layers: 0 \(0\.0 … 0\.3\)"):
             client.topk("0.4", "test")
 
 

@@ -193,10 +193,9 @@ def test_a_memory_that_is_still_recorded_is_whole_up_to_where_the_last_step_bega
             ):
                 assert memory.weights(at_step=3).not_recorded == ("frozen",)
         recorder.flush()
-        with dualform.open(tmp_path / "m") as memory:
-            # Nobody knows what becomes of it: asked for the end as well, that is said.
-            with pytest.warns(UserWarning, match="there is no end: frozen."):
-                assert torch.equal(memory.weights()["batch_norm.running_var"], state["batch_norm.running_var"])
+        # Nobody knows what becomes of it: asked for the end as well, that is said.
+        with dualform.open(tmp_path / "m") as memory, pytest.warns(UserWarning, match="there is no end: frozen."):
+            assert torch.equal(memory.weights()["batch_norm.running_var"], state["batch_norm.running_var"])
         with torch.no_grad():
             model.average.fill_(7.0)
         with recorder.step():

@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput, NotFound
-from dualform.record.taps import LayerView, Parameter
 
-from .test_blocks import Product, adamw, assert_exact, assert_live, sgd, train as train_tokens
+from .test_blocks import adamw, assert_exact, assert_live, sgd
 from .test_convolution import CLASSES
 
 STEPS, B, G = 12, 4, 3
@@ -287,55 +286,3 @@ def test_a_replay_has_the_stored_memorys_answers(tmp_path, memories, name):
     hits, sums = train(model, tmp_path / "m", recorder=lambda *of: dualform.Replay(*of, asked)).answers()
     assert hits.flat_scores.tobytes() == whole.topk(name, own, k=5).flat_scores.tobytes()
     assert sums.sums.tobytes() == whole.group_sum(name, own, by="label").sums.tobytes()
-
-
-# Parts that share their keys: q, k and v of one packed parameter.
-
-
-class Packed(nn.Module):
-    """The three products as one, or one by one."""
-
-    def __init__(self, apart):
-        super().__init__()
-        torch.manual_seed(0)
-        self.in_proj_weight, self.in_proj_bias = nn.Parameter(torch.randn(24, 8) * 0.3), nn.Parameter(torch.zeros(24))
-        self.head, self.apart = nn.Linear(8, 3), apart
-        names = [f"attn.{part}" for part in "qkv"] if apart else ["attn"]
-        high = 24 // len(names)
-        self.taps = [
-            Product(
-                name,
-                8,
-                high,
-                {
-                    Parameter("in_proj_weight", 0, 8, rows=(n * high, n * high + high)): self.in_proj_weight,
-                    Parameter("in_proj_bias", 8, 9, rows=(n * high, n * high + high)): self.in_proj_bias,
-                },
-            )
-            for n, name in enumerate(names)
-        ]
-        if not apart:
-            self.taps[0].views = [LayerView(part, (8 * n, 8 * n + 8)) for n, part in enumerate("qkv")]
-
-    def forward(self, x):
-        weights, biases = self.in_proj_weight.chunk(len(self.taps)), self.in_proj_bias.chunk(len(self.taps))
-        parts = [tap(x, *own) for tap, own in zip(self.taps, zip(weights, biases, strict=True), strict=True)]
-        q, k, v = torch.cat(parts, -1).chunk(3, -1)
-        return self.head((torch.softmax(q @ k.transpose(1, 2), -1) @ v).mean(1))
-
-
-def test_views_with_the_keys_of_their_layer(tmp_path):
-    for name in ("whole", "apart"):
-        model = Packed(name == "apart")
-        train_tokens(model, tmp_path / name, model.taps)
-    with dualform.open(tmp_path / "whole") as whole, dualform.open(tmp_path / "apart") as apart:
-        assert_exact(whole, ["attn", "head"])
-        assert whole.info().layers[0].views == ("attn.q", "attn.k", "attn.v")
-        own = whole.keys("attn", [4, 9])
-        for name in ("attn.q", "attn.k", "attn.v"):
-            np.testing.assert_allclose(whole.values(name), apart.values(name), atol=1e-5)
-            found, wanted = (np.asarray(m.output(name, own, where="dataset = 'a'")) for m in (whole, apart))
-            np.testing.assert_allclose(found, wanted, atol=1e-5)
-            best = whole.topk(name, own, k=3)
-            assert best.flat_scores.tobytes() == whole.topk("attn", own, k=3).flat_scores.tobytes()
-        assert "views" in (tmp_path / "whole" / "memory.json").read_text()

@@ -136,13 +136,8 @@ def _tell_of_other_weights(model: nn.Module, info: MemoryInfo) -> None:
 
 
 def _with_views(layer: LayerInfo, rows: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """A layer's queries, and those of its views: of a group, the columns that it takes."""
+    """A layer's queries, and those of its groups: the columns that each takes."""
     yield layer.name, rows
-    groups = [name for name in layer.views if name.rpartition(".")[2].isdecimal()]
-    for name in layer.views:
-        own = rows
-        if name in groups:
-            wide = layer.d_in // len(groups)
-            start = int(name.rpartition(".")[2]) * wide
-            own = rows[:, start : start + wide]
-        yield name, own
+    for number, name in enumerate(layer.views):
+        wide = layer.d_in // len(layer.views)
+        yield name, rows[:, number * wide : (number + 1) * wide]

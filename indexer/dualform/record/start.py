@@ -149,5 +149,4 @@ def layer_of(tap: Tap, space: str, batch_dim: int, repeats: bool, keys: bool, dt
         geometry=tap.key_form.geometry if keys else {},
         groups=tap.key_form.groups,
         batch_dim=batch_dim,
-        views=tuple(tap.views),
     )

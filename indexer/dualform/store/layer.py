@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 from dualform.errors import BadInput, NotAMemory
-from dualform.store.layer_view import LayerView
 from dualform.store.matrix_file import MatrixForm, npy
 from dualform.store.parameter import Parameter
 from dualform.store.sources import FORMATS, Geometry, KeyFormat
@@ -53,8 +52,6 @@ class Layer:
     """
     batch_dim: int = 0
     """Which axis of its keys was the batch, in the training, where they had tokens."""
-    views: tuple[LayerView, ...] = ()
-    """Parts that are asked by names of their own, beside the groups, which are asked by number (viewed_layer.py)."""
 
     @property
     def stored(self) -> Layer:
@@ -77,10 +74,9 @@ class Layer:
 
     @property
     def view_names(self) -> tuple[str, ...]:
-        """What may be asked in place of the layer."""
-        numbers = range(self.groups if self.groups > 1 else 0)
-        own = [*(view.name for view in self.views), *map(str, numbers)]
-        return tuple(f"{self.name}.{name}" if self.name else name for name in own)
+        """What may be asked in place of the layer: each of its groups, by number (viewed_layer.py)."""
+        numbers = map(str, range(self.groups if self.groups > 1 else 0))
+        return tuple(f"{self.name}.{number}" if self.name else number for number in numbers)
 
     @property
     def weight_width(self) -> int:
@@ -125,7 +121,7 @@ class Layer:
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
         fields = asdict(self) | {"parameters": [block.to_json() for block in self.parameters]}
-        later = {"geometry": {}, "groups": 1, "views": (), "batch_dim": 0}
+        later = {"geometry": {}, "groups": 1, "batch_dim": 0}
         return {name: own for name, own in fields.items() if name not in later or own != later[name]}
 
     @classmethod
@@ -139,8 +135,6 @@ class Layer:
             unread.append(f"geometry {', '.join(sorted(geometry))}")
         said = {name for block in fields["parameters"] for name in block}
         unread += sorted(said - Parameter.__dataclass_fields__.keys())
-        of_views = {name for view in fields.get("views", ()) for name in view}
-        unread += sorted(of_views - LayerView.__dataclass_fields__.keys())
         if unread:
             raise NotAMemory(
                 f"layer {fields['name']!r} has {', '.join(unread)}, which this version of dualform does not read.",
@@ -148,8 +142,7 @@ class Layer:
             )
         given = {name: tuple(numbers) for name, numbers in geometry.items()}
         parameters = tuple(map(Parameter.from_json, fields["parameters"]))
-        views = tuple(map(LayerView.from_json, fields.get("views", ())))
-        layer = cls(**{**fields, "parameters": parameters, "geometry": given, "views": views})
+        layer = cls(**{**fields, "parameters": parameters, "geometry": given})
         try:
             layer.key_format  # noqa: B018  asked for what it raises
         except BadInput as error:

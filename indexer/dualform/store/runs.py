@@ -192,7 +192,7 @@ def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path,
 
 
 def _kind(layer: Layer) -> tuple[Any, ...]:
-    shape = (layer.space, layer.d_in, layer.d_out, layer.parameters, layer.groups, layer.views)
+    shape = (layer.space, layer.d_in, layer.d_out, layer.parameters, layer.groups)
     # How keys are stored is each run's own affair: what is read are the same rows.
     return (*shape, layer.keys, layer.values)
 

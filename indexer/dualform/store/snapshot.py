@@ -146,7 +146,7 @@ class Snapshot:
             reason = self.manifest.skipped.get(name)
             raise NotFound(
                 f"there is no layer {name!r}" + (f": it was not recorded ({reason})." if reason else "."),
-                hint=f"Layers: {', '.join(self.layers)}.",
+                hint=f"Layers: {', '.join(map(_named, self.layers.values()))}.",
                 field="layer",
             )
         return view
@@ -323,3 +323,8 @@ class Snapshot:
     def _row_of_value(self, layer: Layer) -> NDArray[np.int64] | None:
         """As `_row_of_entry`, of the layer's values."""
         return self._tables.entry_order(layer.name)
+
+
+def _named(layer: Layer) -> str:
+    """A layer's name, and those of its groups in short."""
+    return f"{layer.name} ({layer.view_names[0]} … {layer.view_names[-1]})" if layer.view_names else layer.name

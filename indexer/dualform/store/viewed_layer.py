@@ -2,9 +2,9 @@
 
 Shapes: d_in and d_out of the stored layer, G of its groups.
 
-A view has the slots of its layer. Its values are some columns of the layer's. Its keys are the layer's own, or, where
-the layer's weight is block-diagonal, the columns of one group. Nothing is stored for it: a convolution of many groups
-is one layer on disk, and so are q, k and v of an attention whose projections are packed into one parameter.
+A view is one group of a layer whose weight is block-diagonal, asked by its number. It has the slots of its layer; its
+keys and values are the group's columns of the layer's. Nothing is stored for it: a convolution of many groups is one
+layer on disk.
 """
 
 from __future__ import annotations
@@ -76,9 +76,6 @@ def view_named(layers: Mapping[str, Layer], name: str) -> ViewedLayer | None:
 
 def _columns(layer: Layer, name: str) -> tuple[Range, Range] | None:
     """The columns of keys and of values that a view has; None where the layer has no view of that name."""
-    for view in layer.views:
-        if view.name == name:
-            return (0, layer.d_in), view.values
     if layer.groups == 1 or not name.isdecimal() or name != str(int(name)) or int(name) >= layer.groups:
         return None
     number, wide, high = int(name), layer.d_in // layer.groups, layer.d_out // layer.groups

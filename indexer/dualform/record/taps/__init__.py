@@ -8,10 +8,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from dualform.record.taps.tap import Call, Listener, ModuleTap, Tap
-from dualform.store.layer_view import LayerView
 from dualform.store.parameter import Parameter
 
-__all__ = ["Call", "LayerView", "Listener", "ModuleTap", "Parameter", "Tap"]
+__all__ = ["Call", "Listener", "ModuleTap", "Parameter", "Tap"]
 
 for _found in iter_modules(__path__):
     import_module(f"{__name__}.{_found.name}")

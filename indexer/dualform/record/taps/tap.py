@@ -31,7 +31,6 @@ from dualform.record.taps.computed import originals_of, shape_of
 from dualform.record.taps.early_key import EarlyKey, SaveEarly
 from dualform.record.taps.hook import ModelHook
 from dualform.record.taps.identity import Report, compiled, watched
-from dualform.store.layer_view import LayerView
 from dualform.store.parameter import Parameter
 
 
@@ -114,8 +113,6 @@ class Tap(ABC):
     d_out: int
     key_form: KeyForm = KeyForm()
     """How its keys lie."""
-    views: Sequence[LayerView] = ()
-    """Parts of its outputs that are asked by names of their own."""
     parameters: dict[Parameter, Tensor]
     """Blocks, each with the tensor that it is a block of: weights in the order of their columns, then biases."""
     why_no_values: str = ""
