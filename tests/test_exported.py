@@ -18,6 +18,7 @@ def test_exactly_these_names_are_offered():
         "Columns",
         "DualformError",
         "Engine",
+        "Estimate",
         "Grade",
         "GroupSum",
         "GroupSums",
@@ -38,6 +39,7 @@ def test_exactly_these_names_are_offered():
         "Weights",
         "__version__",
         "connect",
+        "estimate",
         "open",
         "tap",
     ]

@@ -26,7 +26,7 @@ def run(name: str, given: Mapping[str, Any] | None = None, **replaced: str) -> N
 
 
 def test_every_example_is_about_fifteen_lines():
-    assert EXAMPLES.keys() == {"record", "lightning", "transformers", "ask", "replay", "client"}
+    assert EXAMPLES.keys() == {"record", "estimate", "lightning", "transformers", "ask", "replay", "client"}
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
 
@@ -35,6 +35,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("record")
     run("ask")
+    run("estimate", **{"1000": "30", "train(dualform.Recorder)": ""})
     run("replay")
     with dualform.open("runs/mine") as memory:
         server = Server(memory, "127.0.0.1:0")
@@ -46,6 +47,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "Certificate(relative_error=" in printed
     assert "(20, 10)" in printed
+    assert "30 steps of" in printed
 
 
 @pytest.mark.filterwarnings("ignore")  # the packages' own

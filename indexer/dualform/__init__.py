@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Scan as Scan,
         Weights as Weights,
     )
+    from dualform.costs.estimate import Estimate as Estimate, estimate as estimate
     from dualform.errors import DualformError as DualformError
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
@@ -52,6 +53,8 @@ __version__ = "0.2.0"
 _HOME = {
     "Recorder": ("dualform.record.recorder", "Recorder"),
     "Replay": ("dualform.replay.replay", "Replay"),
+    "Estimate": ("dualform.costs.estimate", "Estimate"),
+    "estimate": ("dualform.costs.estimate", "estimate"),
     "tap": ("dualform.record.taps.named", "tap"),
     "open": ("dualform.query.engine", "open_memory"),
     "connect": ("dualform_client.target", "connect"),
@@ -99,6 +102,7 @@ __all__ = [
     "Columns",
     "DualformError",
     "Engine",
+    "Estimate",
     "Grade",
     "GroupSum",
     "GroupSums",
@@ -119,6 +123,7 @@ __all__ = [
     "Weights",
     "__version__",
     "connect",
+    "estimate",
     "open",
     "tap",
 ]

@@ -12,6 +12,7 @@ README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding=
 OPTIONS = {
     "demo": {"--out"},
     "study": {"--data", "--out", "--steps", "--seed"},
+    "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder"},
     "serve": {"--address", "--token-file", "--tls-cert", "--tls-key"},
     "info": set(),
     "topk": {"--layer", "--query", "-k", "--where", "--by", "--score", "--abs"},

@@ -234,3 +234,12 @@ def test_a_trainer_that_trains_again_is_recorded_beside(lightning, tmp_path):
         with dualform.open(tmp_path / folder) as memory:
             assert memory.info().steps == 9
             assert all(one.exact for one in memory.verify().values())
+
+
+def test_an_estimate_of_what_a_trainer_trains(lightning, tmp_path):
+    def train(record):
+        fit(lightning, network(lightning), [callback(tmp_path / "m", make=record)], max_epochs=2)
+
+    told = dualform.estimate(train, 100, samples=ROWS, tried=4)
+    assert (told.tried, told.stored.slots) == (4, {"sample": 800})
+    assert not (tmp_path / "m").exists()

@@ -189,3 +189,14 @@ def test_a_trainer_that_trains_again_is_recorded_beside(tmp_path):
     with dualform.open(tmp_path / "m-2") as memory:
         assert memory.info().steps == 2
         assert all(one.exact for one in memory.verify().values())
+
+
+def test_an_estimate_of_what_a_trainer_trains(tmp_path):
+    def train(record):
+        training = trainer(llama(), tmp_path, tmp_path / "m")
+        training._make = record
+        training.train()
+
+    told = dualform.estimate(train, 100, samples=ROWS, tried=4)
+    assert (told.tried, told.stored.layers.keys() >= {"lm_head"}) == (4, True)
+    assert not (tmp_path / "m").exists()

@@ -12,6 +12,7 @@ import click
 
 from dualform_client.cli.ask import output, sums, topk
 from dualform_client.cli.compare import compare
+from dualform_client.cli.estimate import estimate
 from dualform_client.cli.failure import report_failure
 from dualform_client.cli.folder import check
 from dualform_client.cli.look import info, sql, verify
@@ -19,7 +20,7 @@ from dualform_client.cli.serving import health, serve
 from dualform_client.cli.train import demo, study
 from dualform_client.cli.weights import weights
 
-COMMANDS = (demo, study, serve, info, topk, sums, output, compare, weights, verify, check, sql, health)
+COMMANDS = (demo, study, estimate, serve, info, topk, sums, output, compare, weights, verify, check, sql, health)
 
 
 @click.group(

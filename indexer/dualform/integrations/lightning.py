@@ -10,7 +10,7 @@ the layers under the names that the LightningModule gives them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -55,16 +55,19 @@ class RecordCallback(_Callback):
         *,
         dataset: str | None = None,
         probes: Mapping[str, Any] | None = None,
+        make: Callable[..., Recorder] = Recorder,
         **recorder: Any,
     ) -> None:
         """`columns`: of the memory -> place or name in a batch, or names alone where they are the same, or a function
         from a batch to the arguments of `recorder.step`. `dataset`: the name of all data. `probes`: name -> inputs of
-        the module, taken as the training ends. `recorder`: further arguments of the Recorder, such as `layers`.
+        the module, taken as the training ends. `make`: what is called for the recorder, as dualform.estimate gives it.
+        `recorder`: further arguments of the Recorder, such as `layers`.
         """
         super().__init__()
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
         self._folders, self._columns, self._arguments = Folders(path, bool(recorder.get("resume"))), columns, recorder
+        self._make = make
         self._said = {} if dataset is None else {"dataset": dataset}
         self._probes = dict(probes or {})
         self._open = False
@@ -82,7 +85,7 @@ class RecordCallback(_Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """What the trainer restores from a checkpoint is there by now."""
         optimizers = trainer.optimizers
-        self.recorder = Recorder(
+        self.recorder = self._make(
             module, optimizers[0] if len(optimizers) == 1 else optimizers, self._folders.folder(self.recorder),
             rank=trainer.global_rank, ranks=trainer.world_size, **self._arguments,
         )  # fmt: skip

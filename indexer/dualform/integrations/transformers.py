@@ -9,7 +9,7 @@ of them make one update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -45,18 +45,21 @@ class RecordMixin:
         dataset: str | None = None,
         probes: Mapping[str, Any] | None = None,
         recorder: Mapping[str, Any] | None = None,
+        make: Callable[..., Recorder] = Recorder,
         **named: Any,
     ) -> None:
         """`record`: the memory's folder; None records nothing. Where the trainer trains again, as with a smaller batch
         that it found (`auto_find_batch_size`), that is recorded beside it, in `mine-2`. `columns`: of the memory ->
         their names in a batch, or names alone where they are the same; those that the model does not take are kept from
         it, and need no `remove_unused_columns=False`. `dataset`: the name of all data. `probes`: name -> inputs of the
-        model, taken as the training ends. `recorder`: further arguments of the Recorder, such as `layers`.
+        model, taken as the training ends. `recorder`: further arguments of the Recorder, such as `layers`. `make`: what
+        is called for it, as dualform.estimate gives it.
         """
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
         self._columns, self._dataset = columns, dataset
         self._probes, self._recorder_arguments = dict(probes or {}), dict(recorder or {})
+        self._make = make
         self._folders = None if record is None else Folders(record, bool(self._recorder_arguments.get("resume")))
         self._recording, self._taken = False, frozenset[str]()
         super().__init__(*arguments, **named)
@@ -91,7 +94,7 @@ class RecordMixin:
                 hint="Start one process for each GPU (torchrun, accelerate launch), or show it only one GPU.",
             )
         own: Any = self
-        self.recorder = Recorder(
+        self.recorder = self._make(
             own.model, own.optimizer, folders.folder(self.recorder), rank=own.args.process_index,
             ranks=own.args.world_size, **self._recorder_arguments,
         )  # fmt: skip

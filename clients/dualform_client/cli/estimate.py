@@ -1,0 +1,86 @@
+"""dualform estimate: what recording a training will take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from dualform.errors import BadInput, DualformError
+from dualform_client.cli.options import json_option
+from dualform_client.cli.printing import print_json, print_line
+
+
+@click.command()
+@click.argument("training", metavar="MODULE:FUNCTION")
+@click.option("--steps", type=int, required=True, help="Steps of the whole training.")
+@click.option("--samples", type=int, help="Distinct inputs of the training, over all epochs.")
+@click.option("--layers", "layers", multiple=True, metavar="PATTERN", help="Layers in place of the training's own.")
+@click.option("--tried", type=int, default=20, show_default=True, help="Steps that are recorded to tell.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where they are written, and removed again.")
+@json_option
+def estimate(
+    training: str,
+    steps: int,
+    samples: int | None,
+    layers: tuple[str, ...],
+    tried: int,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Bytes and seconds that recording a training takes, told from its first steps.
+
+    FUNCTION trains; it takes one argument, which it calls in place of dualform.Recorder, and is stopped after some
+    steps. MODULE is found as `python -m` finds it.
+
+    \b
+    Example:
+      dualform estimate my_training:train --steps 50000 --samples 60000
+    """
+    from dualform.costs.estimate import estimate as estimated
+
+    try:
+        with redirect_stdout(sys.stderr):
+            found = estimated(
+                _named(training), steps, samples=samples, layers=layers or None, tried=tried, folder=folder
+            )
+    except DualformError:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"{training} raised {type(error).__name__}: {error}",
+            hint="Set DUALFORM_TRACEBACK=1 to see where.",
+            field="training",
+        ) from error
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_line(str(found))
+
+
+def _named(training: str) -> Callable[..., object]:
+    """Raises BadInput where there is no such function."""
+    module, _, name = training.partition(":")
+    sys.path.insert(0, "")
+    if not module or not name or not _there(module):
+        raise BadInput(
+            f"there is no module for {training!r}.",
+            hint="Name a function by the module that it is in, as my_training:train, from the folder of the module.",
+            field="training",
+        )
+    found = getattr(import_module(module), name, None)
+    if not callable(found):
+        raise BadInput(f"{module} has no function {name!r}.", field="training")
+    return found  # type: ignore[no-any-return]
+
+
+def _there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

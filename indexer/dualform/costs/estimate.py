@@ -1,0 +1,179 @@
+"""What recording a training will take, and asking it: bytes and seconds, with keys stored and with digests of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from dualform.costs.stored import Stored, stored_after
+from dualform.costs.trial import Trial
+from dualform.errors import BadInput
+from dualform.record.summary import listed, readable
+
+TRIED = 20
+"""Steps."""
+_LISTED = 10
+"""Layers that the text has."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to record."""
+
+    bytes: int
+    """On disk, when the training has ended; what questions keep beside it comes on top, a byte for each number of a
+    key.
+    """
+    bytes_a_second: float
+    """That are written while it trains."""
+    question_seconds: float
+    """To score every key of every layer against one query each: where keys are stored, by reading them once, from
+    memory; where they are not, by training once more.
+    """
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one training. Its text is a table."""
+
+    steps: int
+    tried: int
+    """How many of them were recorded to tell."""
+    step_seconds: float
+    """Of one step of the training, recorded."""
+    stored: Stored
+    """What takes the bytes of the way `stored`."""
+    ways: Mapping[str, Way]
+    """`stored`: as the training computes. `float32`, `bfloat16`: if its linear layers computed in that; values are
+    float32 in any case. `digests`: with keys=False.
+    """
+    notes: Sequence[str]
+    """What the numbers do not know, a sentence each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, by the names of the attributes."""
+        own = self.stored
+        layers = {name: {"keys": layer.keys, "values": layer.values} for name, layer in own.layers.items()}
+        beside = {"tables": own.tables, "others": own.others, "weights": own.weights}
+        return {
+            "steps": self.steps,
+            "tried": self.tried,
+            "step_seconds": self.step_seconds,
+            "slots": dict(own.slots),
+            "ways": {name: vars(way) for name, way in self.ways.items()},
+            "layers": layers,
+            **beside,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        slots = ", ".join(f"{count:,} slots of {space}" for space, count in self.stored.slots.items())
+        lines = [f"{self.steps:,} steps of {_time(self.step_seconds)}: {slots}"]
+        stored = self.ways["stored"]
+        lines.append(f"  {'':10}{'on disk':>10}{'written':>14}{'a question':>14}")
+        for name, way in self.ways.items():
+            if name == "stored" or way.bytes != stored.bytes:
+                speed = f"{readable(way.bytes_a_second)}/s"
+                lines.append(f"  {name:10}{readable(way.bytes):>10}{speed:>14}{_time(way.question_seconds):>14}")
+        by_size = sorted(self.stored.layers.items(), key=lambda own: -own[1].keys - own[1].values)
+        width = max((len(name) for name, _ in by_size[:_LISTED]), default=0)
+        lines.append("of what is stored:")
+        for name, layer in by_size[:_LISTED]:
+            lines.append(f"  {name:{width}}  keys {readable(layer.keys)}, values {readable(layer.values)}")
+        rest = sum(layer.keys + layer.values for _, layer in by_size[_LISTED:])
+        lines += [f"  {len(by_size) - _LISTED} more layers: {readable(rest)}"] if rest else []
+        own = self.stored
+        others = f", other parameters {readable(own.others)}" if own.others else ""
+        lines.append(f"  tables {readable(own.tables)}, weights {readable(own.weights)}{others}")
+        return "\n".join([*lines, *self.notes])
+
+
+def estimate(
+    train: Callable[..., object],
+    steps: int,
+    *,
+    samples: int | None = None,
+    layers: str | Sequence[str] | None = None,
+    tried: int = TRIED,
+    folder: str | PathLike[str] | None = None,
+) -> Estimate:
+    """What recording `steps` steps of a training will take, of which a few are `tried`, twice: with keys, without.
+
+    `train(record)` trains, and calls `record` as it would dualform.Recorder, with a path or without; it is stopped
+    after `tried` steps. Batches of the steps that follow are taken to be like those. `samples`: how many distinct
+    inputs the training has, over all epochs, of which raw ones are stored once; without it each is taken for another.
+    `layers`: patterns in place of the training's own. `folder`: where the trials are written, and removed again; a
+    temporary one where None.
+
+    Raises BadInput for numbers that are not positive, and for a training that records nothing by `record`.
+    """
+    for name, number in (("steps", steps), ("tried", tried), ("samples", samples)):
+        if number is not None and number < 1:
+            raise BadInput(f"{name} is {number}.", hint="Give a positive number.", field=name)
+    chosen = {} if layers is None else {"layers": layers}
+    with TemporaryDirectory(dir=folder, prefix="dualform-estimate-") as place:
+        kept, trial = _tried(train, Path(place) / "stored", min(tried, steps), steps, samples, keys=True, **chosen)
+        none, again = _tried(train, Path(place) / "digests", min(tried, steps), steps, samples, keys=False, **chosen)
+    seconds, rate = trial.step_seconds, _numbers_a_second()
+    read = sum(layer.numbers for layer in kept.layers.values()) / rate
+    made = sum(layer.entries * layer.d_in for layer in kept.layers.values()) / rate
+
+    def way(total: int, a_step: float, question: float) -> Way:
+        return Way(total, total / max(steps * a_step, 1e-9), question)
+
+    ways = {"stored": way(kept.total, seconds, read)}
+    for name, number_bytes in (("float32", 4), ("bfloat16", 2)):
+        changed = sum(layer.keys_in(number_bytes) - layer.keys for layer in kept.layers.values())
+        ways[name] = way(kept.total + changed, seconds, read)
+    ways["digests"] = way(none.total, again.step_seconds, steps * again.step_seconds + made)
+    return Estimate(steps, trial.steps, seconds, kept, ways, _notes(kept, trial.steps, min(tried, steps)))
+
+
+def _notes(kept: Stored, tried: int, wanted: int) -> list[str]:
+    notes = []
+    if kept.told_once:
+        notes.append(
+            f"Each distinct input of {listed(kept.told_once)} is stored once: say how many samples there are "
+            "(samples=, --samples), or each is taken for another."
+        )
+    if tried < wanted:
+        notes.append(f"The training ended after {tried} steps: the estimate is made of these.")
+    return notes
+
+
+def _tried(
+    train: Callable[..., object], folder: Path, tried: int, steps: int, samples: int | None, **instead: Any
+) -> tuple[Stored, Trial]:
+    trial = Trial(folder, tried, **instead)
+    trial.run(train)
+    scratch = folder.with_name(f"{folder.name}-tables")
+    scratch.mkdir()
+    return stored_after(folder, scratch, steps, samples), trial
+
+
+def _numbers_a_second() -> float:
+    """How many numbers of keys this machine multiplies by a query's in a second."""
+    keys, query = np.ones((1 << 13, 1 << 10), dtype=np.float32), np.ones(1 << 10, dtype=np.float32)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        keys @ query
+        seconds.append(time.perf_counter() - start)
+    return keys.size / min(seconds)
+
+
+def _time(seconds: float) -> str:
+    """A span of time, for people."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

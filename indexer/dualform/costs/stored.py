@@ -1,0 +1,117 @@
+"""What a memory of some steps says of one of more: bytes by what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dualform.costs.tables import Repeats, grown_bytes
+from dualform.store.layer import Layer
+from dualform.store.snapshot import Snapshot
+
+_NUMBER_BYTES = {"rows": 4, "bfloat16": 2, "float16": 2}
+"""Of sources whose rows are a key's numbers, in the type that the training computed in."""
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """One layer."""
+
+    keys: int
+    values: int
+    numbers: int
+    """Of keys that a question reads."""
+    entries: int
+    """Slots."""
+    d_in: int
+    source: str
+
+    def keys_in(self, number_bytes: int) -> int:
+        """Bytes of the keys where the training computes in a type of so many bytes."""
+        own = _NUMBER_BYTES.get(self.source)
+        return self.keys if own is None else self.keys * number_bytes // own
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A memory, by what takes its bytes."""
+
+    layers: Mapping[str, LayerBytes]
+    tables: int
+    others: int
+    """Of parameters and buffers that no slot explains."""
+    weights: int
+    """Initial and final ones, what the optimizer kept before, and probes that were taken."""
+    slots: Mapping[str, int]
+    """By space."""
+    told_once: tuple[str, ...]
+    """Layers whose raw inputs are stored once each, and were not said to repeat."""
+
+    @property
+    def total(self) -> int:
+        own = sum(layer.keys + layer.values for layer in self.layers.values())
+        return own + self.tables + self.others + self.weights
+
+
+def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -> Stored:
+    """The memory in `folder` if it had `steps` steps, of as many distinct `samples`, where that is known. `scratch`: a
+    folder to write to.
+    """
+    memory = Snapshot.open(folder)
+    times = steps / memory.steps
+    segments = memory.table("segments")
+    rows_a_sample = _rows_a_sample(memory)
+    layers, repeats, once = dict[str, LayerBytes](), dict[str, Repeats](), list[str]()
+    for layer in memory.layers.values():
+        own = segments.filter(pc.equal(segments["layer"], layer.name))
+        sizes = {kind: _size(own.filter(pc.equal(own["kind"], kind))) for kind in ("keys", "values")}
+        entries = round(memory.entries(layer.name).count * times)
+        rows, size = sizes["keys"]
+        stored = rows * times
+        if layer.repeats:
+            drawn = entries / layer.key_format.per_row
+            most = _most_rows(layer, samples, rows_a_sample.get(layer.name, 0.0))
+            stored = min(drawn, most) if most is not None else stored
+            repeats[layer.name] = Repeats(round(stored), drawn > stored, layer.key_format.per_row)
+            once += [layer.name] * (most is None)
+        # A file's header is no part of a row.
+        keys = round(size // rows * stored) if rows else 0
+        values = layer.value_form.row_bytes * round(sizes["values"][0] * times)
+        numbers = round(stored * layer.key_format.per_row * (1 if layer.source.startswith("row ") else layer.d_in))
+        layers[layer.name] = LayerBytes(keys, values, numbers, entries, layer.d_in, layer.source)
+    kept = memory.manifest.others
+    return Stored(
+        layers=layers,
+        tables=grown_bytes(memory, scratch, times, repeats),
+        others=0 if kept is None else kept.form.width * (steps // kept.every + 1),
+        weights=sum(mark.bytes for mark in memory.manifest.files.values()),
+        slots={space: round(memory.count(space) * times) for space in memory.spaces},
+        told_once=tuple(once),
+    )
+
+
+def _size(segments: pa.Table) -> tuple[int, int]:
+    """Rows and bytes."""
+    rows, size = (pc.sum(segments[name]).as_py() or 0 for name in ("rows", "bytes"))
+    return rows, size
+
+
+def _rows_a_sample(memory: Snapshot) -> dict[str, float]:
+    """By layer, stored rows that one row of a batch brings, before any is left out because it came before."""
+    samples = memory.table("samples")
+    count = samples.num_rows - samples["row"].null_count
+    return {
+        layer.name: memory.entries(layer.name).count / layer.key_format.per_row / max(count, 1)
+        for layer in memory.layers.values()
+    }
+
+
+def _most_rows(layer: Layer, samples: int | None, rows_a_sample: float) -> float | None:
+    """How many distinct inputs a layer may have; None where nobody knows."""
+    known = [float(layer.d_in)] if layer.source == "row numbers" else []
+    known += [] if samples is None else [samples * rows_a_sample]
+    return min(known, default=None)

@@ -1,0 +1,101 @@
+"""Some steps of a training, recorded by the store's own writer into a folder that is nobody's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from inspect import signature
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dualform.errors import BadInput
+from dualform.record.recorder import Recorder
+from dualform.record.step_record import Step
+
+_INSTEAD = {"quiet": True, "resume": False}
+"""Arguments of the recorder that a trial does not take from the training."""
+
+
+class _Enough(BaseException):
+    """The training is stopped: no error, so that what catches errors lets it pass."""
+
+
+class Trial:
+    """A training's first steps."""
+
+    def __init__(self, folder: Path, steps: int, **instead: Any) -> None:
+        """`folder`: of the memory, not there yet; `instead`: further arguments of the recorder, in place of the
+        training's own.
+        """
+        self._folder, self._steps, self._instead = folder, steps, {**_INSTEAD, **instead, "path": folder}
+        self._recorder: Recorder | None = None
+        self._times: list[float] = []
+        """When each step began, and when the trial was over, in seconds."""
+
+    def run(self, train: Callable[..., object]) -> None:
+        """Train until enough steps are recorded. Raises BadInput for a training that records none, or not by what it is
+        given, and whatever the training raises.
+        """
+        with suppress(_Enough):
+            train(self._record)
+        if self._recorder is None:
+            raise BadInput(
+                "the training made no recorder of what it was given.",
+                hint="Write `def train(record): …`, and in it `with record(model, optimizer) as recorder:`, as with "
+                "dualform.Recorder.",
+                field="train",
+            )
+        if not self.steps:
+            raise BadInput(
+                "the training recorded no step.", hint="Put each batch into `with recorder.step(...)`.", field="train"
+            )
+
+    @property
+    def steps(self) -> int:
+        """How many steps were recorded."""
+        return 0 if self._recorder is None else self._recorder.steps
+
+    @property
+    def step_seconds(self) -> float:
+        """From the beginning of a step to that of the next one, as half of them had it; the first ones of a process are
+        slow.
+        """
+        between = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
+        return median(between[len(between) // 4 :] or [0.0])
+
+    def _record(self, *arguments: Any, **named: Any) -> Recorder:
+        """In place of dualform.Recorder. Raises what it raises, and BadInput for what cannot be tried."""
+        given = signature(Recorder).bind_partial(*arguments, **named).arguments
+        if given.get("ranks", 1) != 1:
+            raise BadInput(
+                "one of several ranks cannot be tried.",
+                hint="Train in one process, with the rows of one rank: each rank takes as much.",
+                field="ranks",
+            )
+        if self._recorder is not None:
+            raise BadInput(
+                "the training made a second recorder.", hint="Let it train one network, once.", field="train"
+            )
+        given.pop("sink", None)
+        self._recorder = _TrialRecorder(self._begin, **{**given, **self._instead})
+        return self._recorder
+
+    def _begin(self) -> None:
+        """Another step is about to begin."""
+        self._times.append(time.perf_counter())
+        if self.steps >= self._steps:
+            raise _Enough
+
+
+class _TrialRecorder(Recorder):
+    def __init__(self, begin: Callable[[], None], **arguments: Any) -> None:
+        self._begin_trial_step = begin
+        super().__init__(**arguments)
+
+    @contextmanager
+    def step(self, *arguments: Any, **named: Any) -> Iterator[Step]:
+        self._begin_trial_step()
+        with super().step(*arguments, **named) as step:
+            yield step

@@ -1,0 +1,59 @@
+"""estimate: a training by its module and name, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+TRAINING = """
+import torch
+from torch import nn
+
+def train(record):
+    print("the training's own words")
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer) as recorder:
+        for _ in range(5):
+            with recorder.step():
+                model(torch.ones(4, 3)).sum().backward()
+                optimizer.step()
+
+def failing(record):
+    raise ZeroDivisionError("in my own code")
+
+number = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path, monkeypatch):
+    (tmp_path / "a_training_of_mine.py").write_text(TRAINING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+
+
+def test_it_tells_bytes_and_seconds(dualform):
+    told = dualform("estimate", "a_training_of_mine:train", "--steps", 100, "--samples", 4, "--tried", 3, "--json")
+    assert told.code == 0
+    assert told.json["slots"] == {"sample": 400}
+    assert (told.json["steps"], told.json["tried"]) == (100, 3)
+    assert told.json["ways"].keys() == {"stored", "float32", "bfloat16", "digests"}
+    assert "the training's own words" in told.err
+    shown = dualform("estimate", "a_training_of_mine:train", "--steps", 100, "--samples", 4, "--tried", 3)
+    assert shown.out.startswith("100 steps of ")
+    assert ": 400 slots of sample" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ("a_training_of_mine:nothing", "a_training_of_mine has no function 'nothing'."),
+        ("a_training_of_mine:number", "a_training_of_mine has no function 'number'."),
+        ("a_training_of_mine", "there is no module for 'a_training_of_mine'."),
+        ("no.such.module:train", "there is no module for 'no.such.module:train'."),
+        ("a_training_of_mine:failing", "a_training_of_mine:failing raised ZeroDivisionError: in my own code"),
+    ],
+)
+def test_what_cannot_be_run(dualform, training, message):
+    told = dualform("estimate", training, "--steps", 100, "--json")
+    assert (told.code, told.json["error"]["message"]) == (2, message)

@@ -1,0 +1,168 @@
+"""What an estimate says of a training's memory, beside what the whole training then takes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import BadInput
+
+CLOSE = 0.2
+SAMPLES = 64
+
+
+def mlp():
+    """Samples come again, epoch after epoch."""
+    data = torch.randn(SAMPLES, 300, generator=torch.Generator().manual_seed(1))
+    model = nn.Sequential(nn.Linear(300, 24), nn.ReLU(), nn.Linear(24, 5))
+    return model, lambda rows: (data[rows], rows % 5)
+
+
+def embedding():
+    words = torch.randint(0, 50, (SAMPLES, 6), generator=torch.Generator().manual_seed(1))
+    model = nn.Sequential(nn.Embedding(50, 40), nn.LayerNorm(40), nn.Linear(40, 50))
+    return model, lambda rows: (words[rows], words[rows].roll(1, 1))
+
+
+def convolution():
+    data = torch.randn(SAMPLES, 2, 10, 10, generator=torch.Generator().manual_seed(1))
+    convolutions = [nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2)]
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(36, 5)), lambda rows: (data[rows], rows % 5)
+
+
+def training(make, path, steps, halved=False, rows=16, **recorded):
+    """A function that trains, as a user writes it."""
+
+    def train(record=dualform.Recorder):
+        torch.manual_seed(0)
+        model, batch_of = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        order = torch.cat([torch.randperm(SAMPLES) for _ in range(-(-steps * rows // SAMPLES))])
+        with record(model, optimizer, path, quiet=True, **recorded) as recorder:
+            for number in order[: steps * rows].split(rows):
+                x, y = batch_of(number)
+                with recorder.step(label=y, sample=number, chance=torch.rand(len(number), dtype=torch.float64)):
+                    with torch.autocast("cpu", torch.bfloat16) if halved else nullcontext():
+                        loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+    return train
+
+
+def parts(path):
+    """Bytes of a memory's files, by what begins their names."""
+    found = {}
+    for file in path.rglob("*"):
+        if file.is_file():
+            kind = next((kind for kind in ("keys", "values", "others", "slots") if file.name.startswith(kind)), "rest")
+            found[kind] = found.get(kind, 0) + file.stat().st_size
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "halved"),
+    [(mlp, 160, False), (embedding, 100, False), (convolution, 60, False), (mlp, 160, True)],
+    ids=["inputs that repeat", "embedding", "convolution", "bfloat16"],
+)
+def test_it_is_what_the_training_then_takes(tmp_path, make, steps, halved):
+    told = dualform.estimate(training(make, tmp_path / "m", steps, halved), steps, samples=SAMPLES)
+    assert not (tmp_path / "m").exists()
+    training(make, tmp_path / "m", steps, halved)()
+    taken, stored = parts(tmp_path / "m"), told.stored
+    assert told.ways["stored"].bytes == stored.total == pytest.approx(sum(taken.values()), rel=CLOSE)
+    for name, layer in stored.layers.items():
+        own = parts(tmp_path / "m" / "shard-00000" / "layers" / name)
+        assert (layer.keys, layer.values) == pytest.approx((own["keys"], own["values"]), rel=CLOSE), name
+    assert stored.tables == pytest.approx(taken["slots"], rel=CLOSE)
+    assert stored.others == pytest.approx(taken.get("others", 0), rel=CLOSE)
+    with dualform.open(tmp_path / "m") as memory:
+        assert stored.slots == memory.info().slots
+    halves = {name: told.ways[name].bytes for name in ("float32", "bfloat16")}
+    assert halves["bfloat16" if halved else "float32"] == stored.total
+    assert halves["bfloat16"] < halves["float32"]
+
+
+@pytest.mark.parametrize("keys", [True, False], ids=["stored", "digests"])
+def test_tables_that_outgrow_the_keys(tmp_path, keys):
+    """512 rows a step, of a layer of few numbers."""
+
+    def small():
+        data = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1))
+        return nn.Linear(3, 2), lambda rows: (data[rows], rows % 2)
+
+    of = {"rows": 512, "keys": keys}
+    told = dualform.estimate(training(small, tmp_path / "m", 260, **of), 260, samples=SAMPLES)
+    training(small, tmp_path / "m", 260, **of)()
+    taken = parts(tmp_path / "m")
+    assert told.ways["stored" if keys else "digests"].bytes == pytest.approx(sum(taken.values()), rel=CLOSE)
+    few = 2_200_000  # of few steps, with digests
+    assert taken["slots"] > 1.4 * few
+
+
+def test_what_it_says_beside(tmp_path):
+    train = training(mlp, tmp_path / "m", 30)
+    told, more = (
+        dualform.estimate(train, 1000, layers="0", tried=4),
+        dualform.estimate(train, 4000, layers="0", tried=4),
+    )
+    assert (told.steps, told.tried, [*told.stored.layers]) == (1000, 4, ["0"])
+    assert more.stored.layers["0"].keys == 4 * told.stored.layers["0"].keys, "inputs that are not said to come again"
+    assert told.notes[0].startswith("Each distinct input of 0 is stored once: say how many samples there are (samples=")
+    ways = told.ways
+    assert all(way.bytes_a_second > 0 and way.question_seconds > 0 for way in ways.values())
+    assert ways["digests"].question_seconds > ways["stored"].question_seconds
+    text = str(told)
+    assert text.startswith("1,000 steps of ")
+    assert ": 16,000 slots of sample\n" in text
+    assert "keys 19.2 MB, values 1.54 MB" in text
+    assert len(told.notes) == 1
+    assert json.loads(json.dumps(told.to_json()))["layers"]["0"]["values"] == told.stored.layers["0"].values
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_training_that_ends_sooner(tmp_path):
+    told = dualform.estimate(training(mlp, tmp_path / "m", 3), 60, samples=SAMPLES)
+    assert told.tried == 3
+    assert told.notes == ["The training ended after 3 steps: the estimate is made of these."]
+
+
+def test_what_cannot_be_estimated(tmp_path):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def idle(record):
+        with pytest.warns(RuntimeWarning, match="nothing was recorded"), record(model, optimizer):
+            pass
+
+    def twice(record):
+        training(mlp, tmp_path / "m", 2)(record)
+        record(model, optimizer)
+
+    for train, why in (
+        (lambda record: None, "made no recorder of what it was given"),
+        (idle, "recorded no step"),
+        (twice, "made a second recorder"),
+        (lambda record: record(model, optimizer, rank=1, ranks=2), "one of several ranks"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            dualform.estimate(train, 10)
+    for name in ("steps", "tried", "samples"):
+        with pytest.raises(BadInput, match=f"{name} is 0"):
+            dualform.estimate(training(mlp, tmp_path / "m", 2), **{"steps": 10, name: 0})
+
+
+def test_an_error_of_the_training_comes_out_as_it_is(tmp_path):
+    def failing(record):
+        training(mlp, tmp_path / "m", 2)(record)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        dualform.estimate(failing, 10)
