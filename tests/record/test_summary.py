@@ -169,3 +169,10 @@ def test_an_error_is_not_followed_by_another(tmp_path, recwarn):
     with pytest.raises(RecordingError), recorder, recorder.step():
         pass
     assert not recwarn.list
+
+
+def test_tied_weights_count_once(tmp_path):
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
+    model[1].weight = model[0].weight
+    recorder = dualform.Recorder(model, torch.optim.AdamW(model.parameters()), tmp_path / "m")
+    assert (recorder.summary.recorded, recorder.summary.trained) == (28, 28)

@@ -36,6 +36,7 @@ class EntryFits:
         `roundoff`: by parameter, of what its gradient was computed in.
         """
         factors, residuals = gradient.factors.copy(), gradient.residuals.copy()
+        fitted = replace(gradient, factors=factors)
         for index in np.flatnonzero((halved > 0) & ~np.isnan(factors)).tolist():
             parameter = self._parameters[index]
             if parameter.numbers == 1 or parameter.tensor.grad is None:
@@ -45,9 +46,9 @@ class EntryFits:
             if residual >= residuals[index]:
                 continue
             factors[index] = factor
-            if gradient.rounding_explains(index, roundoff[index], parameter):
+            if fitted.rounding_explains(index, roundoff[index], parameter):
                 residuals[index] = residual
-        return replace(gradient, factors=factors, residuals=residuals, explained=residuals <= TOLERANCE)
+        return replace(fitted, residuals=residuals, explained=residuals <= TOLERANCE)
 
 
 @np.errstate(all="ignore")

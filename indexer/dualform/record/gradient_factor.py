@@ -64,10 +64,11 @@ class Gradient:
         """Whether a parameter's gradient was computed so coarsely that rounding accounts for what the slots do not."""
         if roundoff <= _FINE:
             return False
-        length = float(np.linalg.norm(self.applied[parameter.start : parameter.stop]))
-        terms = abs(float(self.factors[index])) * float(self.bounds[index])
-        # The share is one of all that _fit allows for.
-        left = float(self.residuals[index]) * (length + ROUNDING / TOLERANCE * terms)
+        # Of all directions, not of the one that residuals were measured along: that one may be all but at right angles
+        # to a gradient whose rows are alike, and what rounding left then looks large beside what remained of it.
+        applied, factor = self.applied[parameter.start : parameter.stop], float(self.factors[index])
+        left = float(np.linalg.norm(applied - factor * self.sums[parameter.start : parameter.stop]))
+        length, terms = float(np.linalg.norm(applied)), abs(factor) * float(self.bounds[index])
         return left <= roundoff * (length + terms)
 
 

@@ -92,9 +92,10 @@ def tell(text: str) -> None:
 
 
 def _numbers(taps: Iterable[Tap], trained: Mapping[int, Tensor]) -> int:
-    """Numbers of trained parameters that layers stand for; a block that several hold counts once."""
+    """Numbers of trained parameters that layers stand for; a block that several hold counts once, whatever name of the
+    parameter they know it by."""
     blocks = {
-        (id(tensor), place.block_name): place.stored_block_of(tensor).numel()
+        (id(tensor), place.rows, place.columns): place.stored_block_of(tensor).numel()
         for tap in taps
         for place, tensor in tap.parameters.items()
         if id(tensor) in trained
