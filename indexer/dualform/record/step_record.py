@@ -168,6 +168,7 @@ class Step:
         """
         if self._record is not None and earlier._record is not None:
             self._record.since, self._record.rows = earlier._record.since, dict(earlier._record.rows)
+            self._record.raw |= earlier._record.raw
 
     def at(self, space: str, **columns: Any) -> None:
         """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
