@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from dualform.costs.estimate import Estimate as Estimate, estimate as estimate
     from dualform.errors import DualformError as DualformError
+    from dualform.forgetting.forget import forget as forget
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
@@ -56,6 +57,7 @@ _HOME = {
     "Estimate": ("dualform.costs.estimate", "Estimate"),
     "estimate": ("dualform.costs.estimate", "estimate"),
     "tap": ("dualform.record.taps.named", "tap"),
+    "forget": ("dualform.forgetting.forget", "forget"),
     "open": ("dualform.query.engine", "open_memory"),
     "connect": ("dualform_client.target", "connect"),
     "Engine": ("dualform.query.engine", "Engine"),
@@ -124,6 +126,7 @@ __all__ = [
     "__version__",
     "connect",
     "estimate",
+    "forget",
     "open",
     "tap",
 ]

@@ -25,6 +25,7 @@ OPTIONS = {
     "weights": {"--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
     "verify": set(),
     "check": set(),
+    "forget": {"--where", "--probe", "--cut-off", "--yes"},
     "sql": set(),
     "health": set(),
 }

@@ -124,9 +124,11 @@ def open_writer(
     layers: tuple[Layer, ...] = LAYERS,
     settings: ColumnTypes = LR,
     others: Others | None = None,
+    further: dict[str, np.ndarray] | None = None,
     **options: Any,
 ) -> Writer:
-    initial = {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
+    """`further`: initial weights beside those of LAYERS."""
+    initial = (further or {}) | {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
     header = Header(
         path,
         layers,

@@ -15,12 +15,16 @@ from dualform_client.cli.compare import compare
 from dualform_client.cli.estimate import estimate
 from dualform_client.cli.failure import report_failure
 from dualform_client.cli.folder import check
+from dualform_client.cli.forgetting import forget
 from dualform_client.cli.look import info, sql, verify
 from dualform_client.cli.serving import health, serve
 from dualform_client.cli.train import demo, study
 from dualform_client.cli.weights import weights
 
-COMMANDS = (demo, study, estimate, serve, info, topk, sums, output, compare, weights, verify, check, sql, health)
+COMMANDS = (
+    *(demo, study, estimate, serve, info, topk, sums, output),
+    *(compare, weights, verify, check, forget, sql, health),
+)
 
 
 @click.group(

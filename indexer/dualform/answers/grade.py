@@ -23,7 +23,7 @@ class Grade:
     since: int | None = None
     """The recorded step at which the record parted from the weights, where one step stands out."""
     reason: str = ""
-    """Why it is not exact; empty where it is."""
+    """Why it is not exact, or, where it is, what stands in it beside the slots; else empty."""
 
     @property
     def exact(self) -> bool:

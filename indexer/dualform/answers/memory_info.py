@@ -37,7 +37,7 @@ class LayerInfo:
 
     @property
     def reason(self) -> str:
-        """Why they are not; empty where they are."""
+        """Why they are not, or, where they are, what stands in them beside the slots; else empty."""
         return self.grade.reason
 
 

@@ -26,8 +26,8 @@ class Outputs(NDArrayOperatorsMixin):
     """How exact the layer's record is as of the step that was asked for: that of the whole sum, whatever a mask
     leaves."""
     standing: float = 0.0
-    """Size of what moved the weights outside the record and was added to them, relative to the way they went; 0.0 where
-    nothing was added."""
+    """Size of what moved the weights outside the record, or was forgotten, and stands in them like W_0, relative to the
+    way they went; 0.0 where there is nothing of the kind."""
     scan: Scan = field(default_factory=Scan)
     kernel: str = "linear"
     """What weighed the slots: "linear" or "softmax"."""

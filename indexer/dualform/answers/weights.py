@@ -28,8 +28,8 @@ class Weights(Mapping[str, Any]):
     """By recorded layer: how exact its record is as of the step that was asked for. It is that of the whole sum,
     whatever a mask leaves."""
     standing: Mapping[str, float]
-    """By recorded layer: the size of what moved its weights outside the record and was added to them, relative to the
-    way they went; 0.0 where nothing was added."""
+    """By recorded layer: the size of what moved its weights outside the record, or was forgotten, and stands in them
+    like W_0, relative to the way they went; 0.0 where there is nothing of the kind."""
     not_recorded: tuple[str, ...] = ()
     """Parameters and buffers of no recorded layer that were not kept step by step: they stand as at the end of the
     training, or as before its first step where it has not `ended`."""

@@ -51,6 +51,11 @@ class Resumption:
         """
         self._folder, self._at_step = folder, at_step
         self._first = Manifest.read(folder)
+        if self._first.forgotten is not None:
+            raise RecordingError(
+                f"samples of {folder} were forgotten, and what they brought stands in one sum as of its end.",
+                hint="Record into a new folder, and open both: dualform.open([first, second]).",
+            )
         starts = [0, *(run.first_step for run in self._first.runs)]
         places = [folder, *(folder / run.folder for run in self._first.runs)]
         self._runs = [

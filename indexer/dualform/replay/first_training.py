@@ -35,6 +35,12 @@ class FirstTraining:
                 hint="Ask it: dualform.open(path).",
                 field="path",
             )
+        if memory.forgotten:
+            raise BadInput(
+                f"samples of {memory.path} were forgotten: a replay would bring them back.",
+                hint="Record the training again without them.",
+                field="path",
+            )
         if len(memory.manifest.shards) > 1:
             raise BadInput(
                 f"{memory.path} was recorded by {len(memory.manifest.shards)} processes, of which each saw a part.",

@@ -10,6 +10,8 @@ import numpy as np
 from dualform.errors import Damaged
 from dualform.store.durable import checksum_file
 from dualform.store.extents import Extents
+from dualform.store.leftovers import leftovers
+from dualform.store.manifest import Manifest
 from dualform.store.others import OWNER
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
@@ -26,6 +28,21 @@ def check_memory(path: str | Path, progress: Progress | None = None) -> list[str
     That a recording was cut off is nothing wrong: `how_it_ended` says so. Raises NotAMemory where the folder is
     none, or its format is another.
     """
+    problems = what_is_wrong(path, progress)
+    try:
+        forgotten = Manifest.read(Path(path)).forgotten
+    except Damaged:  # which was said
+        return problems
+    if forgotten:
+        problems += [
+            f"{left} is no part of the memory, and may hold what was forgotten: forget once more, or remove it."
+            for left in leftovers(Path(path))
+        ]
+    return problems
+
+
+def what_is_wrong(path: str | Path, progress: Progress | None = None) -> list[str]:
+    """As `check_memory`, of what the memory consists of alone."""
     try:
         memory = opened(path, SegmentCache(most_bytes=0))
     except Damaged as error:

@@ -53,6 +53,9 @@ class Layer:
     batch_dim: int = 0
     """Which axis of its keys was the batch, in the training, where they had tokens."""
 
+    forgotten: int = 0
+    """How many of its slots were taken out of the memory (forgotten.py)."""
+
     @property
     def stored(self) -> Layer:
         """The layer that is on disk: itself, unless it is a view."""
@@ -121,7 +124,7 @@ class Layer:
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
         fields = asdict(self) | {"parameters": [block.to_json() for block in self.parameters]}
-        later = {"geometry": {}, "groups": 1, "batch_dim": 0}
+        later = {"geometry": {}, "groups": 1, "batch_dim": 0, "forgotten": 0}
         return {name: own for name, own in fields.items() if name not in later or own != later[name]}
 
     @classmethod

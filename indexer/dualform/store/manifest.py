@@ -13,6 +13,7 @@ from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
+from dualform.store.forgotten import Forgotten
 from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.mark import ContinuedRun, Mark
@@ -109,6 +110,8 @@ class Manifest:
     """Moments at which the training may be resumed, ascending."""
     runs: list[ContinuedRun] = field(default_factory=list)
     """The further runs of a training that was resumed in this folder; of its first run alone."""
+    forgotten: Forgotten | None = None
+    """What was taken out of the memory, all runs of this folder together; of its first run alone."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -151,6 +154,8 @@ class Manifest:
             fields["marks"] = [mark.to_json() for mark in self.marks]
         if self.runs:
             fields["runs"] = [vars(run) for run in self.runs]
+        if self.forgotten is not None:
+            fields["forgotten"] = self.forgotten.to_json()
         text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
         write_whole(folder / file, text.encode())
 
@@ -200,6 +205,7 @@ class Manifest:
             final=fields.get("final", {}),
             marks=[Mark.from_json(mark) for mark in fields.get("marks", [])],
             runs=[ContinuedRun(**run) for run in fields.get("runs", [])],
+            forgotten=Forgotten(**fields["forgotten"]) if "forgotten" in fields else None,
             recording=fields["recording"],
             format=fields["format"],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from dualform.store.manifest import SHARD_FILE, Manifest
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
 from dualform.store.segment_cache import SegmentCache
-from dualform.store.shard_sources import Sources, row_count, sources_of_shard, stacked
+from dualform.store.shard_sources import Sources, Stored, row_count, sources_of, stacked, stored_in_shard
 from dualform.store.shard_tables import ShardTables, Tables
 from dualform.store.tables import OTHERS, TABLES, extents_table
 
@@ -25,6 +25,16 @@ _TRIES = 100
 
 State = list[tuple[Manifest, int]]
 """By shard, what its manifest says and how long its journal is."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardContents:
+    """One shard by itself, with what of it is no part of the memory."""
+
+    place: Path
+    manifest: Manifest
+    tables: ShardTables
+    stored: Stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +51,11 @@ class FolderContents:
     frames: int
     torn: bool
     state: State
+    shards: Sequence[ShardContents] = ()
+    last: int | None = None
+    """The last step that is part of the memory; None for all of every shard."""
+    told: Mapping[str, int] = field(default_factory=dict)
+    """Of some tables, how many rows of the first shard are part of it."""
     whole: bool = True
     """Whether the memory ends where its first shard does, whose process writes the weights of the end."""
 
@@ -52,7 +67,7 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
     are not as many steps.
     """
     state, frames = _at_one_moment(folder)
-    tables, sources = [], []
+    shards = list[ShardContents]()
     for (manifest, _), journal in zip(state, frames, strict=True):
         part = manifest.shards[0]
         first: dict[str, Sequence[str]] = {extents_table(space): PLAIN for space in manifest.spaces}
@@ -60,8 +75,10 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
         if manifest.others is not None:
             first["other_segments"] = list(OTHERS["other_segments"])
         place = folder / part.folder
-        tables.append(ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, journal.tables))
-        sources.append(sources_of_shard(place, manifest, tables[-1], journal, cache))
+        table = ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, journal.tables)
+        stored = stored_in_shard(place, manifest, table, journal, cache)
+        shards.append(ShardContents(place, manifest, table, stored))
+    tables, sources = [own.tables for own in shards], [sources_of(own.manifest, own.stored) for own in shards]
     _check_spaces(folder, [manifest for manifest, _ in state])
     manifest = _joined([manifest for manifest, _ in state])
     last = _last_of_all(tables, state)
@@ -80,6 +97,9 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
         sum(journal.count for journal in frames),
         any(journal.torn for journal in frames),
         state,
+        shards,
+        last,
+        cut.rows if cut else {},
         whole=cut is None and (last is None or last >= _last_step(tables[0])),
     )
     _check_sizes(folder, manifest, found.sources)
@@ -192,8 +212,9 @@ def _check_reaches(folder: Path, stop: int, tables: Sequence[ShardTables], state
 
 
 def _last_step(tables: ShardTables) -> int:
-    steps = np.asarray(tables.columns("samples", ["step"])[0])
-    return int(steps.max(initial=-1))
+    """The last step that a shard has rows of; extents stay where all rows of a step were forgotten."""
+    having = ["samples", *(name for name in tables.types if name.startswith("extents_"))]
+    return max(int(np.asarray(tables.columns(name, ["step"])[0]).max(initial=-1)) for name in having)
 
 
 def _check_sizes(folder: Path, manifest: Manifest, sources: Sources) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
+from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.layer import PRECISIONS, Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import cuts
@@ -91,6 +93,11 @@ class Runs(Snapshot):
     def ended(self) -> bool:
         return self.runs[-1].ended
 
+    @cached_property
+    def forgotten(self) -> Sequence[ForgottenPart]:
+        parts = zip(self.runs, self.first_steps, strict=True)
+        return [replace(part, before=part.before + first) for run, first in parts for part in run.forgotten]
+
     def buffers(self) -> dict[str, dict[str, NDArray[Any]]]:
         """What the optimizer already kept when the first run began."""
         return self.runs[0].buffers()
@@ -157,6 +164,7 @@ def _joined(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -
         columns=_columns(manifests, paths),
         shards=[part for manifest in manifests for part in manifest.shards],
         files={},
+        forgotten=None,
         probes={name: probe for manifest in manifests for name, probe in manifest.probes.items()},
     )
 
@@ -168,7 +176,8 @@ def _by_name(manifest: Manifest) -> dict[str, Layer]:
 def _layer(runs: Sequence[Layer]) -> Layer:
     """A layer of all runs, of which each has its own way to store keys that repeat."""
     coarsest = min((layer.dtype for layer in runs), key=PRECISIONS.index)
-    return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=coarsest)
+    forgotten = sum(layer.forgotten for layer in runs)
+    return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=coarsest, forgotten=forgotten)
 
 
 def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path, alone: bool) -> None:

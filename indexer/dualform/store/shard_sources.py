@@ -23,40 +23,50 @@ from dualform.store.sources.segment_rows import SegmentRows
 
 Sources: TypeAlias = Mapping[tuple[str, str], Sequence[KeySource]]
 """Where rows come from, in order, by (layer, "keys" or "values")."""
+Stored: TypeAlias = Mapping[tuple[str, str], Sequence[tuple[MatrixForm, StoredRows]]]
+"""The same, as they are stored, each in its form."""
 
 
-def sources_of_shard(
+def stored_in_shard(
     place: Path, manifest: Manifest, tables: ShardTables, frames: Frames, cache: SegmentCache
-) -> Sources:
+) -> Stored:
     """The committed segments of each layer in the folder `place`, and behind them the rows of the journal.
 
     Raises Damaged, naming the file, for what no source of the layer can have written.
     """
     layers = {layer.name: layer for layer in manifest.layers}
-    found: dict[tuple[str, str], list[KeySource]] = {}
+    found: dict[tuple[str, str], list[tuple[MatrixForm, StoredRows]]] = {}
     for row in whole(tables, "segments").to_pylist():
         layer, kind = layers[row["layer"]], row["kind"]
         segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
-        stored = SegmentRows(segment, _form_of_file(layer, kind, segment), cache)
-        found.setdefault((layer.name, kind), []).append(_source(layer, kind, stored))
+        form = _form_of_file(layer, kind, segment)
+        found.setdefault((layer.name, kind), []).append((form, SegmentRows(segment, form, cache)))
     if manifest.others is not None:
         for row in whole(tables, "other_segments").to_pylist():
             segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
-            found.setdefault(OWNER, []).append(SegmentRows(segment, manifest.others.form, cache))
+            form = manifest.others.form
+            found.setdefault(OWNER, []).append((form, SegmentRows(segment, form, cache)))
     journal = journal_path(place, manifest.shards[0].commits)
     for (name, kind), parts in frames.matrices.items():
         before = found.setdefault((name, kind), [])
         for first, content in parts:
-            if (name, kind) == OWNER and manifest.others is not None:
-                source: KeySource | None = _held(journal, name, kind, first, content, [manifest.others.form])
-            else:
-                held = _held(journal, name, kind, first, content, _forms(layers[name], kind))
-                source = None if held is None else _source(layers[name], kind, held)
-            if source is None or source.first_row != row_count(before):
+            of_others = (name, kind) == OWNER and manifest.others is not None
+            forms = [manifest.others.form] if of_others and manifest.others else _forms(layers[name], kind)
+            held = _held(journal, name, kind, first, content, forms)
+            if held is None or first != row_count([rows for _, rows in before]):
                 raise Damaged(f"{journal} was altered: its {kind} of layer {name!r} do not follow the committed ones.")
-            if source.rows:
-                before.append(source)
+            if held[1].rows:
+                before.append(held)
     return found
+
+
+def sources_of(manifest: Manifest, stored: Stored) -> Sources:
+    """What stored rows stand for."""
+    layers = {layer.name: layer for layer in manifest.layers}
+    return {
+        (name, kind): [layers[name].key_format.source(rows) if kind == "keys" else rows for _, rows in own]
+        for (name, kind), own in stored.items()
+    }
 
 
 def _forms(layer: Layer, kind: str) -> Sequence[MatrixForm]:
@@ -73,17 +83,13 @@ def _form_of_file(layer: Layer, kind: str, segment: Segment) -> MatrixForm:
 
 def _held(
     journal: Path, owner: str, kind: str, first: int, content: NDArray[Any], forms: Sequence[MatrixForm]
-) -> HeldRows | None:
-    """Rows [rows, width] of a journal in the form that has their type; None where no form has."""
+) -> tuple[MatrixForm, HeldRows] | None:
+    """Rows [rows, width] of a journal, and the form that has their type; None where no form has."""
     for form in forms:
         if (form.dtype, form.width) == (content.dtype, content.shape[1]):
             rows = content.reshape(len(content), *form.shape)
-            return HeldRows((journal, owner, kind, first, len(rows)), first, rows)
+            return form, HeldRows((journal, owner, kind, first, len(rows)), first, rows)
     return None
-
-
-def _source(layer: Layer, kind: str, stored: StoredRows) -> KeySource:
-    return layer.key_format.source(stored) if kind == "keys" else stored
 
 
 def stacked(parts: Sequence[Mapping[tuple[str, str], Sequence[KeySource]]]) -> Sources:
@@ -97,6 +103,6 @@ def stacked(parts: Sequence[Mapping[tuple[str, str], Sequence[KeySource]]]) -> S
     return found
 
 
-def row_count(sources: Sequence[KeySource]) -> int:
+def row_count(sources: Sequence[KeySource | StoredRows]) -> int:
     """Rows of all the sources of a layer and kind."""
     return sources[-1].first_row + sources[-1].rows if sources else 0

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dualform.answers import ProbeInfo
 from dualform.errors import Damaged, NotFound
 from dualform.store.entries import Entries
+from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import Cut
@@ -103,6 +104,18 @@ class Snapshot:
     def final_digests(self) -> Mapping[str, str]:
         """Parameter or buffer -> checksum of it as the training ended; empty where that is not known."""
         return self.runs[-1].manifest.final
+
+    @cached_property
+    def forgotten(self) -> Sequence[ForgottenPart]:
+        """What was taken out of the memory: nothing, or one part for each folder that was forgotten from."""
+        entry = self.manifest.forgotten
+        return [ForgottenPart(entry, self.path, self.manifest)] if entry else []
+
+    @property
+    def contents(self) -> FolderContents:
+        """What was found in the folder; of one run that was opened from one."""
+        assert self._contents is not None
+        return self._contents
 
     @cached_property
     def steps(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dualform.store.tables import ColumnTypes, extents_table, quoted, view_types
 
@@ -30,6 +30,11 @@ _OF_EXTENT = {
 def view_name(space: str, spaces: Sequence[str]) -> str:
     """The first space's view is `slots`, that of each other has its name."""
     return "slots" if space == spaces[0] else space
+
+
+def view_statements(spaces: Sequence[str], columns: Mapping[str, ColumnTypes]) -> list[str]:
+    """The views of all spaces; `columns` as the manifest has them."""
+    return [view_statement(view_name(s, spaces), s, columns["samples"], columns[s]) for s in spaces]
 
 
 def view_statement(view: str, space: str, samples: ColumnTypes, token_columns: ColumnTypes) -> str:

@@ -33,7 +33,7 @@ from dualform.store.others_writer import OthersWriter
 from dualform.store.probes import ProbeArrays, write_probe
 from dualform.store.slot_rows import SlotRows
 from dualform.store.tables import OTHERS, TABLES, rows_table
-from dualform.store.views import view_name, view_statement
+from dualform.store.views import view_statements
 from dualform.store.weights import write_buffers, write_weights
 
 SEGMENT_BYTES = 256 << 20
@@ -293,8 +293,7 @@ class Writer:
         return self._slots.width + len(self._logs.settings) + len(self._logs.further)
 
     def _views(self) -> list[str]:
-        columns, spaces = self.manifest.columns, self.manifest.spaces
-        return [view_statement(view_name(s, spaces), s, columns["samples"], columns[s]) for s in spaces]
+        return view_statements(self.manifest.spaces, self.manifest.columns)
 
     def _set_weights(self, name: str, weights: Mapping[str, NDArray[Any]]) -> None:
         self._mark(*write_weights(self.path, name, weights))

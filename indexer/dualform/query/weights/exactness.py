@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from dualform.answers import Grade
 from dualform.query.view import View
+from dualform.query.weights import forgotten
 from dualform.query.weights.block_grades import EXACT, Miss, name_of, precision
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.distances import Distances, distances
@@ -33,11 +34,19 @@ _UNMEASURED = "the training was cut off before its weights were held against the
 
 def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     """The grade of a layer once `at_step` recorded steps were taken; None for all. Reads no slot."""
-    if reason := why_scores_only(view, layer):
-        return Grade("scores only", reason=reason + _lacks(view, layer))
     stop = view.snapshot.steps if at_step is None else at_step
+    if reason := why_scores_only(view, layer, stop):
+        return Grade("scores only", reason=reason + _lacks(view, layer))
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
+    if part := forgotten.lost_meanwhile(view, layer, stop):
+        return Grade("off", since=part.first_step, reason=forgotten.said_meanwhile(part))
+    found = _measured(view, layer, stop)
+    return replace(found, reason=forgotten.said(view, layer, stop)) if not found.reason else found
+
+
+def _measured(view: View, layer: Layer, stop: int) -> Grade:
+    """As the watch had it."""
     found, optimizer = grade_of_watched(view, layer, stop), unwatched(view, layer)
     if not optimizer:
         return found

@@ -7,7 +7,8 @@ training's sum, not a training without the others. W_0 and the buffers that the 
 began (momentum, Adam's averages) are no slots, so no mask removes them.
 
 Where the record is not exact, the end of the training has one more term, W_T minus the sum over all slots: what moved
-outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the grade.
+outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the grade. So does the sum of what
+was forgotten (forgotten.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from dualform.answers import Grade
 from dualform.errors import BadInput
 from dualform.query.view import Check, View
+from dualform.query.weights import forgotten
 from dualform.query.weights.recorded_blocks import build, length, standing_terms, way
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
@@ -42,7 +44,7 @@ class RebuiltWeights:
     """By block, as the layer uses it; float64[d_out, columns] and float64[d_out]."""
     grade: Grade = field(default_factory=lambda: Grade("exact"))
     standing: float = 0.0
-    """Norm of the standing term relative to the way that the weights went; 0.0 where it is not used."""
+    """Norm of the standing terms relative to the way that the weights went; 0.0 where it is not used."""
 
     def of(self, layer: Layer) -> RebuiltWeights:
         """Those of a view, of the weights of its stored layer."""
@@ -114,9 +116,10 @@ def _rebuild(
     parameters = build(view, layer, selection, at_step, check, partners)
     standing = 0.0
     at_end = at_step is None or at_step == view.snapshot.steps
-    if at_end and not grade.exact and (terms := standing_terms(view, layer, check)):
-        standing = length(terms) / (length(way(view, layer)) or math.nan)
-        parameters = {name: own + terms[name] for name, own in parameters.items()}
+    terms = standing_terms(view, layer, check) if at_end and not grade.exact else {}
+    parameters = {name: own + terms[name] if name in terms else own for name, own in parameters.items()}
+    if whole := forgotten.added(view, layer, terms, at_step):
+        standing = length(whole) / (length(way(view, layer)) or math.nan)
     return _joined(layer, parameters, grade, standing)
 
 

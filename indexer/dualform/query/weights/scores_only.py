@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dualform.query.view import View
+from dualform.query.weights import forgotten
 from dualform.rules import named
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
 
-def why_scores_only(view: View, layer: Layer) -> str:
-    """Why a layer cannot be rebuilt, one sentence; empty where it can."""
+def why_scores_only(view: View, layer: Layer, at_step: int | None = None) -> str:
+    """Why a layer cannot be rebuilt as of a step, None for the end, in one sentence; empty where it can."""
     if not layer.keys:
         return "neither keys nor error signals were recorded (keys=False)."
     for block in layer.parameters:
@@ -17,7 +18,7 @@ def why_scores_only(view: View, layer: Layer) -> str:
             return reason
     if not layer.values:
         return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
-    return ""
+    return forgotten.why_lost(view, layer, view.snapshot.steps if at_step is None else at_step)
 
 
 def _why_not_rebuilt(view: View, block: Parameter) -> str:

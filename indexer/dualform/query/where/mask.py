@@ -146,6 +146,18 @@ def select(space: Space, expression: Expression) -> NDArray[np.bool_]:
         return stays
 
 
+def select_datapoints(space: Space, expression: Expression) -> NDArray[np.bool_]:
+    """bool[D]: all datapoints, of this space or not, for which an expression of columns of the sample is true.
+
+    Raises BadMask as `select`.
+    """
+    with closing(duckdb.connect()) as connection:
+        if not expression.columns:
+            alone = pa.table({"slot": pa.array([0])})
+            return np.full(space.samples.count, _evaluate(connection, expression, alone)[0])
+        return _evaluate(connection, expression, space.sample_table(expression.columns))
+
+
 def _of_datapoints(
     connection: duckdb.DuckDBPyConnection, space: Space, expression: Expression, names: list[str]
 ) -> NDArray[np.bool_]:

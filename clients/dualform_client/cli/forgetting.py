@@ -1,0 +1,88 @@
+"""dualform forget: takes samples out of a memory for good, after it was said what that means."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from dualform_client.cli.failure import FAILED
+from dualform_client.cli.options import json_option
+from dualform_client.cli.printing import print_json, print_line, print_note
+from dualform_client.cli.target import check_run
+
+if TYPE_CHECKING:
+    from dualform.forgetting.forget import Forgetting
+
+NOT_PROMISED = (
+    "Not promised is that nothing tells of them. The weights stay as they are, and W_T less W_0 and less the sum of "
+    "the others is the sum of what is forgotten, whether it is kept or not. Copies of the folder, and processes that "
+    "have it open, are not reached."
+)
+
+
+@click.command()
+@click.argument("run")
+@click.option("--where", required=True, help="The samples to forget: SQL over columns of the sample.")
+@click.option("--probe", "probes", multiple=True, help="A probe to remove as well. May be given again.")
+@click.option("--cut-off", is_flag=True, help="The recording was cut off, and nobody goes on with it.")
+@click.option("--yes", is_flag=True, help="Do it without asking.")
+@json_option
+def forget(run: str, where: str, probes: tuple[str, ...], cut_off: bool, yes: bool, as_json: bool) -> int:
+    """Take samples out of a memory for good: no key, value or column of theirs is stored.
+
+    The memory is written anew without them, next to the old one, and takes its place in one step; the old files are
+    removed. Slots are numbered anew. What they brought to the weights stays as one sum where the optimizer is SGD, so
+    that weights at the end still add up; under other optimizers scores are left, and the weights of the end.
+
+    Not promised is that nothing tells of them: W_T less W_0 and less the sum of the others is the sum of what was
+    forgotten, and where few slots are forgotten it tells what they were.
+
+    \b
+    Example:
+      dualform forget runs/mnist --where "sample = 1234"
+    """
+    check_run(run)
+    from dualform.forgetting.forget import forget as carry_out, forgetting
+
+    if not yes:
+        for sentence in _said(forgetting(run, where, probes=probes, cut_off=cut_off)):
+            print_note(sentence)
+        if not click.confirm("Forget them? This cannot be undone.", err=True):
+            print_note("Nothing was forgotten.")
+            return FAILED
+    done = carry_out(run, where, probes=probes, cut_off=cut_off)
+    if as_json:
+        print_json({**asdict(done), "note": NOT_PROMISED})
+    else:
+        print_line(f"forgotten: {_counted(done)}")
+    return 0
+
+
+def _counted(found: Forgetting) -> str:
+    slots = ", ".join(f"{count} {space} slots" for space, count in found.slots.items())
+    return f"{found.samples} samples ({slots}) of {found.steps} steps"
+
+
+def _said(found: Forgetting) -> list[str]:
+    """What is about to happen, a sentence or two each."""
+    said = [f"This forgets {_counted(found)}: no key, value or column of theirs is stored."]
+    if found.summed:
+        said.append(
+            f"What they brought to {', '.join(found.summed)} is kept as one sum, as of the end: weights as of an "
+            f"earlier step are known up to step {found.first_step} alone."
+        )
+    if found.scores_only:
+        said.append(
+            f"Of {', '.join(found.scores_only)} nothing can be rebuilt any more from step {found.first_step} on: "
+            "scores are left, and the weights of the end."
+        )
+    if found.probes:
+        said.append(f"Probes that are removed: {', '.join(found.probes)}.")
+    said.append(NOT_PROMISED)
+    if found.few:
+        said.append("They are so few that the sum spans their keys.")
+    if found.alone:
+        said.append(f"{found.alone} steps were theirs alone: what is kept of such a step tells of them.")
+    return said

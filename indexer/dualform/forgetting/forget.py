@@ -1,0 +1,112 @@
+"""Forgets samples of a memory: dualform.forget, and what it is about to do, to be read before.
+
+    RUN/memory.json      names shard-00000     ->     shard-00000-1, by one atomic rename
+    RUN/shard-00000      as it was             ->     removed, once the new memory has passed every check
+
+Whenever it is cut off, the memory is whole: the old one or the new one. What it left is removed by the next attempt,
+and `check` tells of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualform.errors import BadInput
+from dualform.forgetting.leftovers import only_one, remove_leftovers
+from dualform.forgetting.picked import Picked, kept_sums, picked
+from dualform.forgetting.probes import probes_that_hold
+from dualform.forgetting.rewritten import rewrite
+from dualform.query.score import backends
+from dualform.query.view import View
+from dualform.store.runs import opened
+from dualform.store.segment_cache import SegmentCache
+
+CACHE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What is forgotten, and what is left of it."""
+
+    samples: int
+    """Rows of batches."""
+    slots: dict[str, int]
+    """By slot space."""
+    steps: int
+    """Steps that have any of them."""
+    alone: int
+    """Steps that have nothing else, so that what is known of such a step is known of them."""
+    summed: tuple[str, ...]
+    """Layers of which one sum is kept, so that weights at the end still add up."""
+    scores_only: tuple[str, ...]
+    """Layers of which nothing can be rebuilt any more from the first of these steps on: scores are left."""
+    first_step: int
+    """The first of those steps."""
+    probes: tuple[str, ...]
+    """Probes that are removed."""
+    few: bool
+    """Whether a layer of which a sum is kept is wider than it loses slots: the sum spans their keys."""
+
+
+def forget(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cut_off: bool = False) -> Forgetting:
+    """Take the samples that `where` picks out of the memory in a folder: no key, value or column of theirs is stored.
+
+    `where` names columns of the sample. `probes`: to be removed as well, beside those with an input that only these
+    samples had. `cut_off`: the recording did not come to its end, and nobody goes on with it.
+
+    What is not promised: W_T less W_0 and less the sum of the others is the sum of what was forgotten, and where few
+    slots are forgotten it tells of them. Weights stay as they are. Copies of the folder, and processes that have it
+    open, are not reached.
+
+    Raises BadInput or EmptyMask for the mask, NotFound for a column or probe, Locked where another process forgets,
+    and Damaged where the memory is; it is as before then.
+    """
+    folder = Path(path)
+    with only_one(folder):
+        remove_leftovers(folder)
+        view, found = _prepared(folder, where, cut_off)
+        told = _told(view, found, probes)
+        rewrite(view, found, frozenset(told.probes), _never)
+        remove_leftovers(folder)
+    return told
+
+
+def forgetting(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cut_off: bool = False) -> Forgetting:
+    """What `forget` would do. Raises as it does, and changes nothing."""
+    view, found = _prepared(Path(path), where, cut_off)
+    return _told(view, found, probes)
+
+
+def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Picked]:
+    snapshot = opened(folder, SegmentCache())
+    if snapshot.recording and not cut_off:
+        raise BadInput(
+            snapshot.cut_off[0].upper() + snapshot.cut_off[1:],
+            hint="If nobody records into it any more, say so: cut_off=True (--cut-off).",
+            field="path",
+        )
+    view = View(snapshot, backends.choose("numpy"), CACHE_BYTES)
+    return view, picked(view, where)
+
+
+def _told(view: View, found: Picked, probes: tuple[str, ...]) -> Forgetting:
+    for name in probes:
+        view.snapshot.probe(name)
+    sums = kept_sums(view, found.entries)
+    layers = [view.snapshot.layer(name) for name, kept in sums.items() if kept]
+    return Forgetting(
+        found.samples,
+        dict(found.slots),
+        found.steps,
+        found.alone,
+        tuple(name for name, kept in sums.items() if kept),
+        tuple(name for name, kept in sums.items() if not kept),
+        found.first_step,
+        tuple(sorted({*probes, *probes_that_hold(view, dict(found.entries), _never)})),
+        any(len(found.entries.get(layer.name, ())) < layer.d_in for layer in layers),
+    )
+
+
+def _never() -> None:
+    """Nobody asks it to stop."""

@@ -1,0 +1,74 @@
+"""Which probes hold an input that was forgotten: a layer's query there is a key that no slot that stays has.
+
+Inputs of the network tell, for they stay the same. Those of deeper layers change with the weights, so that a probe that
+has them alone is found by nobody: such probes are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dualform.query.view import Check, View
+from dualform.query.weights.slot_sum import block_size
+from dualform.rules.half_precision import rounded
+from dualform.store.entries import Integers
+from dualform.store.layer import Layer
+
+_HALF = ("bfloat16", "float16")
+
+
+def probes_that_hold(view: View, entries: dict[str, Integers], check: Check) -> set[str]:
+    """The names of probes, of any run, with a key of some entries that no other entry of the layer has."""
+    found = set[str]()
+    names = dict.fromkeys(name for run in view.snapshot.runs for name in run.manifest.probes)
+    for name in names:
+        for layer, own in entries.items():
+            if name not in found and view.snapshot.layer(layer).keys:
+                rows = _queries(view, name, view.snapshot.layer(layer))
+                if rows and _alone(view, layer, own, rows, check):
+                    found.add(name)
+    return found
+
+
+def _queries(view: View, probe: str, layer: Layer) -> set[bytes]:
+    """The queries of a layer in a probe, of all runs that have one of the name, as they are and in its key's type."""
+    found = set[bytes]()
+    for run in view.snapshot.runs:
+        if probe not in run.manifest.probes or layer.name not in run.probe(probe).layers:
+            continue
+        queries = run.probe(probe).queries(layer.name)
+        found |= set(_digests(queries))
+        if half := next((name for name in _HALF if name in (layer.source, layer.dtype)), None):
+            found |= set(_digests(rounded(queries.astype(np.float64), half).astype(np.float32)))
+    return found
+
+
+def _alone(view: View, layer: str, entries: Integers, rows: set[bytes], check: Check) -> bool:
+    """Whether one of some rows is a key of those entries, and of no other."""
+    theirs = rows & {digest for part in _keys(view, layer, entries, check) for digest in part}
+    if not theirs:
+        return False
+    others = np.setdiff1d(np.arange(view.snapshot.entries(layer).count), entries, assume_unique=True)
+    for part in _keys(view, layer, others, check):
+        theirs -= set(part)
+        if not theirs:
+            return False
+    return True
+
+
+def _keys(view: View, layer: str, entries: Integers, check: Check) -> Iterator[list[bytes]]:
+    """Digests of the distinct keys of some entries, piece by piece."""
+    keys = view.snapshot.keys(layer)
+    rows = entries if keys.row_of_entry is None else np.unique(keys.row_of_entry[entries])
+    size = block_size(keys.width)
+    for start in range(0, len(rows), size):
+        check()
+        yield _digests(keys.take(rows[start : start + size]))
+
+
+def _digests(rows: NDArray[np.float32]) -> list[bytes]:
+    return [xxhash.xxh3_128_digest(row.tobytes()) for row in rows + np.float32(0)]  # -0.0 is 0.0

@@ -1,0 +1,148 @@
+"""Writes a memory anew without the samples that were picked, and takes it in place of the old one.
+
+Shapes: D datapoints of the memory, shard after shard and run after run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dualform.errors import Damaged, RecordingError
+from dualform.forgetting.picked import Picked, touched_blocks
+from dualform.forgetting.sums import sums_of
+from dualform.query.view import Check, View
+from dualform.store.check import what_is_wrong
+from dualform.store.durable import sync_folder, write_whole
+from dualform.store.forgotten import Forgotten
+from dualform.store.forgotten_sums import write_sums
+from dualform.store.kept_slots import Stays
+from dualform.store.leftovers import next_name
+from dualform.store.manifest import SHARD_FILE, FileMark, Manifest, Shard
+from dualform.store.rewritten_shard import Dropped, early_rows, manifest_of, rewrite_shard
+from dualform.store.snapshot import Snapshot
+
+_SUMS = "forgotten-{:05d}"
+
+
+def rewrite(view: View, picked: Picked, probes: frozenset[str], check: Check) -> None:
+    """The memory has none of the picked samples on return; what is left of the old one is leftovers (store/).
+
+    `probes`: names of those that go. Raises Damaged where a file is not what was committed, RecordingError where the
+    memory changed meanwhile, OSError where there is no room for it twice: it is as before then.
+    """
+    snapshot, made = view.snapshot, list[Path]()
+    old = Manifest.read(snapshot.path)
+    try:
+        new = _written(view, picked, probes, check, made)
+        sync_folder(snapshot.path)
+        if snapshot.moved() or Manifest.read(snapshot.path) != old:
+            raise RecordingError(
+                f"{snapshot.path} is being recorded: it changed meanwhile.", hint="Forget when the training is over."
+            )
+    except BaseException:
+        _remove(made)
+        raise
+    new.write(snapshot.path)  # from here on what was made is the memory, whatever happens
+    if problems := what_is_wrong(snapshot.path):
+        old.write(snapshot.path)
+        _remove(made)
+        raise Damaged(f"the memory without them is not sound, so the old one was left: {problems[0]}")
+
+
+def _remove(made: Iterable[Path]) -> None:
+    for path in made:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _written(view: View, picked: Picked, probes: frozenset[str], check: Check, made: list[Path]) -> Manifest:
+    """Everything but memory.json; returns what that is to say. `made`: what was written, as far as it came."""
+    snapshot = view.snapshot
+    first, *further = _parts(view, picked)
+    runs = []
+    for part, run in zip(further, snapshot.runs[0].manifest.runs, strict=True):
+        place = snapshot.path / next_name(run.folder)
+        made.append(place)
+        place.mkdir()
+        _run(part, probes, place, check, made).write(place)
+        runs.append(replace(run, folder=place.name))
+    manifest = _run(first, probes, snapshot.path, check, made)
+    before = manifest.forgotten
+    name = _SUMS.format(int(before.sums.rpartition("-")[2]) + 1 if before and before.sums else 0)
+    made.append(snapshot.path / "weights" / f"{name}.safetensors")
+    file, mark = write_sums(snapshot.path, name, sums_of(view, picked, check))
+    files = {own: known for own, known in manifest.files.items() if not own.startswith("weights/forgotten-")}
+    entry = Forgotten(picked.samples, picked.first_step, snapshot.steps, name).and_before(before)
+    return replace(manifest, runs=runs, files={**files, file: mark}, forgotten=entry)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One run."""
+
+    run: Snapshot
+    stays: list[Stays]
+    """By shard, bool[datapoints]: which stay, of all that it has on disk."""
+    forgotten: Mapping[str, int]
+    """By layer, how many slots go."""
+    dropped: Dropped
+
+
+def _parts(view: View, picked: Picked) -> Iterator[_Part]:
+    first, entries = 0, dict.fromkeys(picked.entries, 0)
+    blocks = frozenset(touched_blocks(view, picked.entries))
+    for run, before in zip(view.snapshot.runs, view.snapshot.first_steps, strict=True):
+        stays = []
+        for number in range(len(run.contents.shards)):
+            own = early_rows(run.contents, number, "samples")
+            count = int(own.sum())
+            own[own] = ~picked.datapoints[first : first + count]
+            first += count
+            stays.append(own)
+        gone = {}
+        for layer in run.layers:
+            if layer in picked.entries:
+                start = entries[layer]
+                entries[layer] += run.entries(layer).count
+                low, high = np.searchsorted(picked.entries[layer], [start, entries[layer]]).tolist()
+                gone[layer] = high - low
+        yield _Part(run, stays, gone, Dropped(picked.labels, blocks, picked.first_step - before))
+
+
+def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: list[Path]) -> Manifest:
+    """Write a run's shards to a folder, its own or another one, to which weights and probes are taken along."""
+    run, shards = part.run, list[Shard]()
+    for number, stays in enumerate(part.stays):
+        old = run.contents.shards[number].manifest
+        place = folder / next_name(old.shards[0].folder)
+        if folder == run.path:
+            made.append(place)
+        shards.append(rewrite_shard(run.contents, number, place, stays, part.dropped, check))
+        if number:
+            manifest_of(old, shards[-1:], part.forgotten).write(place, SHARD_FILE)
+    first, *others = shards
+    listed = [first, *(Shard(other.folder) for other in others)]
+    manifest = manifest_of(run.contents.shards[0].manifest, listed, part.forgotten)
+    kept = {name: entry for name, entry in manifest.probes.items() if name not in probes}
+    files = {name: mark for name, mark in manifest.files.items() if not _of_probe(name, probes)}
+    if folder != run.path:
+        _take_along(run.path, folder, files)
+    return replace(manifest, probes=kept, files=files)
+
+
+def _take_along(old: Path, new: Path, files: Mapping[str, FileMark]) -> None:
+    for name in files:
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(new / name, (old / name).read_bytes())
+
+
+def _of_probe(file: str, probes: frozenset[str]) -> bool:
+    place, _, rest = file.partition("/")
+    return place == "probes" and rest.partition("/")[0] in probes

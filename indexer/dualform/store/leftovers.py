@@ -1,0 +1,38 @@
+"""What lies in a memory's folder and is no part of the memory, by what its manifest names.
+
+Files of others beside it are nobody's business: only what has a name that dualform gives counts.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dualform.store.manifest import FILE, Manifest
+
+_OURS = re.compile(r"(shard|run)-\d{5}(-\d+)?")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Shards, runs, weights and probes that an interrupted rewriting or a resumed training left behind, in order.
+
+    Raises NotAMemory or Damaged as reading the manifest does.
+    """
+    manifest = Manifest.read(folder)
+    named = {part.folder for part in manifest.shards} | {run.folder for run in manifest.runs}
+    found = [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in named]
+    found += [path for path in (folder / f"{FILE}.tmp",) if path.exists()]
+    found += [path for path in _within(folder / "probes") if path.name not in manifest.probes]
+    for place in [folder / "weights", *(folder / "probes" / name for name in manifest.probes)]:
+        found += [path for path in _within(place) if path.relative_to(folder).as_posix() not in manifest.files]
+    return sorted(found)
+
+
+def _within(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def next_name(name: str) -> str:
+    """The name of the folder that takes the place of a shard's or a run's: never one that was in use before."""
+    base, _, number = name.partition("-")[2].partition("-")
+    return f"{name.partition('-')[0]}-{base}-{int(number or 0) + 1}"

@@ -1,0 +1,196 @@
+"""Writes a shard anew without some of its samples: new files, from which nothing that went can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput
+from dualform.store import shard
+from dualform.store.direct_file import Blocks
+from dualform.store.durable import sync_folder
+from dualform.store.kept_slots import KeptSlots, Stays
+from dualform.store.layer import Layer
+from dualform.store.manifest import Manifest, Shard
+from dualform.store.matrix_file import MatrixForm
+from dualform.store.opening import FolderContents, ShardContents
+from dualform.store.others import FOLDER, KIND, OWNER
+from dualform.store.rows_writer import RowsWriter
+from dualform.store.shard_tables import listed_key_rows, whole
+from dualform.store.sources.key_source import StoredRows
+from dualform.store.tables import OTHERS, TABLES, extents_table, rows_table
+from dualform.store.views import view_statements
+
+_AT_ONCE = 32 << 20
+"""Bytes of rows that are read at once."""
+_SEGMENT_BYTES = 256 << 20
+"""About how long a new file becomes at most."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What goes beside the samples, in all shards alike."""
+
+    labels: frozenset[tuple[Any, Any]] = frozenset()
+    """(dataset, label) that no sample has any more."""
+    blocks: frozenset[str] = frozenset()
+    """Parameter blocks whose gradients that are rounding alone go …"""
+    first_step: int = 0
+    """… from this step of the run on."""
+
+
+def rewrite_shard(
+    run: FolderContents, number: int, folder: Path, stays: Stays, dropped: Dropped, check: Callable[[], None]
+) -> Shard:
+    """Write one of a run's shards to a new folder; returns what the manifest is to say of it.
+
+    `stays` bool[D]: the shard's datapoints, False for those behind the end of the memory as well. Nothing is written
+    outside the folder. Raises BadInput where whose a slot is cannot be told, Damaged where a file is.
+    """
+    old = run.shards[number]
+    kept = KeptSlots(old.tables, old.manifest, stays, run.last)
+    folder.mkdir()
+    tables = _tables(run, number, kept, dropped)
+    segments = list[tuple[Any, ...]]()
+    key_rows = list[tuple[str, int, NDArray[np.int64]]]()
+    (folder / "layers").mkdir()
+    blocks = Blocks()
+    for layer in old.manifest.layers:
+        (folder / "layers" / layer.folder).mkdir()
+        rows, of_entry = _rows_that_stay(old, layer, kept.entries(layer.name))
+        if of_entry is not None and len(of_entry):
+            key_rows.append((layer.name, 0, of_entry))
+        for kind, chosen in rows.items():
+            stored = old.stored.get((layer.name, kind), [])
+            writer = RowsWriter(layer.name, kind, folder, f"layers/{layer.folder}", blocks)
+            segments += _written(writer, stored, chosen, check)
+        sync_folder(folder / "layers" / layer.folder)
+    tables["segments"] = rows_table(segments, TABLES["segments"])
+    tables["key_rows"] = rows_table(key_rows, TABLES["key_rows"])
+    if old.manifest.others is not None:
+        tables |= _others(run, old, folder, check)
+    views = view_statements(old.manifest.spaces, old.manifest.columns)
+    marks = shard.create(folder / shard.FILE, old.manifest.tables(), views)
+    commits = old.manifest.shards[0].commits
+    marks = shard.append(folder / shard.FILE, commits, tables, marks)
+    for made in (folder / "layers", folder):
+        sync_folder(made)
+    return Shard(folder.name, commits + 1, marks)
+
+
+def early_rows(run: FolderContents, number: int, table: str) -> Stays:
+    """bool[rows]: which rows of a shard's table are part of the memory, of a table with steps."""
+    steps = np.asarray(run.shards[number].tables.columns(table, ["step"])[0], dtype=np.int64)
+    found: Stays = np.ones(len(steps), dtype=np.bool_) if run.last is None else steps <= run.last
+    if number == 0 and run.last is not None and table in run.told:
+        found[run.told[table] :] = False
+    return found
+
+
+def _tables(run: FolderContents, number: int, kept: KeptSlots, dropped: Dropped) -> dict[str, pa.Table]:
+    """Every table but those that speak of files. Digests are not written again: they would confirm a guess."""
+    old = run.shards[number]
+    found = {"samples": kept.samples(), "products": kept.products()}
+    found |= {extents_table(space): kept.extents(space) for space in old.manifest.spaces}
+    found["entries"] = rows_table(kept.entry_rows(), TABLES["entries"])
+    elsewhere = ("digests", "segments", "key_rows", *OTHERS, *found)
+    for name, types in old.tables.types.items():
+        if name in elsewhere:
+            continue
+        table = whole(old.tables, name)
+        if "step" in types:
+            table = table.filter(pa.array(early_rows(run, number, name)))
+        found[name] = table
+    labels = dropped.labels
+    found["labels"] = _filtered(found["labels"], ("dataset", "label"), lambda *pair: pair not in labels)
+    if "rounding_gradients" in found:
+        found["rounding_gradients"] = _filtered(
+            found["rounding_gradients"],
+            ("step", "parameter"),
+            lambda step, block: step < dropped.first_step or block not in dropped.blocks,
+        )
+    return found
+
+
+def _filtered(table: pa.Table, columns: tuple[str, str], stays: Callable[[Any, Any], bool]) -> pa.Table:
+    said = zip(*(table[name].to_pylist() for name in columns), strict=True)
+    return table.filter(pa.array([stays(*row) for row in said], pa.bool_()))
+
+
+def _rows_that_stay(
+    old: ShardContents, layer: Layer, stays: Stays
+) -> tuple[dict[str, Stays], NDArray[np.int64] | None]:
+    """By kind, bool[rows]: which stored rows stay; and the row of each entry that does, where inputs repeat."""
+    found, of_entry = dict[str, Stays](), None
+    per_row = layer.key_format.per_row
+    if layer.keys and layer.repeats:
+        before = listed_key_rows(old.tables, layer.name)[stays]
+        used = np.zeros(_count(old, layer, "keys"), dtype=np.bool_)
+        used[before // per_row] = True
+        found["keys"] = used
+        of_entry = (np.cumsum(used) - 1)[before // per_row] * per_row + before % per_row
+    elif layer.keys:
+        rows = stays.reshape(-1, per_row)
+        if (rows != rows[:, :1]).any():
+            raise BadInput(
+                f"layer {layer.name!r} stores keys of several samples in one.",
+                hint="Name a mask that picks none of them, or all.",
+                field="where",
+            )
+        found["keys"] = rows[:, 0]
+    if layer.keys and layer.values:
+        found["values"] = stays
+    return found, of_entry
+
+
+def _count(old: ShardContents, layer: Layer, kind: str) -> int:
+    return sum(rows.rows for _, rows in old.stored.get((layer.name, kind), []))
+
+
+def _written(
+    writer: RowsWriter,
+    stored: Collection[tuple[MatrixForm, StoredRows]],
+    stays: Stays,
+    check: Callable[[], None],
+) -> Iterator[tuple[Any, ...]]:
+    """The rows for the table `segments`, one for each file that is written."""
+    segment, first = 0, 0
+    for form, rows in stored:
+        own, gathered = stays[first : first + rows.rows], 0
+        first += rows.rows
+        size = max(1, _AT_ONCE // max(1, form.row_bytes))
+        for start in range(0, rows.rows, size):
+            check()
+            chosen = own[start : start + size]
+            gathered += writer.append(rows.read(start, start + len(chosen))[chosen], form)
+            if gathered >= _SEGMENT_BYTES or start + size >= rows.rows:
+                yield from writer.finish(segment)
+                segment, gathered = segment + 1, 0
+                writer.begin(segment)
+
+
+def _others(run: FolderContents, old: ShardContents, folder: Path, check: Callable[[], None]) -> Mapping[str, pa.Table]:
+    """Rows of no layer, but for moments that are no part of the memory."""
+    (folder / FOLDER).mkdir()
+    moments = whole(old.tables, "other_rows")
+    at_step = np.asarray(moments["at_step"], dtype=np.int64)
+    stays: Stays = np.ones(len(at_step), dtype=np.bool_) if run.last is None else at_step <= run.last + 1
+    writer = RowsWriter("", KIND, folder, FOLDER, Blocks())
+    rows = [(segment, *rest) for segment, _, _, *rest in _written(writer, old.stored.get(OWNER, []), stays, check)]
+    sync_folder(folder / FOLDER)
+    return {
+        "other_rows": moments.filter(pa.array(stays)),
+        "other_segments": rows_table(rows, OTHERS["other_segments"]),
+    }
+
+
+def manifest_of(old: Manifest, shards: list[Shard], forgotten: Mapping[str, int]) -> Manifest:
+    """What a manifest says once its shards were written anew; `forgotten`: of each layer, how many slots went."""
+    layers = [replace(own, forgotten=own.forgotten + forgotten.get(own.name, 0)) for own in old.layers]
+    return replace(old, shards=shards, layers=layers)

@@ -1,0 +1,257 @@
+"""What a memory answers once samples were forgotten: as masked before, and at the end as trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import BadInput, Inexact, NotFound, RecordingError
+from dualform.forgetting.forget import forgetting
+from dualform.query.engine import Engine
+from dualform.store.check import check_memory
+from dualform.store.runs import opened
+from tests.query.trained import STEPS, Trained, train
+from tests.record.resumed_training import ROWS, Training
+
+FIRST, GONE = 10, (80, 133, 197, 198)
+"""The first step that has one of the samples that go: a step has eight."""
+WHERE, OTHERS = f"sample IN {GONE}", f"sample NOT IN {GONE}"
+
+
+@pytest.fixture(scope="module")
+def sgd(tmp_path_factory) -> Trained:
+    """Under SGD with momentum, decay and Nesterov's, with its answers before, and then forgotten from."""
+    path = tmp_path_factory.mktemp("forgotten") / "run"
+    trained = train(path, weight_decay=1e-2, nesterov=True)
+    trained.before = answers(trained.engine, OTHERS)
+    trained.told = dualform.forget(path, WHERE)
+    trained.engine = dualform.open(path)
+    return trained
+
+
+def answers(engine: Engine, where: str | None) -> list[np.ndarray]:
+    """Scores, groups, keys and values, of all layers; slots by what they are, for they are numbered anew."""
+    found = []
+    for layer in engine.info().layers:
+        queries = np.random.default_rng(0).normal(size=(3, layer.d_in)).astype(np.float32)
+        hits = engine.topk(layer.name, queries, k=7, where=where)
+        names = [engine.slots(slots, layer.space)["sample"] for slots in hits.slots]
+        sums = engine.group_sum(layer.name, queries, by="label", where=where)
+        found += [*hits.scores, *map(np.asarray, names), sums.sums, sums.counts]
+    return found
+
+
+def test_scores_and_sums_are_those_that_a_mask_gave(sgd):
+    for before, after in zip(sgd.before, answers(sgd.engine, None), strict=True):
+        assert before.tobytes() == after.tobytes()
+
+
+def test_weights_at_the_end_still_add_up(sgd):
+    for layer, one in sgd.engine.verify().items():
+        assert one.exact
+        assert one.relative_error < 2e-6
+        assert one.reason.startswith("4 of its slots were forgotten"), layer
+    weights = sgd.engine.weights()
+    for name, own in sgd.model.state_dict().items():
+        assert torch.allclose(weights[name], own, rtol=0, atol=2e-6)
+    assert all(share > 0 for share in weights.standing.values())
+    assert sgd.told.summed == ("0", "2", "4")
+    assert not sgd.told.scores_only
+
+
+def test_their_sum_stands_whatever_a_mask_leaves(sgd, tmp_path):
+    """Under any mask the weights are those of the same mask before, and what the forgotten slots brought."""
+    whole = train(tmp_path / "whole", weight_decay=1e-2, nesterov=True).engine
+    brought = {name: own - whole.weights(OTHERS).arrays[name] for name, own in whole.weights().arrays.items()}
+    before, after = whole.weights(f"label = 1 AND {OTHERS}").arrays, sgd.engine.weights("label = 1").arrays
+    for name, own in brought.items():
+        assert np.abs(own).max() > 1e-4
+        assert np.allclose(after[name], before[name] + own, rtol=0, atol=2e-6)
+
+
+def test_steps_before_the_first_are_as_they_were_and_those_after_are_refused(sgd):
+    weights = sgd.engine.weights(at_step=FIRST)
+    for name, own in sgd.history[FIRST].items():
+        assert torch.allclose(weights[name], own, rtol=0, atol=2e-6)
+    assert weights.standing == dict.fromkeys(weights.standing, 0.0)
+    query = np.ones((1, 5), np.float32)
+    for at_step in (FIRST + 1, STEPS - 1):
+        with pytest.raises(Inexact, match="known as of the end alone, once 40 steps were taken") as refused:
+            sgd.engine.output("0", query, at_step=at_step)
+        assert f"step {FIRST} or before" in refused.value.hint
+        found = sgd.engine.output("0", query, at_step=at_step, allow_inexact=True)
+        assert (found.grade.name, found.grade.since) == ("off", FIRST)
+
+
+def test_forgetting_again_adds_up(sgd, tmp_path):
+    train(tmp_path / "run", weight_decay=1e-2, nesterov=True)
+    for gone in ("sample = 198", "sample IN (80, 133, 197)"):
+        dualform.forget(tmp_path / "run", gone)
+    once, parts = sgd.engine, dualform.open(tmp_path / "run")
+    assert len(list((tmp_path / "run" / "weights").glob("forgotten-*"))) == 1
+    for name, own in once.weights("label <> 1").arrays.items():
+        assert np.allclose(parts.weights("label <> 1").arrays[name], own, rtol=0, atol=1e-6)
+    assert parts.verify()["0"].reason == once.verify()["0"].reason
+
+
+def test_a_run_behind_takes_the_sum_on(tmp_path):
+    """With its buffer: the run behind goes on with the momentum that the forgotten slots left."""
+    torch.manual_seed(3)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, dampening=0.2)
+    for number, path in enumerate((tmp_path / "a", tmp_path / "b")):
+        with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+            for step in range(6):
+                x, y = torch.randn(5, 4), torch.randint(3, (5,))
+                with recorder.step(label=y, sample=np.arange(5) + 5 * step + 100 * number):
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    optimizer.step()
+    dualform.forget(tmp_path / "a", "sample IN (3, 4, 28, 29)")
+    both = dualform.open([tmp_path / "a", tmp_path / "b"])
+    assert both.verify()[""].relative_error < 1e-6
+    assert both.info().layers[0].grade.exact
+    with pytest.raises(Inexact, match="once 6 steps were taken"):
+        both.weights(at_step=5)
+    assert both.weights(at_step=6).standing[""] > 0
+    dualform.forget(tmp_path / "b", "sample IN (101, 129)")
+    both = dualform.open([tmp_path / "a", tmp_path / "b"])
+    assert both.verify()[""].relative_error < 1e-6
+
+
+def test_a_rule_with_a_scale_leaves_scores(tmp_path):
+    trained = _adam(tmp_path / "run")
+    told = dualform.forget(tmp_path / "run", "sample IN (43, 44)")
+    engine = dualform.open(tmp_path / "run")
+    assert (told.summed, told.scores_only, told.first_step) == ((), ("0", "2"), 5)
+    for before, after in zip(trained["answers"], answers(engine, None), strict=True):
+        assert before.tobytes() == after.tobytes()
+    with pytest.raises(Inexact, match="2 of its slots were forgotten, the first of step 5, and AdamW's updates"):
+        engine.weights()
+    with pytest.raises(Inexact):
+        engine.output("0", np.ones((1, 5), np.float32), allow_inexact=True)
+    assert engine.verify()["0"].grade.name == "scores only"
+    weights = engine.weights(at_step=5)
+    for name, own in trained["history"][5].items():
+        assert torch.allclose(weights[name], own, rtol=0, atol=1e-6)
+    assert check_memory(tmp_path / "run") == []
+
+
+def _adam(path: Path) -> dict:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    history = []
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for step in range(10):
+            history.append({name: own.clone() for name, own in model.state_dict().items()})
+            x, y = torch.randn(8, 5), torch.randint(3, (8,))
+            with recorder.step(label=y, sample=np.arange(8) + 8 * step):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    return {"history": history, "answers": answers(dualform.open(path), "sample NOT IN (43, 44)")}
+
+
+def test_a_resumed_training_forgets_in_all_of_its_runs(tmp_path):
+    """SGD and AdamW, a run that another one replaced, and rows behind the moment from which the training went on."""
+    path, file = tmp_path / "run", tmp_path / "checkpoint.pt"
+    Training().run(path, until=7, saved=(4,), checkpoint=file)
+    for until in (6, 9):
+        again = Training()
+        again.load(file)
+        again.run(path, until, resume=4)
+    engine = dualform.open(path)
+    model, before = again.model, answers(engine, "sample NOT IN (2, 5, 9)")
+    rows = sum(len(set(range(step, step + ROWS)) & {2, 5, 9}) for step in range(9))
+    told = dualform.forget(path, "sample IN (2, 5, 9)")
+    engine = dualform.open(path)
+    assert told.samples == rows
+    assert (told.summed, told.scores_only) == (("0",), ("3",))
+    assert sorted(own.name for own in path.iterdir() if own.name.startswith("run-")) == ["run-00002-1"]
+    for one, other in zip(before, answers(engine, None), strict=True):
+        assert one.tobytes() == other.tobytes()
+    certificates = engine.verify()
+    assert certificates["0"].exact
+    assert certificates["0"].relative_error < 1e-5
+    assert certificates["3"].grade.name == "scores only"
+    query = np.ones((1, 5), np.float32)
+    with torch.no_grad():
+        assert np.allclose(engine.output("0", query), model[0](torch.ones(1, 5)), rtol=0, atol=1e-5)
+    assert check_memory(path) == []
+    again = Training()
+    again.load(file)
+    with pytest.raises(RecordingError, match=r"samples of .* were forgotten"):
+        again.run(path, 12, resume=True)
+
+
+class _Patches(nn.Module):
+    """Feature maps, row numbers and a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4)
+        self.maps = nn.Conv2d(1, 3, 2)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.words.weight
+        self.last = nn.Linear(3 * 6, 7)
+
+    def forward(self, image: torch.Tensor, word: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(word)).mean(1) + self.last(torch.tanh(self.maps(image)).flatten(1))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_maps_row_numbers_and_halved_keys(tmp_path, precision):
+    torch.manual_seed(0)
+    model = _Patches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    images, words = torch.randn(9, 1, 3, 4), torch.randint(7, (9, 5))
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for _ in range(6):
+            chosen = torch.randperm(9)[:4]
+            with recorder.step(label=chosen % 7, sample=chosen):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+                    loss = cross_entropy(model(images[chosen], words[chosen]).float(), chosen % 7)
+                loss.backward()
+                optimizer.step()
+        recorder.probe("theirs", {"image": images[:2], "word": words[:2]})
+        recorder.probe("others", {"image": images[2:4], "word": words[2:4]})
+    engine = dualform.open(tmp_path / "run")
+    before = answers(engine, "sample <> 0")
+    certificates = {name: one.relative_error for name, one in engine.verify().items()}
+    told = dualform.forget(tmp_path / "run", "sample = 0")
+    engine = dualform.open(tmp_path / "run")
+    for one, other in zip(before, answers(engine, None), strict=True):
+        assert one.tobytes() == other.tobytes()
+    for name, one in engine.verify().items():
+        assert one.relative_error == pytest.approx(certificates[name], abs=1e-7)
+    assert told.probes == ("theirs",)
+    with pytest.raises(NotFound):
+        engine.probe("theirs")
+    assert engine.probe("others").outputs is not None
+    assert not (tmp_path / "run" / "probes" / "theirs").exists()
+
+
+def test_a_memory_without_keys_keeps_no_digest_and_is_not_replayed(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", keys=False, quiet=True) as recorder:
+        for step in range(3):
+            with recorder.step(sample=np.arange(4) + step):
+                optimizer.zero_grad()
+                model(torch.randn(4, 4)).square().mean().backward()
+                optimizer.step()
+    told = forgetting(tmp_path / "run", "sample = 1")
+    assert told == dualform.forget(tmp_path / "run", "sample = 1")
+    assert (told.samples, told.summed, told.scores_only) == (2, (), ())
+    assert opened(tmp_path / "run").table("digests").num_rows == 0
+    with pytest.raises(BadInput, match="a replay would bring them back"):
+        dualform.Replay(model, optimizer, tmp_path / "run", [dualform.TopK("", np.ones((1, 4), np.float32))])
