@@ -51,6 +51,11 @@ def picked(view: View, where: str) -> Picked:
     Raises BadInput for a mask that names more than columns of the sample, for one that picks every sample, and where
     slots are of rows that are not known; EmptyMask where it picks none; as `mask.check` for what cannot be evaluated.
     """
+    with view.snapshot.reading():
+        return _picked(view, where)
+
+
+def _picked(view: View, where: str) -> Picked:
     datapoints = _datapoints(view, where)
     if not datapoints.any():
         raise EmptyMask(f"where picks no sample: {where}", hint="Nothing was forgotten.", field="where")

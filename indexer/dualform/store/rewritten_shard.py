@@ -54,31 +54,32 @@ def rewrite_shard(
     outside the folder. Raises BadInput where whose a slot is cannot be told, Damaged where a file is.
     """
     old = run.shards[number]
-    kept = KeptSlots(old.tables, old.manifest, stays, run.last)
-    folder.mkdir()
-    tables = _tables(run, number, kept, dropped)
-    segments = list[tuple[Any, ...]]()
-    key_rows = list[tuple[str, int, NDArray[np.int64]]]()
-    (folder / "layers").mkdir()
-    blocks = Blocks()
-    for layer in old.manifest.layers:
-        (folder / "layers" / layer.folder).mkdir()
-        rows, of_entry = _rows_that_stay(old, layer, kept.entries(layer.name))
-        if of_entry is not None and len(of_entry):
-            key_rows.append((layer.name, 0, of_entry))
-        for kind, chosen in rows.items():
-            stored = old.stored.get((layer.name, kind), [])
-            writer = RowsWriter(layer.name, kind, folder, f"layers/{layer.folder}", blocks)
-            segments += _written(writer, stored, chosen, check)
-        sync_folder(folder / "layers" / layer.folder)
-    tables["segments"] = rows_table(segments, TABLES["segments"])
-    tables["key_rows"] = rows_table(key_rows, TABLES["key_rows"])
-    if old.manifest.others is not None:
-        tables |= _others(run, old, folder, check)
-    views = view_statements(old.manifest.spaces, old.manifest.columns)
-    marks = shard.create(folder / shard.FILE, old.manifest.tables(), views)
-    commits = old.manifest.shards[0].commits
-    marks = shard.append(folder / shard.FILE, commits, tables, marks)
+    with old.tables.reading():
+        kept = KeptSlots(old.tables, old.manifest, stays, run.last)
+        folder.mkdir()
+        tables = _tables(run, number, kept, dropped)
+        segments = list[tuple[Any, ...]]()
+        key_rows = list[tuple[str, int, NDArray[np.int64]]]()
+        (folder / "layers").mkdir()
+        blocks = Blocks()
+        for layer in old.manifest.layers:
+            (folder / "layers" / layer.folder).mkdir()
+            rows, of_entry = _rows_that_stay(old, layer, kept.entries(layer.name))
+            if of_entry is not None and len(of_entry):
+                key_rows.append((layer.name, 0, of_entry))
+            for kind, chosen in rows.items():
+                stored = old.stored.get((layer.name, kind), [])
+                writer = RowsWriter(layer.name, kind, folder, f"layers/{layer.folder}", blocks)
+                segments += _written(writer, stored, chosen, check)
+            sync_folder(folder / "layers" / layer.folder)
+        tables["segments"] = rows_table(segments, TABLES["segments"])
+        tables["key_rows"] = rows_table(key_rows, TABLES["key_rows"])
+        if old.manifest.others is not None:
+            tables |= _others(run, old, folder, check)
+        views = view_statements(old.manifest.spaces, old.manifest.columns)
+        marks = shard.create(folder / shard.FILE, old.manifest.tables(), views)
+        commits = old.manifest.shards[0].commits
+        marks = shard.append(folder / shard.FILE, commits, tables, marks)
     for made in (folder / "layers", folder):
         sync_folder(made)
     return Shard(folder.name, commits + 1, marks)

@@ -8,6 +8,7 @@ are compared by their running digest and segments by the checksum of each block,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -203,6 +204,10 @@ class Snapshot:
     def table(self, name: str) -> pa.Table:
         """A table other than slots, for example steps, factors or defects."""
         return whole(self._tables, name)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A moment in which many columns are read, through one connection, by one thread."""
+        return self._tables.reading()
 
     def whole_tables(self, names: Iterable[str]) -> dict[str, pa.Table]:
         """Several tables, read at once."""
