@@ -40,6 +40,7 @@ def test_exactly_these_names_are_offered():
         "__version__",
         "connect",
         "estimate",
+        "forget",
         "open",
         "tap",
     ]
