@@ -1,6 +1,8 @@
 """Every call of a layer whose gradient arrives is slots of its own; a call that comes to nothing is none."""
 
 import copy
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dualform.errors import BadInput, RecordingError
+from dualform.record import call_order
+from dualform.record.call_order import CallOrder
 
 from .listed import Opened, assert_rebuilt, snapshot
 
@@ -105,6 +109,94 @@ def test_checkpointing_repeats_no_slot(tmp_path, reentrant):
     assert (sink.keys("first") == x.detach().numpy()).all()
     assert len(sink.keys("second")) == 5
     assert sink.column("call") == [0] * 5
+
+
+class Parts(nn.Module):
+    """Calls one layer again and again: `c`, and in a checkpoint what stands between a pair of brackets."""
+
+    def __init__(self, calls):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.layer, self.calls, self.seen = nn.Linear(4, 4), nn.Linear(4, 4), calls, []
+
+    def forward(self, x):
+        self.seen = []
+        return self._run(self.first(x), self.calls)
+
+    def _run(self, x, calls):
+        depth = start = 0
+        for place, call in enumerate(calls):
+            if call == "(":
+                start, depth = (start, depth + 1) if depth else (place + 1, 1)
+            elif call == ")":
+                depth -= 1
+                if not depth:
+                    part = calls[start:place]
+                    x = checkpoint(lambda y, part=part: self._run(y, part), x, use_reentrant=True)
+            elif not depth:
+                if torch._C._current_graph_task_id() < 0:
+                    self.seen.append(x.detach().clone())
+                x = torch.tanh(self.layer(x))
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")  # torch's, of parts within parts
+@pytest.mark.parametrize("calls", ["(c)(c)(c)", "c(cc)c(c)", "(c(c)c)c", "(c((c)c)(cc))((c)(c))"])
+def test_calls_that_reentrant_checkpoints_run_again_are_numbered_as_they_were_made(tmp_path, calls):
+    model = Parts(calls)
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    seen, snapshots = [], [snapshot(model)]
+    with opened.recorder:
+        for _ in range(2):
+            with opened.recorder.step(label=np.arange(5)):
+                opened.optimizer.zero_grad()
+                with torch.no_grad():
+                    model.layer(torch.zeros(1, 4))  # what comes to nothing has no number
+                model(torch.randn(5, 4)).square().sum().backward()
+                opened.optimizer.step()
+            seen += model.seen
+            snapshots.append(snapshot(model))
+    count = calls.count("c")
+    assert [part.call for _, part in opened.sink.parts("layer")] == [*range(count)] * 2
+    np.testing.assert_array_equal(opened.sink.keys("layer"), torch.cat(seen).numpy())
+    assert opened.sink.defects == []
+    assert_rebuilt(opened.sink, snapshots)
+
+
+def test_a_device_that_numbers_nodes_by_itself_leaves_parts_within_parts_in_doubt(monkeypatch):
+    """It runs them again in a thread of its own."""
+    nodes, now, thread = [], [0], [1]
+    monkeypatch.setattr(torch._C, "_current_autograd_node", lambda: nodes[-1] if nodes else None)
+    monkeypatch.setattr(torch._C._autograd, "_get_sequence_nr", lambda: now[0])
+    monkeypatch.setattr(call_order, "get_ident", lambda: thread[0])
+    order = CallOrder()
+    now[0] = 6
+    order.without_gradient()  # in the part of node 5
+    now[0] = 8
+    assert order.now() == (8,)
+    nodes.append(SimpleNamespace(_sequence_nr=lambda: 5))
+    thread[0], now[0] = 2, 1
+    assert order.now() == (5, 1)
+    order.without_gradient()  # in the part of node 0, which is the device's own
+    nodes.append(SimpleNamespace(_sequence_nr=lambda: 0))
+    assert order.now() is None
+
+
+def test_where_their_order_is_in_doubt_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(CallOrder, "now", lambda order: None)
+    model = Parts("(c)c")
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    with opened.recorder, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with opened.recorder.step():
+                model(torch.randn(5, 4)).square().sum().backward()
+    assert [str(warning.message) for warning in told] == [
+        "the calls of layer 'layer' at step 0 ran again in checkpoints within checkpoints, and nothing tells in which "
+        "order they were made: their slots are there, and their column `call` counts in the order of the second runs, "
+        "here and wherever it happens again. Use checkpoint(…, use_reentrant=False)."
+    ]
+    assert len(opened.sink.keys("layer")) == 2 * 10
 
 
 def test_micro_batches_without_rows_of_their_own(tmp_path):

@@ -168,6 +168,7 @@ class Recording:
         if len(passes) > 1 and self._valued:
             record.keep(self._updates.first_pass(passes))
         self.defects.misfits(record)
+        self.defects.disordered(record)
         slots = self._slot_maker.slots_of(record, first=not self.begun)
         if taps := self._layers.admit(record, slots):
             self._updates.join(taps)

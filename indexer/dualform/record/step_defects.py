@@ -77,6 +77,17 @@ class StepDefects:
                     "entered.",
                 )
 
+    def disordered(self, record: StepRecord) -> None:
+        """Layers whose calls are all there, under numbers that may be those of other calls."""
+        for layer in record.disordered:
+            self._spaces.warn_once(
+                f"order of layer {layer}",
+                f"the calls of layer {layer!r} at step {record.step} ran again in checkpoints within checkpoints, and "
+                "nothing tells in which order they were made: their slots are there, and their column `call` counts in "
+                "the order of the second runs, here and wherever it happens again. Use checkpoint(…, "
+                "use_reentrant=False).",
+            )
+
     def passes(self, record: StepRecord, passes: Sequence[Pass]) -> None:
         """Without error signals nothing tells whose gradients an update used."""
         if any(all(each.fresh.values()) for each in passes[1:]):

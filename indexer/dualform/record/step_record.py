@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.record.call_order import CallOrder, Moment
 from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.key_form import HALVED, owned_rows
 from dualform.record.metadata import Metadata
@@ -55,6 +56,9 @@ class StepRecord:
         self._owners = owners
         self.rows: dict[int, Rows] = {}
         """By number of the call, those that its key holds, where they are followed."""
+        self._order = CallOrder()
+        self._moments: dict[int, Moment | None] = {}
+        """By number of the call, when it was made; None where nothing tells."""
         self._passes = Passes(owners)
         self._copies: dict[tuple[int, int], int] = {}
         """Numbers of the weights' copies that gradients went through: by graph task, and the copy's own number."""
@@ -74,6 +78,12 @@ class StepRecord:
     def passes(self) -> Sequence[Pass]:
         """The backward passes that ran, in their order, of which the gradients of the first ones may be gone."""
         return self._passes.apart
+
+    def goes_on(self, earlier: StepRecord) -> None:
+        """Gradients of an earlier step's forward calls which arrive now belong to this one."""
+        self.since, self.rows = earlier.since, dict(earlier.rows)
+        self.raw |= earlier.raw
+        self._order, self._moments = earlier._order, dict(earlier._moments)
 
     def keep(self, first: int) -> None:
         """Leave out the passes before the `first` one."""
@@ -97,12 +107,16 @@ class StepRecord:
         """Each layer that gradients reached, with the leading dimensions of its calls."""
         return [(name, [signal.leading for signal in self.calls(name)]) for name in self._signals]
 
-    def called(self, tap: Tap, raw: bool) -> None:
+    def called(self, tap: Tap, raw: bool, number: int | None = None) -> None:
+        """`number`: what the call will be known by, where its place among the others is known by now."""
+        if number is not None:
+            self._moments[number] = self._order.now()
         self.reached[tap.name] = "its output reached no loss in a recorded step"
         if raw:
             self.raw.add(tap.name)
 
     def called_without_gradient(self, tap: Tap, why: str) -> None:
+        self._order.without_gradient()
         self.reached.setdefault(tap.name, f"{why} in every recorded step")
 
     def called_unseen(self, tap: Tap) -> None:
@@ -137,13 +151,24 @@ class StepRecord:
         return Product(HALVED[dtype], copy, self._arrived)
 
     def calls(self, layer: str) -> list[Signal]:
-        """The calls of a layer whose gradient arrived, in forward order. Where reentrant checkpointing runs calls of
-        one layer again, that is the order of the second run.
+        """The calls of a layer whose gradient arrived, in forward order; in that of their second runs if checkpoints
+        leave it in doubt.
         """
         signals = self._signals.get(layer, {})
         if len(signals) == 1:
             return list(signals.values())
-        return [signal for _, signal in sorted(signals.items())]
+        moments = {number: self._moments.get(number) or () for number in signals}
+        again = any(len(moment) != 1 for moment in moments.values()) and all(moments.values())
+        return [signals[number] for number in sorted(signals, key=lambda n: (moments[n] if again else (), n))]
+
+    @property
+    def disordered(self) -> list[str]:
+        """Layers of which several calls ran again in checkpoints, and nothing tells in which order they were made."""
+        return [
+            layer
+            for layer, signals in self._signals.items()
+            if len(signals) > 1 and any(self._moments.get(number, ()) is None for number in signals)
+        ]
 
     def _kept(self, tap: Tap, error: Tensor) -> Tensor | None:
         """Where values are not wanted, only what holds NaN or infinity is kept."""
@@ -167,8 +192,7 @@ class Step:
         now belongs to this one. So a generator that ran before the discriminator's update is recorded with its own.
         """
         if self._record is not None and earlier._record is not None:
-            self._record.since, self._record.rows = earlier._record.since, dict(earlier._record.rows)
-            self._record.raw |= earlier._record.raw
+            self._record.goes_on(earlier._record)
 
     def at(self, space: str, **columns: Any) -> None:
         """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
@@ -232,7 +256,7 @@ class Collector:
 
     def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
         if self.step is not None:
-            self.step.called(tap, raw)
+            self.step.called(tap, raw, self._calls)
             if rows is not None:
                 self.step.rows[self._calls] = rows
         self._calls += 1
