@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import linear, silu
 
 import dualform
+from dualform.errors import BadInput
 
 E, TOP, B, L, H, INNER = 4, 2, 3, 5, 6, 7
 
@@ -76,6 +77,7 @@ def trained(tmp_path_factory):
                 optimizers[0].zero_grad()
                 model(x).square().sum().backward()
                 optimizers[0].step()
+        recorder.probe("test", STEPS[0], label=torch.arange(B))
     with dualform.open(path) as memory:
         yield memory, model, recorder.skipped, gradients
 
@@ -147,6 +149,24 @@ def test_where_the_choice_is_seen_the_rows_are_known(trained):
         rows, positions = slots["row"][first].astype(int), slots["position"][first].astype(int)
         np.testing.assert_allclose(inner[rows, positions].numpy(), keys, atol=1e-6)
         np.testing.assert_array_equal(slots["label"][first], rows)
+
+
+def test_rows_of_a_probe_are_no_experts_examples(trained):
+    memory, model, _, _ = trained
+    tokens = torch.tanh(model.inner(STEPS[0])).detach().flatten(0, 1)
+    chosen = (model.router(tokens).topk(TOP, -1).indices == 1).any(-1)
+    queries = memory.probe("test", "experts.gate_up_proj[1]").queries
+    np.testing.assert_allclose(queries, tokens[chosen], atol=1e-6)
+    assert memory.topk("router", "test/7", k=1).ids.size == 1
+    assert len(memory.topk("experts.gate_up_proj[1]", "test", k=1).slots) == len(queries)
+    with pytest.raises(BadInput) as told:
+        memory.group_sum("experts.gate_up_proj[1]", "test/0", by="label")
+    assert str(told.value) == (
+        "the rows of probe 'test' in layer 'experts.gate_up_proj[1]' are not its examples in their order: the network "
+        "chose them, or nothing tells whose they are. Ask by all of them, as 'test', or by vectors: "
+        "memory.probe('test', 'experts.gate_up_proj[1]').queries."
+    )
+    assert told.value.field == "queries"
 
 
 def test_what_is_said_before_each_call_goes_before_what_is_seen(tmp_path):

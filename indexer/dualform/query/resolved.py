@@ -77,10 +77,22 @@ def _require_one(layer: Layer, question: TopK | GroupSum | Output) -> None:
         )
 
 
+def _require_examples(view: View, layer: Layer, probe: str) -> None:
+    """Raises BadInput where a layer is not given the examples of a probe one after another."""
+    if view.snapshot.space(layer.space).extents.rowless:
+        raise BadInput(
+            f"the rows of probe {probe!r} in layer {layer.name!r} are not its examples in their order: the network "
+            "chose them, or nothing tells whose they are.",
+            hint=f"Ask by all of them, as {probe!r}, or by vectors: memory.probe({probe!r}, {layer.name!r}).queries.",
+            field="queries",
+        )
+
+
 def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
     """float32[n, d_in], finite.
 
-    Raises BadInput for a wrong width or no query at all, NotFound for a probe, row or slot that does not exist.
+    Raises BadInput for a wrong width, no query at all, and rows of a probe that are no example's; NotFound for a probe,
+    row or slot that does not exist.
     """
     match queries:
         case Vectors(rows):
@@ -91,6 +103,8 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
             return rows
         case ProbeRows(probe, numbers):
             rows = view.snapshot.probe(probe).queries(layer.stored.name)[:, layer.own_keys]
+            if numbers is not None:
+                _require_examples(view, layer, probe)
             found = rows if numbers is None else rows[within(numbers, len(rows), f"row of probe {probe!r}", "queries")]
         case SlotKeys(slots):
             ids = within(slots, view.snapshot.space(layer.space).count, "slot", "queries")

@@ -64,7 +64,7 @@ class ProbeRows:
 
     probe: str
     rows: tuple[int, ...] | None = None
-    """Row numbers from 0; None asks with every row."""
+    """Row numbers from 0; None asks with every row, as one must of a layer whose rows the network chooses."""
 
     @property
     def count(self) -> int | None:

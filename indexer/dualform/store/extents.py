@@ -123,6 +123,11 @@ class Extents:
         """Whether every row follows from the shape of its extent."""
         return self._listed_rows is None
 
+    @cached_property
+    def rowless(self) -> bool:
+        """Whether no extent's rows are those of its batch: the network chose them, or nobody knows them."""
+        return bool(len(self.rows)) and not self.rows.any()
+
     def every_step(self) -> Integers:
         """int64[T]."""
         return np.repeat(self.step, self.slots)
