@@ -1,12 +1,14 @@
 """What trains is recorded, whatever mode its module is in; what does not has no slots."""
 
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import RecordingError
@@ -84,6 +86,64 @@ def test_where_a_bias_alone_trains_its_slots_are_there(tmp_path):
     snapshots = train(model, opened, batches(4), lambda number: model[2].weight.requires_grad_(number < 2))
     assert [step for step, _ in opened.sink.parts("2")] == [0, 1, 2, 3]
     assert opened.sink.defects == []
+    assert_rebuilt(opened.sink, snapshots)
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 6) / 3), nn.Parameter(torch.zeros(6))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Residual(nn.Module):
+    """Adds to a layer's input in place, which autograd lets pass where no weight needs the input any more."""
+
+    def __init__(self, layer, checkpointed):
+        super().__init__()
+        self.layer, self.checkpointed, self.seen = layer, checkpointed, []
+
+    def forward(self, x):
+        return checkpoint(self.add, x, use_reentrant=False) if self.checkpointed else self.add(x)
+
+    def add(self, x):
+        x = x + 1
+        self.seen.append(x.detach().clone())
+        y = self.layer(x)
+        if self.layer.weight.requires_grad:
+            return torch.tanh(x + y)
+        x += y
+        return torch.tanh(x)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["", "in a checkpoint"])
+@pytest.mark.parametrize("own", [False, True], ids=["a layer", "a matrix of its own"])
+def test_a_training_of_biases_may_write_to_the_inputs_of_its_layers(tmp_path, own, checkpointed):
+    def train(recorded):
+        torch.manual_seed(0)
+        middle = Residual(Own() if own else nn.Linear(6, 6), checkpointed)
+        model = nn.Sequential(nn.Linear(5, 6), middle, nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        opened = Opened(model, optimizer, tmp_path / "m") if recorded else None
+        snapshots = [snapshot(model)]
+        with opened.recorder if opened else nullcontext():
+            for number, (x, _) in enumerate(batches(4)):
+                middle.layer.weight.requires_grad_(number == 0)
+                with opened.recorder.step() if opened else nullcontext():
+                    optimizer.zero_grad()
+                    model(x).square().sum().backward()
+                    optimizer.step()
+                snapshots.append(snapshot(model))
+        return opened, snapshots, torch.cat(middle.seen[:: 1 + checkpointed])
+
+    _, alone, _ = train(recorded=False)
+    opened, snapshots, seen = train(recorded=True)
+    for before, now in zip(alone, snapshots, strict=True):
+        assert all(np.array_equal(before[name], own) for name, own in now.items())
+    assert opened.sink.defects == []
+    np.testing.assert_array_equal(opened.sink.keys("1.layer.weight" if own else "1.layer"), seen)
     assert_rebuilt(opened.sink, snapshots)
 
 

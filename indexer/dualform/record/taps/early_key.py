@@ -45,7 +45,8 @@ class SaveEarly(ModelHook):
         argument = args[0] if args else next(iter(kwargs.values()), None)
         # Under autocast the product saves a copy of half the size, and this would hold on to the whole beside it.
         if isinstance(argument, Tensor) and not torch.is_autocast_enabled(argument.device.type):
-            saved = _Saved.apply(_ASKS, argument.detach())  # type: ignore[no-untyped-call]
+            key = argument.detach()
+            saved = _Saved.apply(_ASKS, key.clone() if self._tap.may_be_written else key)  # type: ignore[no-untyped-call]
             self._tap.early = EarlyKey(argument, saved.grad_fn)
 
 

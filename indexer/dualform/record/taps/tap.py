@@ -123,6 +123,11 @@ class Tap(ABC):
         """The parameters that its training moves."""
         return self.parameters.values()
 
+    @property
+    def may_be_written(self) -> bool:
+        """Whether a network may write to keys after a product: autograd saves none for a matrix that is frozen."""
+        return not all(tensor.requires_grad for tensor in self.trained if tensor.dim() > 1)
+
     @abstractmethod
     def attach(self, listener: Listener) -> None:
         """Start reporting every call to the listener, until `detach`."""
@@ -152,6 +157,7 @@ class Tap(ABC):
             rows = None if followed is None or call.argument is None else followed.of(call.argument)
             number = listener.called(self, call.raw, rows)
             kept = call.kept if call.early is not None else (call.key, *call.kept)
+            kept = tuple(own.clone() for own in kept) if self.may_be_written else kept
             return watched(Report(self, listener, number, cast, call.early), kept, call.outputs)
         return call.outputs
 
