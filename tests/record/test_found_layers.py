@@ -281,6 +281,55 @@ def test_a_use_that_the_first_step_did_not_show_is_told_of(tmp_path):
     assert [layer.name for layer in opened.sink.layers] == ["weight", "weight.2"]
 
 
+class Both(nn.Module):
+    """A tied head, experts of a kind, and attention, all of which multiply without calling a module of torch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.tied, self.attention = (
+            nn.Embedding(7, D),
+            Tied(),
+            nn.MultiheadAttention(D, 2, batch_first=True),
+        )
+        self.head = Turned(self.embed.weight)
+
+    def forward(self, words):
+        x = self.tied(self.embed(words))
+        return self.head(x + self.attention(x, x, x, need_weights=False)[0])
+
+
+class Turned(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+def test_two_recorders_of_one_model_see_the_same(tmp_path):
+    model, words = Both(), torch.arange(10).view(5, 2) % 7
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    outer, inner = (dualform.Recorder(model, optimizer, tmp_path / name) for name in ("outer", "inner"))
+    with outer, inner:
+        for number in range(3):
+            with outer.step(), inner.step() if number != 1 else nullcontext():
+                optimizer.zero_grad()
+                model(words).square().sum().backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "outer") as one, dualform.open(tmp_path / "inner") as other:
+        assert (outer.skipped, inner.skipped) == ({}, {})
+        assert [x.name for x in one.info().layers] == [x.name for x in other.info().layers]
+        assert {"head.weight", "tied.weight.2", "attention.q"} <= {x.name for x in one.info().layers}
+        assert max(found.relative_error for found in one.verify().values()) <= 1e-5
+        for layer in other.info().layers:
+            keys, values = one.keys(layer.name), one.values(layer.name)
+            step = one.slots(np.arange(len(keys)), layer.space)["step"] != 1
+            np.testing.assert_array_equal(other.keys(layer.name), keys[step])
+            np.testing.assert_array_equal(other.values(layer.name), values[step])
+
+
 def test_names_and_patterns_choose_among_them(tmp_path):
     model = Tied()
     opened = opened_on(model, tmp_path / "m", layers=["weight.2"], spaces={"weight.?": "second"})

@@ -124,7 +124,7 @@ class FoundLayers:
             watcher.attach(listener)
         free = {id(tensor) for watcher in self.watchers for tensor in watcher.free.values()}
         self._shades = [
-            Shade(tap.module)
+            Shade(tap.module, listener)
             for tap in taps
             if isinstance(tap, ModuleTap) and not free.isdisjoint(map(id, tap.parameters.values()))
         ]

@@ -1,8 +1,9 @@
 """Watchers of modules that multiply by their parameters themselves, without calling a module of torch for it.
 
 A hook before a module's forward enters a mode in which torch hands over every function that is called, and a hook that
-always runs leaves it. A product counts once: it belongs to the innermost watched module around it that holds its
-matrix, and a layer that has a tap of its own hides its products from the watchers around it.
+always runs leaves it. A product counts once for each recorder: it belongs to the innermost module around it that the
+recorder watches and that holds its matrix, and a layer that has a tap of its own hides its products from the recorder's
+watchers around it.
 """
 
 from __future__ import annotations
@@ -73,15 +74,15 @@ class Watcher(ABC):
             handle.remove()
         self._handles = []
         # An interrupt from the keyboard passes even the hook that always runs.
-        while self in _AROUND.watchers:
+        while any(watcher is self for _, watcher in _AROUND.entered):
             _AROUND.leave()
 
 
 class Shade:
-    """Hides the products of a layer that has a tap of its own from the watchers around it."""
+    """Hides the products of a layer that has a tap of its own from a recorder's watchers around it."""
 
-    def __init__(self, module: nn.Module) -> None:
-        before = module.register_forward_pre_hook(_Hide(), prepend=True)
+    def __init__(self, module: nn.Module, listener: Listener) -> None:
+        before = module.register_forward_pre_hook(_Hide(listener), prepend=True)
         self._handles = [before, module.register_forward_hook(_Leave(), always_call=True)]
 
     def detach(self) -> None:
@@ -92,29 +93,33 @@ class Shade:
 @contextmanager
 def hidden() -> Iterator[None]:
     """While it lasts, no watcher sees a product."""
-    _AROUND.enter(None)
+    _AROUND.enter(_EVERYONE, None)
     try:
         yield
     finally:
         _AROUND.leave()
 
 
+_EVERYONE = object()
+
+
 class _Around(threading.local):
     """The modules that run, of those that are watched or hidden, the innermost last. A mode lies around each."""
 
     def __init__(self) -> None:
-        self.watchers: list[Watcher | None] = []
+        self.entered: list[tuple[object, Watcher | None]] = []
+        """Whose watcher it is, and the watcher; None where products are hidden from his watchers around it."""
         self._modes: list[_Mode | None] = []
 
-    def enter(self, watcher: Watcher | None) -> None:
+    def enter(self, whose: object, watcher: Watcher | None) -> None:
         mode = None if watcher is None or any(self._modes) else _Mode()
         if mode is not None:
             mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
-        self.watchers.append(watcher)
+        self.entered.append((whose, watcher))
 
     def leave(self) -> None:
-        self.watchers.pop()
+        self.entered.pop()
         mode = self._modes.pop()
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -140,17 +145,20 @@ class _Enter(ModelHook):
             watcher.saving = _saving()
             watcher.begins(args, kwargs)
         # What is let pass enters as well: each call is left once.
-        _AROUND.enter(watcher if mode is not None else None)
+        _AROUND.enter(watcher if listener is None else listener, watcher if mode is not None else None)
 
 
 class _Hide(ModelHook):
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
     def __call__(self, *_: object) -> None:
-        _AROUND.enter(None)
+        _AROUND.enter(self._listener, None)
 
 
 class _Leave(ModelHook):
     def __call__(self, *_: object) -> None:
-        if _AROUND.watchers:
+        if _AROUND.entered:
             _AROUND.leave()
 
 
@@ -169,9 +177,15 @@ class _Mode(TorchFunctionMode):
 def _seen(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """What the network goes on with, of a function of torch that answered `output`."""
     found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
-    for watcher in reversed(_AROUND.watchers):
-        if watcher is None or watcher.listener is None:
+    done: list[object] = []
+    for whose, watcher in reversed(_AROUND.entered):
+        if whose is _EVERYONE:
             break
+        if any(whose is other for other in done):
+            continue
+        if watcher is None or watcher.listener is None:
+            done.append(whose)
+            continue
         if found and watcher.saving != _saving():
             # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
             watcher.used("a checkpoint inside its module's forward", args, output)
@@ -179,7 +193,9 @@ def _seen(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any)
         for product in found:
             own = watcher.multiplied(watcher.listener, product, product.laid(output))
             if own is not None:
-                return product.laid(own)
+                output = product.laid(own)
+                done.append(whose)
+                break
         if not found:
             watcher.used(name, args, output)
     return output
