@@ -12,6 +12,7 @@ from threading import get_ident
 from typing import TypeAlias
 
 import torch
+from torch.compiler import is_compiling
 
 Moment: TypeAlias = tuple[int, ...]
 """When a call was made: the numbers of the parts around it, the outermost first, and its own. They sort as calls do."""
@@ -25,12 +26,16 @@ class CallOrder:
         """By thread: of calls without a gradient, the graph's number then, and the parts that they were in."""
 
     def now(self) -> Moment | None:
-        """Of a call that is made now; None where nothing tells in which part it is."""
+        """Of a call that is made now; None where nothing tells in which part it is, and nothing in compiled code."""
+        if is_compiling():
+            return ()
         parts = self._parts()
         return None if parts is None else (*parts, torch._C._autograd._get_sequence_nr())
 
     def without_gradient(self) -> None:
         """A call is made now that may be the first of a part."""
+        if is_compiling():
+            return
         seen = self._without_gradient.setdefault(get_ident(), [])
         seen.append((torch._C._autograd._get_sequence_nr(), self._parts()))
 

@@ -153,7 +153,7 @@ class Tap(ABC):
                 kept = (call.key, *call.kept)
                 return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
             cast = cast_of(self.parameters.values(), call.outputs[0])
-            followed = None if call.argument is None else listener.followed
+            followed = None if is_compiling() else listener.followed
             rows = None if followed is None or call.argument is None else followed.of(call.argument)
             number = listener.called(self, call.raw, rows)
             kept = call.kept if call.early is not None else (call.key, *call.kept)
