@@ -129,24 +129,6 @@ def test_a_wrapped_optimizer(tmp_path):
     assert opened.sink.defects == []
 
 
-def test_a_distributed_tensor_is_refused_by_name(tmp_path):
-    from torch import distributed
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_module
-
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = distribute_module(nn.Sequential(nn.Linear(3, 3)), init_device_mesh("cpu", (1,)))
-        with pytest.raises(RecordingError) as caught:
-            opened_on(model, tmp_path / "m")
-    finally:
-        distributed.destroy_process_group()
-    assert str(caught.value) == (
-        "'0.weight' is a DTensor, of which this process holds one part only. Record a model whose parameters are "
-        "whole: data parallelism, not FSDP or tensor parallelism."
-    )
-
-
 def test_a_gradient_outside_its_step_is_refused_at_first_and_a_defect_later(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")

@@ -116,9 +116,9 @@ class AllUpdates:
         for own in self._each:
             own.weights.look(step)
 
-    def finish(self, step: int) -> None:
+    def finish(self, step: int, together: bool = False) -> None:
         for own in self._each:
-            own.finish(step)
+            own.finish(step, together)
 
     def defect(self, step: int, layer: str, kind: str, reason: str) -> None:
         self._each[0].defects.tell(step, layer, kind, reason)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
 from dualform.record.metadata import Columns
 from dualform.record.other_values import OtherValues
 from dualform.record.plan import Plan
 from dualform.record.progress import Progress
+from dualform.record.sharded_parameters import sharded_names
 from dualform.record.sink import SinkThread
 from dualform.record.slots import Slots
 from dualform.record.start import Start
@@ -44,7 +47,7 @@ class Batches:
         rebuilt = any(tap.values or not tap.parameters for tap in plan.taps)
         if not (plan.keys and rebuilt) or scores_only or (plan.ranks and plan.ranks.number):
             return None
-        return OtherValues(plan.model, plan.owners, plan.taps, start.initial, start.aliases)
+        return OtherValues(plan.model, plan.owners, plan.taps, start.initial, start.aliases, sharded_names(plan.model))
 
     @property
     def sink(self) -> SinkThread:
@@ -95,8 +98,19 @@ class Batches:
         try:
             self.put_logs()
         finally:
-            final, buffers = state_of(self._plan.model), self._start.buffers_now()
-            self.sink.close(Ending(finished, final, buffers, dict(self._plan.skipped), mark))
+            self.sink.close(self._ending(finished, mark))
+
+    def _ending(self, finished: bool, mark: Mark | None) -> Ending:
+        """Sharded weights are not put together where the training failed, for then other ranks do not come to it."""
+        plan, skipped = self._plan, dict(self._plan.skipped)
+        if plan.sharded and not finished:
+            return Ending(finished, skipped=skipped)
+        try:
+            final = state_of(plan.model, plan.ranks if plan.sharded else None)
+            return Ending(finished, final, self._start.buffers_now(), skipped, mark)
+        except RecordingError as error:
+            warnings.warn(f"the memory has no final weights: {error}", RuntimeWarning, stacklevel=2)
+            return Ending(finished, skipped=skipped)
 
     def _take_others(self) -> list[OtherRow]:
         return [] if self._others is None else self._others.take()

@@ -22,6 +22,7 @@ from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.owners import Owners
 from dualform.record.plan import Plan
 from dualform.record.selection import batch_dim_of, matches
+from dualform.record.sharded_parameters import is_sharded
 from dualform.record.stacks import blocks_of, routed_spaces
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
@@ -33,6 +34,7 @@ from dualform.record.taps.tap import Listener, ModuleTap
 from dualform.record.taps.watcher import Shade
 
 PENDING = "the first step will show what it is multiplied with"
+_SHARDED = "it is sharded over processes, and products with what is put together of it are not seen"
 _ONE_KERNEL = (
     "its products are made by one kernel, which shows none of them: have them made one by one, as transformers does "
     "with experts_implementation='eager'"
@@ -90,7 +92,7 @@ class FoundLayers:
         for path, tensor in own.items():
             if why := self._owners.untrained([tensor], "it"):
                 self.frozen.add(path, [tensor], why)
-            self.skipped[path] = why or (PENDING if path in free else "it is no matrix")
+            self.skipped[path] = why or (_why_unseen(tensor) if path in free else "it is no matrix")
         free = {path: tensor for path, tensor in free.items() if self.skipped[path] == PENDING}
         if free:
             self.watchers.append(MatrixWatcher(module, free, own, self))
@@ -295,3 +297,7 @@ def _unmultiplied(uses: set[str]) -> str:
     if uses:
         return f"it goes into {', '.join(sorted(uses))}, and into no product with a matrix that can be seen"
     return "no product with it was seen in the first step, and in compiled code none is seen"
+
+
+def _why_unseen(tensor: Tensor) -> str:
+    return _SHARDED if is_sharded(tensor) else PENDING

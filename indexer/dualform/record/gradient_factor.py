@@ -106,13 +106,16 @@ class GradientFactors:
         self.updates += 1
         self._along = _direction(self.updates)
 
-    def measure(self, pending: Sequence[StepGradient], trained: frozenset[int]) -> Gradient:
+    def measure(
+        self, pending: Sequence[StepGradient], trained: frozenset[int], seen: Doubles | None = None
+    ) -> Gradient:
         """Compare the gradients as they stand with what is pending.
 
-        `trained` are the ids of the parameters that the optimizer updates. Where some pending steps' gradients were
-        zeroed before an update used them, the others are taken: those that leave the least unexplained.
+        `trained` are the ids of the parameters that the optimizer updates; `seen`: as `see` has it, where it was added
+        up over processes. Where some pending steps' gradients were zeroed before an update used them, the others are
+        taken: those that leave the least unexplained.
         """
-        applied, present = self._applied(trained)
+        applied, present = self._parted(self.see(trained) if seen is None else seen)
         start, fit = self._best_start(pending, applied, present)
         used = pending[start:]
         return Gradient(
@@ -125,9 +128,9 @@ class GradientFactors:
             applied=applied,
         )
 
-    def start(self, pending: Sequence[StepGradient], trained: frozenset[int]) -> int:
+    def start(self, pending: Sequence[StepGradient], trained: frozenset[int], seen: Doubles | None = None) -> int:
         """The index of the first of what is pending whose gradient is still there; of all, if there is none at all."""
-        applied, present = self._applied(trained)
+        applied, present = self._parted(self.see(trained) if seen is None else seen)
         if not applied.any():
             return 0
         start, _ = self._best_start(pending, applied, present)
@@ -135,10 +138,17 @@ class GradientFactors:
             start -= 1
         return start
 
-    def _applied(self, trained: frozenset[int]) -> tuple[Doubles, NDArray[np.bool_]]:
-        """float64[P]: the gradients as they stand; and bool[parameters]: whether there are any."""
+    def see(self, trained: frozenset[int]) -> Doubles:
+        """float64[P + parameters]: the gradients as they stand, and 1 for each that there is; of those that this
+        process holds parts of, its rows.
+        """
         grads = [p.tensor.grad if id(p.tensor) in trained and not p.lost else None for p in self._parameters]
-        return self._parameters.project(grads), np.array([grad is not None for grad in grads], bool)
+        return np.concatenate([self._parameters.project(grads), [float(grad is not None) for grad in grads]])
+
+    def _parted(self, seen: Doubles) -> tuple[Doubles, NDArray[np.bool_]]:
+        """float64[P] and bool[parameters]: the gradients, and whether there are any."""
+        applied, present = np.split(seen, [self._parameters.size])
+        return applied, present > 0
 
     def _best_start(
         self, pending: Sequence[StepGradient], applied: Doubles, present: NDArray[np.bool_]

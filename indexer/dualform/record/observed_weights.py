@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,13 @@ class ObservedWeights:
         buffers: Buffers,
         replacements: Replacements,
         defects: LayerDefects,
+        total: Callable[[Doubles], Doubles] = lambda own: own,
     ) -> None:
-        """`initial` and `buffers`: as Watch says."""
+        """`initial`, `buffers` and `total`: as Watch says."""
         self._parameters, self._replacements, self._defects = parameters, replacements, defects
         self._watch: Watch | None = None
         if watched.image is not None:
-            self._watch = Watch(parameters, watched.image, watched.rules, initial, buffers)
+            self._watch = Watch(parameters, watched.image, watched.rules, initial, buffers, total)
         self._watched = watched
         self._logs: list[WatchLog] = []
         self._moved: Sequence[int] = ()
@@ -52,20 +53,40 @@ class ObservedWeights:
         self._replacements.updated()
 
     def look(self, step: int) -> None:
-        """A step begins or ends, `step` being the last one that is over: look at weights written without an update."""
+        """A step begins or ends, `step` being the last one that is over: look at weights written without an update.
+
+        Where several processes hold parts of them, the next update looks at all.
+        """
         self.follow(step)
         self._moved = ()
+        if self._parameters.sharded:
+            return
         if self._watch is not None and (changed := self._watch.changed()) is not None:
             self.observe(step, changed)
             self._moved = self._watch.jumped
 
+    def see(self) -> Doubles:
+        """As Watch has it."""
+        return np.zeros(0) if self._watch is None else self._watch.see()
+
+    def stop(self) -> None:
+        """As Watch has it."""
+        if self._watch is not None:
+            self._watch.stop()
+
     def observe(
-        self, step: int, chosen: NDArray[np.bool_] | None = None, inside: NDArray[np.bool_] | None = None
+        self,
+        step: int,
+        chosen: NDArray[np.bool_] | None = None,
+        inside: NDArray[np.bool_] | None = None,
+        seen: Doubles | None = None,
     ) -> None:
-        """Look at the weights as they are after `step`, and tell who wrote to them; `inside`: as `_tell_inside`."""
+        """Look at the weights as they are after `step`, and tell who wrote to them; `inside`: as `_tell_inside`;
+        `seen`: as Watch says.
+        """
         if self._watch is None:
             return
-        self._logs += self._watch.observe(step, chosen)
+        self._logs += self._watch.observe(step, chosen, seen)
         if inside is not None:
             self._tell_inside(step, inside)
         for index in self._watch.take_written():
@@ -131,8 +152,7 @@ class ObservedWeights:
         assert self._watched.seen is not None
         what = f"update rule {self._watched.seen.name!r} raised {type(error).__name__} at step {step}: {error}"
         self._defects.tell_all(step, "rule", what)
-        if self._watch is not None:
-            self._watch.stop()
+        self.stop()
 
     def take(self) -> list[WatchLog]:
         """What no batch has taken along yet."""

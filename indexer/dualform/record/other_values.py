@@ -7,7 +7,7 @@ training writes to them after its update, as an average of earlier weights, is i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dualform.record.live_tensors import LiveTensors
 from dualform.record.owners import Owners
+from dualform.record.summary import listed
 from dualform.record.taps import Tap
 from dualform.store.others import STORED, OtherRow, Others, OtherTensor
 from dualform.store.parameter import Parameter, whole
@@ -38,8 +39,10 @@ class OtherValues:
         taps: Sequence[Tap],
         initial: Mapping[str, NDArray[Any]],
         aliases: Mapping[str, str],
+        sharded: Collection[str] = (),
     ) -> None:
-        """`initial`: the state dict; `aliases`: further names of tapped parameters.
+        """`initial`: the state dict; `aliases`: further names of tapped parameters; `sharded`: names of those that are
+        held in parts, by several processes, which are kept as at the end alone.
 
         Frozen parameters are left out, and what no optimizer holds: they stay as they were.
         """
@@ -47,6 +50,8 @@ class OtherValues:
         parameters = model.named_parameters(remove_duplicate=False)
         still = {name for name, own in parameters if not (own.requires_grad and owners.hold(own))}
         names = [name for name in initial if name not in explained and name not in still and name not in aliases]
+        self._sharded = [name for name in names if name in sharded]
+        names = [name for name in names if name not in sharded]
         self._live = LiveTensors(model, names)
         self._tensors = [own for name in names if (own := self._tensor(name, initial[name].shape)) is not None]
         self._every = 0
@@ -63,6 +68,11 @@ class OtherValues:
 
     def begin(self, step_bytes: int) -> Others | None:
         """The first step is over, and brought so many bytes: what is kept from now on, and how often."""
+        if self._sharded:
+            what = (
+                f"sharded over processes and of no recorded layer, so kept as at the end alone: {listed(self._sharded)}"
+            )
+            warnings.warn(f"{what}.", RuntimeWarning, stacklevel=2)
         size, allowed = sum(tensor.nbytes for tensor in self._tensors), max(ALWAYS_BYTES, step_bytes // _SHARE)
         if not size:
             return None

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from dualform.record.owners import Owners
+from dualform.record.sharded_parameters import held, is_sharded
 from dualform.record.signal import Signal
 from dualform.record.taps import Tap
 
@@ -66,10 +67,10 @@ class Passes:
 
     def _look_for_earlier(self, tap: Tap, found: Pass) -> None:
         """At the first layer of each optimizer that a gradient reaches."""
-        for number, held in self._owners.among(tap.trained).items():
+        for number, own in self._owners.among(tap.trained).items():
             # A layer's own gradients come after its outputs': what is there is of earlier passes.
             if number not in found.fresh:
-                found.fresh[number] = all(p.grad is None or not p.grad.any() for p in held)
+                found.fresh[number] = all(p.grad is None or not held(p.grad).any() for p in own)
 
     @property
     def apart(self) -> Sequence[Pass]:
@@ -110,7 +111,8 @@ def _together(passes: Iterable[Pass]) -> Pass:
 
 def _is_for(parameters: Iterable[Tensor]) -> bool:
     """Whether the task that runs adds to the gradient of one of these; also where nobody can tell."""
-    leaves = [tensor for tensor in parameters if tensor.is_leaf and tensor.requires_grad]
+    # A layer that is sharded over ranks computes with another tensor, which was put together for it.
+    leaves = [own for own in parameters if own.is_leaf and own.requires_grad and not is_sharded(own)]
     if torch._C._current_graph_task_id() < 0 or not leaves:
         return True
     try:

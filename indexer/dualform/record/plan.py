@@ -40,3 +40,5 @@ class Plan:
     """This process among those of a training that several record together."""
     compiled: Sequence[str] = ()
     """Parts of the model, by name, whose calls torch.compile was asked to compile."""
+    sharded: bool = False
+    """Whether each rank holds a part of the model alone."""

@@ -62,6 +62,8 @@ class ProcessExchange:
             ) from error
 
     def total(self, numbers: Doubles) -> Doubles:
+        if not distributed.is_initialized():
+            raise RuntimeError("the training has left its process group")
         summed = torch.from_numpy(numbers.copy())
         distributed.all_reduce(summed, group=self._group)
         return summed.numpy()
@@ -82,12 +84,13 @@ class Ranks:
         self._exchange, self._closed = exchange, False
 
     @classmethod
-    def joined(cls, rank: int, ranks: int) -> Ranks | None:
-        """This process among the ranks of torch.distributed; None where there is one alone. All ranks call it.
+    def joined(cls, rank: int, ranks: int, alone: bool = True) -> Ranks | None:
+        """This process among the ranks of torch.distributed; None where it is the only one and `alone`. All ranks call
+        it.
 
         Raises BadInput for numbers that are not those of torch.distributed, RecordingError where a rank does not come.
         """
-        if ranks == 1 and rank == 0:
+        if ranks == 1 and rank == 0 and alone:
             return None
         there = distributed.is_available() and distributed.is_initialized()
         known = (distributed.get_rank(), distributed.get_world_size()) if there else None
@@ -178,15 +181,15 @@ def _told(optimizer: float, kind: float, steps: float) -> str:
     return f"{whose}{UPDATES[int(kind)]}, after {int(steps)}"
 
 
-def shard_of(rank: int, ranks: int | TrainingShard) -> TrainingShard | None:
-    """This process among those that record together; None where it is alone.
+def shard_of(rank: int, ranks: int | TrainingShard, alone: bool = True) -> TrainingShard | None:
+    """This process among those that record together; None where it is the only one and `alone`.
 
     Raises BadInput for `ranks` that are neither a number nor a TrainingShard, and what Ranks.joined raises.
     """
     if isinstance(ranks, TrainingShard):
         return ranks
     if isinstance(ranks, Integral):
-        return Ranks.joined(rank, int(ranks))
+        return Ranks.joined(rank, int(ranks), alone)
     said = {name for name in vars(TrainingShard) if not name.startswith("_")} | {*TrainingShard.__annotations__}
     raise BadInput(
         f"ranks is a {type(ranks).__name__} without {', '.join(sorted(said - set(dir(ranks))))}.",

@@ -63,10 +63,11 @@ class RecordedEntries:
         found = np.zeros(self.size)
         for index, parameter in enumerate(self._parameters):
             if (array := arrays.get(parameter.parameter)) is not None:
-                kept = of_shape(array, parameter.shape)
+                kept = array if parameter.rows and array.ndim else of_shape(array, parameter.shape)
                 if kept.ndim:
-                    kept = self.of(index, torch.from_numpy(np.ascontiguousarray(kept)))
-                found[self.spans[index]] = kept
+                    found[self.spans[index]] = self.of(index, torch.from_numpy(np.ascontiguousarray(kept)))
+                else:
+                    found[self.spans[index]] = np.where(self._held(index), kept, 0.0)
         return found
 
     def add_outer(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, magnitudes: Doubles) -> None:
@@ -98,11 +99,22 @@ class RecordedEntries:
             magnitudes += _summed(left.abs(), right.abs(), form.groups).cpu().numpy()
 
     def of(self, index: int, tensor: Tensor) -> Doubles:
-        """float64[entries]: those of one parameter, of a tensor of its shape."""
-        chosen, block = self._chosen[index], self._parameters[index].block_of(tensor)
+        """float64[entries]: those of one parameter, of a tensor of its shape; 0.0 where others hold it."""
+        chosen, parameter = self._chosen[index], self._parameters[index]
+        block, found = parameter.block_of(tensor), np.zeros(len(chosen.rows))
+        if not block.numel():
+            return found
         matrix = block.reshape(len(block) if block.ndim else 1, -1)
-        numbers: Doubles = matrix[chosen.rows.to(block.device), chosen.columns.to(block.device)].double().cpu().numpy()
-        return numbers
+        own = self._held(index)
+        rows, columns = (part[own].to(block.device) for part in (chosen.rows - parameter.held.start, chosen.columns))
+        found[own] = matrix[rows, columns].double().cpu().numpy()
+        return found
+
+    def _held(self, index: int) -> NDArray[np.bool_]:
+        """bool[entries]: which of them this process holds."""
+        rows, held = self._chosen[index].rows.numpy(), self._parameters[index].held
+        own: NDArray[np.bool_] = (rows >= held.start) & (rows < held.stop)
+        return own
 
     def _terms(
         self, index: int, parameter: RecordedParameter, place: Parameter, keys: Tensor, errors: Tensor, form: KeyForm

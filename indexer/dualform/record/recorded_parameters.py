@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dualform import kernels
 from dualform.record.projection import DIRECTIONS, Directions, Doubles, readable
+from dualform.record.sharded_parameters import HeldRows, is_sharded
 from dualform.record.taps import Tap
 from dualform.store.parameter import Parameter
 
@@ -44,6 +45,8 @@ class RecordedParameter:
     """The parameter's."""
     block_shape: torch.Size
     """[rows, columns] or [rows]."""
+    rows: HeldRows | None = None
+    """Those that this process holds, of a model that is sharded; None where it holds all."""
     lost: bool = False
     """Whether nothing of its shape stands in its place any more."""
 
@@ -61,8 +64,21 @@ class RecordedParameter:
         """How many the block has."""
         return self.block_shape.numel()
 
+    @property
+    def held(self) -> slice:
+        """Which of the block's rows this process holds."""
+        return slice(0, self.block_shape[0]) if self.rows is None else slice(self.rows.first, self.rows.stop)
+
+    @property
+    def brought(self) -> slice:
+        """Where the numbers of these rows stand in vectors of length P."""
+        width = 1 if self.directions is None else DIRECTIONS
+        return slice(self.start + width * self.held.start, self.start + width * self.held.stop)
+
     def block_of(self, tensor: Tensor) -> Tensor:
-        """The block of a tensor of the parameter's shape, as it is stored."""
+        """The rows of the block that this process holds, of a tensor of the parameter's shape, as they are stored."""
+        if self.rows is not None:
+            return self.rows.of_tensor(tensor)
         return self.terms[0][1].stored_block_of(tensor.detach())
 
 
@@ -70,30 +86,40 @@ class RecordedParameters(Sequence[RecordedParameter]):
     """All of them, in the order of the layers."""
 
     def __init__(
-        self, taps: Sequence[Tap], generator: np.random.Generator, own: Callable[[Tensor], bool] | None = None
+        self,
+        taps: Sequence[Tap],
+        generator: np.random.Generator,
+        own: Callable[[Tensor], bool] | None = None,
+        speaks: bool = True,
     ) -> None:
-        """`own`: which of the tensors count; None for all of them."""
+        """`own`: which of the tensors count; None for all of them. `speaks`: of processes that hold parts of the model,
+        this is the one that speaks for parameters of which all hold everything.
+        """
+        held = _held(taps, own)
+        self.sharded = any(is_sharded(terms[0][2]) for terms in held.values())
+        """Whether this process holds some rows alone, so that what it sees is to be added up."""
         self.forms = {tap.name: tap.key_form for tap in taps}
         """By layer, how its keys lie."""
         self._all: list[RecordedParameter] = []
         stop = 0
-        for (_, name), terms in _held(taps, own).items():
+        for (_, name), terms in held.items():
             tap, place, tensor = terms[0]
-            shape = place.stored_block_of(tensor.detach()).shape
+            shape = place.stored_block_of(torch.empty(tensor.shape, device="meta")).shape
             directions = Directions.drawn(shape[1], generator) if place.start < tap.d_in else None
             start, stop = stop, stop + shape[0] * (1 if directions is None else DIRECTIONS)
             where = tuple((holder.name, own) for holder, own, _ in terms)
-            found = RecordedParameter(name, tensor, where, directions, start, stop, tensor.shape, shape)
+            rows = HeldRows.of(place, tensor, speaks) if self.sharded else None
+            found = RecordedParameter(name, tensor, where, directions, start, stop, tensor.shape, shape, rows)
             self._all.append(found)
         self._of_layer: dict[str, list[tuple[int, RecordedParameter, Parameter]]] = {}
         for index, parameter in enumerate(self._all):
             for layer, place in parameter.terms:
                 self._of_layer.setdefault(layer, []).append((index, parameter, place))
-        self._parted = any(parameter.shape != parameter.block_shape for parameter in self._all)
+        self._parted = self.sharded or any(parameter.shape != parameter.block_shape for parameter in self._all)
         """Whether there is a block that is not its parameter as it lies."""
         self.size = stop
         """P."""
-        self._shapes = [parameter.block_shape for parameter in self._all]
+        self._shapes = [torch.Size((p.held.stop - p.held.start, *p.block_shape[1:])) for p in self._all]
         self._matrices = np.array([_matrix_of(parameter) for parameter in self._all], dtype=np.int64).reshape(-1, 5)
         """As kernels.project_all takes them; addresses are filled in."""
         self.norm_factors = [1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all]
@@ -118,7 +144,9 @@ class RecordedParameters(Sequence[RecordedParameter]):
         return [slice(parameter.start, parameter.stop) for parameter in self._all]
 
     def project(self, tensors: Sequence[Tensor | None]) -> Doubles:
-        """float64[P]: the blocks of tensors projected, of which each is of its parameter's shape; 0.0 for None."""
+        """float64[P]: the blocks of tensors projected, of which each is of its parameter's shape; 0.0 for None, and for
+        rows that this process does not hold.
+        """
         if self._parted:
             pairs = zip(self._all, tensors, strict=True)
             tensors = [None if tensor is None else parameter.block_of(tensor) for parameter, tensor in pairs]
@@ -137,7 +165,7 @@ class RecordedParameters(Sequence[RecordedParameter]):
         for parameter, tensor, read in zip(self._all, tensors, at_once, strict=True):
             if tensor is None or read:
                 continue
-            own = found[parameter.start : parameter.stop]
+            own = found[parameter.brought]
             if parameter.directions is None:
                 own[:] = tensor.detach().double().cpu().numpy()
             else:
@@ -173,8 +201,9 @@ def _held(
 
 
 def _matrix_of(parameter: RecordedParameter) -> tuple[int, ...]:
-    rows, columns = (*parameter.block_shape, 1)[:2]
-    return 0, rows, columns, 0 if parameter.directions is None else parameter.directions.address, parameter.start
+    columns, rows = (*parameter.block_shape, 1)[1], parameter.held.stop - parameter.held.start
+    along = 0 if parameter.directions is None else parameter.directions.address
+    return 0, rows, columns, along, parameter.brought.start
 
 
 def _at_once(tensor: Tensor | None, shape: torch.Size) -> bool:

@@ -13,6 +13,7 @@ from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.plan import Plan
 from dualform.record.recording import Recording
+from dualform.record.sharded_parameters import check_unsharded
 from dualform.record.step_record import Collector, StepRecord
 from dualform.record.taps import Tap, identity
 from dualform.record.training_shard import leave
@@ -68,13 +69,14 @@ class RecordedTraining:
         self._found.detach()
         for handle in self._handles:
             handle.remove()
-        leave(self.plan.ranks)
 
     def begin_step(self, **said: Any) -> StepRecord | None:
         """None where recording has stopped."""
         if self.stopped:
             return None
         if self.begun is None:
+            if not self.plan.sharded:
+                check_unsharded(self.plan.model)
             self.recording = Recording(self.plan)
         assert self.recording is not None
         self.recording.look()
@@ -125,6 +127,7 @@ class RecordedTraining:
             recording.close(finished=False)
         except DualformError as failure:
             error.add_note(f"Closing the memory failed, too: {failure}")
+        leave(self.plan.ranks)
         warnings.warn(f"recording stopped after {recording.steps} steps: {error}", RuntimeWarning, stacklevel=3)
 
     def close(self, error: BaseException | None) -> None:

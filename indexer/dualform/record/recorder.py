@@ -36,12 +36,13 @@ from dualform.record.ranks import shard_of
 from dualform.record.recorded_training import RecordedTraining
 from dualform.record.resumption import resumption_of
 from dualform.record.selection import compiled_parts, select
+from dualform.record.sharded_parameters import check_sharding
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import Step
 from dualform.record.summary import Summary, listed, readable, summary_of, tell
 from dualform.record.taps import Tap
-from dualform.record.training_shard import TrainingShard
+from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.unwrapped import unwrapped_model
 from dualform.store.header import Header
 from dualform.store.probes import ProbeArrays
@@ -92,7 +93,8 @@ class Recorder:
         `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
         `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
         Where something else than torch.distributed joins the processes, `ranks` is a TrainingShard
-        (training_shard.py), as a `Ranks` over it.
+        (training_shard.py), as a `Ranks` over it. A model that `fully_shard` parted over all ranks is recorded if the
+        recorder is made after it and after the optimizer; leave the recorder's `with` before destroy_process_group.
 
         `resume`: the training goes on from a checkpoint, in the folder of its memory; the model and the optimizers are
         to be as they were saved before the first step begins. The recorder must have been flushed at that moment: it
@@ -105,17 +107,18 @@ class Recorder:
         self.path = Path(path)
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
+        compiled = compiled_parts(model)
+        model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
+        sharded = check_sharding(model, optimizers, ranks, resume)
         # Before the ranks come together: from then on the first of them may have begun the further run.
         resumed = resumption_of(self.path, resume)
         folder = self.path if resumed is None else resumed.path
-        self._ranks = shard_of(rank, ranks)
+        self._ranks = shard_of(rank, ranks, alone=not sharded)
         if self._ranks is not None:
             self._ranks.check_folder(folder)
             sink = self._ranks.writer if sink is Writer else sink
         elif sink is Writer:
             check_new_folder(folder)
-        compiled = compiled_parts(model)
-        model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         owners = Owners(optimizers, model)
         found = FoundLayers(model, owners, layers, keys and values, taps)
         selected, self.skipped = select(model, owners, layers, keys and values, taps, found)
@@ -128,7 +131,7 @@ class Recorder:
         Spaces(selected, there, routed)  # raises for what they cannot be
         plan = Plan(
             model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
-            resumed, self._ranks, compiled,
+            resumed, self._ranks, compiled, sharded,
         )  # fmt: skip
         self._training = RecordedTraining(plan, found, on_error, keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
@@ -162,10 +165,13 @@ class Recorder:
         if self._training.stopped:
             return
         self._training.detach()
-        if self._training.begun is not None:
-            self._training.close(error)
-        elif error is None and not self._failed:
-            self._tell_empty()
+        try:
+            if self._training.begun is not None:
+                self._training.close(error)
+            elif error is None and not self._failed:
+                self._tell_empty()
+        finally:
+            leave(self._ranks)
 
     @contextmanager
     def step(
@@ -239,7 +245,8 @@ class Recorder:
         arguments, and so is what is `named` here in their place; their examples lie along `batch_dim`, and what has no
         such axis is the same for all. The model runs in eval mode, without gradients. A layer that sees tokens gets one
         query for each, [n * L, d_in], an example's tokens after one another; one that is called several times gets
-        those of its first call. Of several ranks the first one's are stored.
+        those of its first call. Of several ranks the first one's are stored; where they hold parts of a model that
+        `fully_shard` parted, all of them take the probe.
 
         Raises BadInput for a name that is taken, RecordingError before the first recorded step.
         """
@@ -250,7 +257,8 @@ class Recorder:
             )
         inputs = named or inputs
         training = self._training
-        if training.stopped or (self._ranks is not None and self._ranks.number):
+        others = self._ranks is not None and self._ranks.number > 0
+        if training.stopped or (others and not training.plan.sharded):
             return
         if training.begun is None:
             raise RecordingError("there is no memory before the first recorded step.", hint="Take probes after it.")
@@ -260,7 +268,8 @@ class Recorder:
             taker.run(training.plan.model, inputs, batch_size, batch_dim)
         finally:
             training.collector.probe = None
-        training.begun.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+        if not others:
+            training.begun.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
 
     def _say(self, text: str) -> None:
         if self._says:

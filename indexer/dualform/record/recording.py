@@ -47,7 +47,7 @@ class Recording:
                 tap.key_form.begin()
         # Ranks add gradients up in half precision, in an order that nobody knows.
         halved = halved_parameters(plan.owners, plan.taps) if plan.ranks is None else {}
-        self._start = Start(plan.model, plan.owners, plan.taps, halved, initial)
+        self._start = Start(plan.model, plan.owners, plan.taps, halved, initial, plan.ranks if plan.sharded else None)
         measured = self._measured_before()
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
@@ -75,8 +75,10 @@ class Recording:
         return self._plan.resumed.find(self._start.initial, self._start.buffers).updates
 
     def _mark(self) -> Mark | None:
-        """How the training stands: it may be resumed here. Of several processes the first one says it."""
-        if self._plan.ranks is not None and self._plan.ranks.number:
+        """How the training stands: it may be resumed here. Of several processes the first one says it, where it holds
+        the whole model.
+        """
+        if self._plan.sharded or (self._plan.ranks is not None and self._plan.ranks.number):
             return None
         return mark_of(self._plan.model, self._start.buffers_now(), self.steps, self._updates.measured)
 
@@ -255,6 +257,6 @@ class Recording:
     def close(self, finished: bool) -> None:
         """End the memory; `finished`: the training came to its end. Raises what went wrong with writing."""
         self._updates.close_step()
-        self._updates.finish(self.steps - 1)
+        self._updates.finish(self.steps - 1, together=finished)
         self._layers.list_skipped()
         self.batches.close(finished, self._mark())

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from dualform.record.live_tensors import LiveTensors
 from dualform.record.optimizers import buffers_of
 from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.sharded_parameters import is_sharded
 from dualform.rules import UpdateRule
 
 
@@ -46,6 +47,8 @@ class Replacements:
             now = live.named(parameter.parameter)
             if now is parameter.tensor and now.shape == parameter.shape:
                 continue
+            if is_sharded(parameter.tensor) and now is not None and not is_sharded(now):
+                continue  # what was put together of it stands there while the model computes
             if now is None or now.shape != parameter.shape:
                 parameter.lost, what = True, "is no tensor of its shape any more"
             else:

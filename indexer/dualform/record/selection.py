@@ -31,9 +31,9 @@ def select(
 
     `layers` are names or patterns (fnmatch), None for all; `values`: error signals are wanted; `given`: taps of layers
     that are no modules, and those that stand in place of the kind that would tap the module of their name; `found`:
-    knows the layers that the first step shows, and is told what does not train yet. Raises
-    NotFound for a pattern that matches no layer, RecordingError for a model that is distributed or not materialised, or
-    where nothing is left to record.
+    knows the layers that the first step shows, and is told what does not train yet. Raises NotFound for a pattern that
+    matches no layer, RecordingError for a model that runs as copies or is not materialised, or where nothing is left to
+    record.
     """
     _refuse_copies(model)
     _refuse_tensors(model)
@@ -132,11 +132,6 @@ def _refuse_tensors(model: nn.Module) -> None:
             raise RecordingError(
                 f"{name!r} has no shape yet: its module is lazy and has seen no batch.",
                 hint="Run one batch through the model before making the recorder, and the optimizer after that.",
-            )
-        if any(kind.__name__ == "DTensor" for kind in type(tensor.data).__mro__):
-            raise RecordingError(
-                f"{name!r} is a DTensor, of which this process holds one part only.",
-                hint="Record a model whose parameters are whole: data parallelism, not FSDP or tensor parallelism.",
             )
 
 

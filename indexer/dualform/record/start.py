@@ -19,6 +19,7 @@ from dualform.record.owners import Owners
 from dualform.record.plan import Plan
 from dualform.record.state import arrays, state_of
 from dualform.record.taps import Tap
+from dualform.record.training_shard import TrainingShard
 from dualform.rules import settings_of
 from dualform.store.header import Header
 from dualform.store.layer import Layer
@@ -36,15 +37,18 @@ class Start:
         taps: Sequence[Tap],
         halved: Mapping[str, str],
         initial: Mapping[str, NDArray[Any]] | None = None,
+        ranks: TrainingShard | None = None,
     ) -> None:
-        """`halved`: as Header says; `initial`: the model's state dict, where it was taken before."""
+        """`halved`: as Header says; `initial`: the model's state dict, where it was taken before; `ranks`: this process
+        among those that the model may be sharded over. Raises RecordingError where they have parted.
+        """
         name_alike(taps)
         self._halved = halved
-        self._owners = owners
+        self._owners, self._ranks = owners, ranks
         self._rules = [rule_of(optimizer) for optimizer in owners.optimizers]
         self._optimizers = [self._stored(number, taps) for number in range(len(self._rules))]
-        self.initial: Mapping[str, NDArray[Any]] = state_of(model) if initial is None else initial
-        """Every tensor of the state dict."""
+        self.initial: Mapping[str, NDArray[Any]] = state_of(model, ranks) if initial is None else initial
+        """Every tensor of the state dict; of those that are sharded, the rows of this process, or all on the first."""
         self.aliases = {name: known for name, known in aliases_of(model, taps).items() if name in self.initial}
         """Further names of recorded parameters in the state dict -> the name they are recorded under."""
         self._parameters = {parameter.name: tensor for tap in taps for parameter, tensor in tap.parameters.items()}
@@ -77,7 +81,7 @@ class Start:
             for (name, kind), buffer in zip(places, held, strict=True):
                 if buffer is not None:
                     tensor = buffer if isinstance(buffer, Tensor) else torch.tensor(float(buffer), dtype=torch.float64)
-                    found.setdefault(name, {}).update(arrays({kind: tensor}))
+                    found.setdefault(name, {}).update(arrays({kind: tensor}, self._ranks))
         return found
 
     def header(

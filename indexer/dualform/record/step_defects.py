@@ -10,6 +10,7 @@ from dualform.record.passes import Pass
 from dualform.record.plan import Plan
 from dualform.record.progress import Progress
 from dualform.record.recorded_layers import RecordedLayers
+from dualform.record.sharded_parameters import held
 from dualform.record.slots import Slots
 from dualform.record.spaces import Spaces, lost_call
 from dualform.record.step_record import StepRecord
@@ -69,7 +70,8 @@ class StepDefects:
             within = [tap for tap in self._plan.taps if not part or f"{tap.name}.".startswith(f"{part}.")]
             seen = {*record.layers, *record.reached}
             grads = (tensor.grad for tap in within for tensor in tap.trained)
-            if not any(tap.name in seen for tap in within) and any(own is not None and own.any() for own in grads):
+            arrived = any(own is not None and held(own).any() for own in grads)
+            if arrived and not any(tap.name in seen for tap in within):
                 raise RecordingError(
                     f"{f'the part {part!r} of the model' if part else 'the model'} ran in code that torch.compile made "
                     "before recording began: its layers run without their hooks, and nothing of them is seen.",

@@ -69,7 +69,7 @@ class Updates:
         self._valued = {tap.name for tap in valued}
         # A generator of its own: the training's random numbers must come out as without the recorder.
         generator = np.random.default_rng(_SEED)
-        self._parameters = RecordedParameters(valued, generator, own)
+        self._parameters = RecordedParameters(valued, generator, own, ranks is None or not ranks.number)
         self._factors = GradientFactors(self._parameters, generator, measured) if valued else None
         watched = WatchedImage.of(self._parameters, self._rule if valued else None, halved or {}, generator)
         self._entries = watched.entries
@@ -81,8 +81,11 @@ class Updates:
             buffers or {},
             Replacements(self._parameters, model, optimizer, watched.seen or self._rule),
             self.defects,
+            self._total if self._parameters.sharded else lambda own: own,
         )
-        self._fits = None if watched.entries is None else EntryFits(self._parameters, watched.entries, watched.halves)
+        self._fits = None
+        if watched.entries is not None and not self._parameters.sharded:
+            self._fits = EntryFits(self._parameters, watched.entries, watched.halves)
         self._pending = PendingGradients(self._parameters, watched.entries, watched.halves)
         self._failure: Exception | None = None
         """What a rule of one's own raised when it was to read its settings."""
@@ -132,9 +135,11 @@ class Updates:
                 if self._parameters.of_layer(layer) and signal.errors is not None
             ]
             own.add(0, rows, all(each.fresh.values()))
-        before = len(self._pending.steps)
-        start = self._factors.start([*self._pending.steps, *own.steps], frozenset(group_of(self._optimizer)))
-        return max(0, start - before)
+        before, trained, seen = len(self._pending.steps), frozenset(group_of(self._optimizer)), None
+        own.steps = [*self._pending.steps, *own.steps]
+        if self._parameters.sharded and self._ranks is not None:
+            seen = own.sum_over(self._ranks, self._factors.see(trained))
+        return max(0, self._factors.start(own.steps, trained, seen) - before)
 
     def forget(self, step: int) -> None:
         """Take a step back that comes to nothing."""
@@ -165,10 +170,11 @@ class Updates:
         groups, settings = group_of(self._optimizer), self._settings()
         first, factors = next(iter(self._unused), step), tuple[Factor, ...]()
         self.weights.follow(step)
-        self._sum_over_ranks(step)
+        gradients, weights = self._sum_over_ranks(step, frozenset(groups))
         if self._factors is not None:
             error = self._roundoff(dtypes)
-            gradient = self._refined(self._factors.measure(self._pending.steps, frozenset(groups)), error)
+            gradient = self._factors.measure(self._pending.steps, frozenset(groups), gradients)
+            gradient = self._refined(gradient, error)
             self._factors.renew()
             first = step if gradient.first_step is None else gradient.first_step
             own = [groups.get(id(parameter.tensor), 0) for parameter in self._parameters]
@@ -177,7 +183,7 @@ class Updates:
             factors = self._logged(own, applied.tolist(), gradient.residuals.tolist(), alone)
             self._tell_unexplained(step, gradient, dtypes)
             terms, of_group = (sums, magnitudes), [settings[group] for group in own]
-            self.weights.observe(step - 1, inside=changed)
+            self.weights.observe(step - 1, inside=changed, seen=weights)
             if self._failure is not None:
                 self.weights.rule_failed(step, self._failure)
             self.weights.check_buffers(step)
@@ -199,15 +205,31 @@ class Updates:
         known = {dtype: roundoff(dtype) for dtype in {None, *dtypes.values()}}
         return [max([known[dtypes.get(layer)] for layer in parameter.layers]) for parameter in self._parameters]
 
-    def _sum_over_ranks(self, step: int) -> None:
-        """Raises RecordingError where the ranks have a layer in different spaces."""
+    def _sum_over_ranks(self, step: int, trained: frozenset[int]) -> tuple[Doubles | None, Doubles | None]:
+        """Returns what is seen of gradients and weights, where each rank sees its own rows alone; else None for both.
+
+        Raises RecordingError where the ranks have a layer in different spaces.
+        """
         if self._ranks is None:
-            return
-        places = np.zeros(0) if self._placement is None else self._placement.numbers
-        total = self._pending.sum_over(self._ranks, places)
-        if total is not None and self._placement is not None:
-            self._placement.check(total)
+            return None, None
+        seen = [np.zeros(0) if self._placement is None else self._placement.numbers]
+        if self._parameters.sharded and self._factors is not None:
+            seen += [self._factors.see(trained), self.weights.see()]
+        total = self._pending.sum_over(self._ranks, np.concatenate(seen))
+        if total is not None:
+            seen = np.split(total, np.cumsum([len(own) for own in seen])[:-1])
+            if self._placement is not None:
+                self._placement.check(seen[0])
+        elif self._parameters.sharded:
+            self.weights.stop()
         self.tell_parted(step)
+        return (seen[1], seen[2]) if len(seen) > 1 else (None, None)
+
+    def _total(self, numbers: Doubles) -> Doubles:
+        """What all ranks see, of which each sees its own rows; not known where they have parted."""
+        assert self._ranks is not None
+        found = self._ranks.summed(numbers, [])
+        return np.full_like(numbers, np.nan) if found is None else found
 
     def stray(self, step: int) -> None:
         """The optimizer updates although nothing was recorded since its last update."""
@@ -220,11 +242,14 @@ class Updates:
                     "with gradients that no slot holds"
                 )  # fmt: skip
 
-    def finish(self, step: int) -> None:
-        """The recording ends or is flushed, `step` being its last: look at the weights once more."""
+    def finish(self, step: int, together: bool = False) -> None:
+        """The recording ends or is flushed, `step` being its last: look at the weights once more; where several ranks
+        hold them, if all do so `together`.
+        """
         self.weights.follow(step)
-        if step >= 0:
+        if step >= 0 and (together or not self._parameters.sharded):
             self.weights.observe(step)
+            self.tell_parted(step)
 
     def tell_parted(self, step: int) -> None:
         """Note where the ranks do not measure together any more."""

@@ -17,7 +17,7 @@ last bit are rounded to the same side again and again: their errors add up plain
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import inf, sqrt
@@ -31,6 +31,7 @@ from dualform.record.gradient_noise import GradientNoise, NormNoise, TwinNoise
 from dualform.record.image import Image
 from dualform.record.projection import Doubles, Parts
 from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.sharded_parameters import held
 from dualform.record.watched_states import WatchedStates
 from dualform.record.writes import Writes
 from dualform.rules import Settings, UpdateRule
@@ -55,17 +56,19 @@ class Watch:
         rules: Sequence[UpdateRule],
         initial: Mapping[str, NDArray[Any]],
         buffers: Buffers,
+        total: Callable[[Doubles], Doubles] = lambda own: own,
     ) -> None:
         """`image`: what is seen of the parameters, as `rules` take it, which are one a parameter; `initial`: they
-        themselves before the first step, by name; `buffers`: what the optimizer kept by then.
+        themselves before the first step, by name; `buffers`: what the optimizer kept by then; `total`: adds up what
+        several processes see of parameters of which each holds some rows.
         """
-        self._parameters, self._image = parameters, image
-        self._start = image.project_arrays(initial)
+        self._parameters, self._image, self._total = parameters, image, total
+        self._start = total(image.project_arrays(initial))
         by_entries = image is not parameters
         names = [parameter.parameter for parameter in parameters]
-        self._states = WatchedStates(image, names, rules, self._start, buffers, 3 if by_entries else 2)
+        self._states = WatchedStates(image, names, rules, self._start, buffers, 3 if by_entries else 2, total)
         self._parts = Parts([span.stop - span.start for span in image.spans], [False] * len(parameters))
-        self._tensors = [parameter.tensor for parameter in parameters]
+        self._tensors = [held(parameter.tensor) for parameter in parameters]
         self._rounding = [_unit_roundoff(tensor.dtype) for tensor in self._tensors]
         """u of each parameter; the floor takes that of float32 at most, for what half precision loses is real."""
         self._floor = [0.0] * len(parameters)
@@ -99,7 +102,7 @@ class Watch:
 
     def follow(self, index: int) -> None:
         """A parameter's tensor is another one, which counts as written to."""
-        self._tensors[index] = self._parameters[index].tensor
+        self._tensors[index] = held(self._parameters[index].tensor)
         self._seen[index] = (-1, 0)
 
     def updated(self) -> None:
@@ -129,15 +132,29 @@ class Watch:
         taken, self._written = self._written, []
         return taken
 
-    def observe(self, step: int, chosen: NDArray[np.bool_] | None = None) -> list[WatchLog]:
-        """Look at the weights, or at some of them, as they are after recorded step `step` (-1: before the first)."""
+    def see(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
+        """What this process sees of the weights now, or of some of them, to be added up over those that hold parts of
+        them: the image of its rows, and squared lengths of what was written to them.
+        """
         weights = self._image.weights(chosen)
+        return weights if self._writes is None else np.concatenate([weights, self._writes.look(chosen).reshape(-1)])
+
+    def observe(
+        self, step: int, chosen: NDArray[np.bool_] | None = None, seen: Doubles | None = None
+    ) -> list[WatchLog]:
+        """Look at the weights, or at some of them, as they are after recorded step `step` (-1: before the first).
+
+        `seen`: what all processes see of them, where it was added up already.
+        """
+        seen = self._total(self.see(chosen)) if seen is None else seen
+        weights, writes = np.split(seen, [len(self._start)])
         if chosen is not None:
             weights = np.where(np.repeat(chosen, np.diff(self._parts.starts)), weights, self._states.weight[1])
         squares = self._parts.distances(weights, self._states.weight[:2], self._start)
         rows = [self._log(step, index, *row) for index, row in enumerate(zip(squares, self._noises, strict=True))]
         if self._writes is not None:
-            rows = list(map(self._with_writes, range(len(rows)), rows, self._writes.look(chosen)))
+            lengths = np.sqrt(writes.reshape(-1, 3)).tolist()
+            rows = list(map(self._with_writes, range(len(rows)), rows, lengths))
         self.jumped = [index for index, row in enumerate(rows) if row.one_step > _STANDS_OUT * row.noise]
         self._due = [False] * len(rows)
         self._seen = self._now()
@@ -155,7 +172,7 @@ class Watch:
         noise = sqrt((rounding * size) * (rounding * size) / 3 + noise * noise)
         return WatchLog(step, self._parameters[index].name, one_step, accumulated, way, floor, noise)
 
-    def _with_writes(self, index: int, row: WatchLog, norms: tuple[float, float, float]) -> WatchLog:
+    def _with_writes(self, index: int, row: WatchLog, norms: Sequence[float]) -> WatchLog:
         """What entries do not show of a weight: what was written between updates, and what nobody knows."""
         written, ever, way = norms
         if written > _STANDS_OUT * row.noise:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,9 +25,10 @@ class WatchedStates:
         start: Doubles,
         buffers: Buffers,
         count: int,
+        total: Callable[[Doubles], Doubles] = lambda own: own,
     ) -> None:
         """Of each parameter its name and rule, which keep buffers of the same kinds. `start` float64[P]: the weights;
-        `buffers`: what the optimizer keeps; `count`: K.
+        `buffers`: what the optimizer keeps; `count`: K; `total`: adds up what several processes hold of the buffers.
         """
         self.rules, self._spans = rules, image.spans
         self.weight = np.stack([start] * count)
@@ -36,7 +37,7 @@ class WatchedStates:
         """By the optimizer's own name, float64[K, P]."""
         for kind in (*rules[0].buffers, *rules[0].statistics):
             own = {name: held[kind] for name, held in buffers.items() if kind in held}
-            self.buffers[kind] = np.stack([image.project_arrays(own)] * count)
+            self.buffers[kind] = np.stack([total(image.project_arrays(own))] * count)
         self.kinds = [frozenset(self.buffers) & buffers.get(name, {}).keys() for name in names]
         """By parameter: which of them it has. What is missing is left to the rule, which begins it with its own."""
 

@@ -9,8 +9,6 @@ updates the weights stay as they are. Shapes: P numbers over all parameters alon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,9 +33,9 @@ class Writes:
         now = self._parameters.weights()
         self._left = np.where(np.repeat(skipped, self._lengths), self._left, now) if skipped.any() else now
 
-    def look(self, chosen: NDArray[np.bool_] | None) -> Sequence[tuple[float, float, float]]:
-        """By parameter, the norms of what was written since the last look or update, of all that was ever written, and
-        of the way that the weights went.
+    def look(self, chosen: NDArray[np.bool_] | None) -> Doubles:
+        """float64[parameters, 3]: squared norms of what was written since the last look or update, of all that was ever
+        written, and of the way that the weights went.
 
         `chosen`: the others are known to be untouched.
         """
@@ -46,10 +44,8 @@ class Writes:
             now = np.where(np.repeat(chosen, self._lengths), now, self._left)
         written, self._left = now - self._left, now
         self._written += written
-        norms = map(self._norms, (written, self._written, now - self._start))
-        return list(zip(*norms, strict=True))
+        return np.stack([self._squares(own) for own in (written, self._written, now - self._start)], axis=1)
 
-    def _norms(self, numbers: Doubles) -> Sequence[float]:
-        squares = np.add.reduceat(numbers * numbers, self._starts)
-        found: list[float] = (np.sqrt(squares) * self._parameters.norm_factors).tolist()
+    def _squares(self, numbers: Doubles) -> Doubles:
+        found: Doubles = np.add.reduceat(numbers * numbers, self._starts) * np.square(self._parameters.norm_factors)
         return found

@@ -80,6 +80,7 @@ class _Part(Tap):
         self._watcher, self.attends = watcher, part in ("q", "out_proj")
         self.batch_dim = 0 if watcher.module.batch_first else 1
         self.weight: Tensor = watcher.module.get_parameter(weight)
+        self._owner = _owner(watcher.module, weight)
         self.d_out, self.d_in = watcher.module.embed_dim, self.weight.shape[1]
         first = _LETTERS.index(part) * self.d_out if part in _LETTERS else 0
         of_three = (first, first + self.d_out)
@@ -91,6 +92,14 @@ class _Part(Tap):
             self.parameters[Parameter(f"{prefix}{bias}", self.d_in, self.d_in + 1, rows=rows)] = own
         self.crossed: bool | None = None
         """Whether its keys are of other tokens than the queries of the module; None before its first call."""
+
+    @property
+    def computed_with(self) -> Tensor:
+        """What stands in the weight's place now: where it is sharded over processes, all of it is put there to compute
+        with.
+        """
+        found: Tensor = getattr(*self._owner)
+        return found
 
     def attach(self, listener: Listener) -> None:
         self._watcher.taps.append(self)
@@ -164,7 +173,7 @@ class _AttentionWatcher(Watcher):
     def _taps_of(self, weight: Tensor) -> list[_Part]:
         """Those whose weights a product was made with, or may have been."""
         if not is_compiling():
-            blocks = [(tap, block_of(weight, tap.weight)) for tap in self.taps]
+            blocks = [(tap, block_of(weight, tap.computed_with)) for tap in self.taps]
             return [tap for tap, own in blocks if own and own.rows[0] <= tap.rows[0] and tap.rows[1] <= own.rows[1]]
         # Code that is traced does not tell where a part of a weight begins; they come in order.
         if whole := [tap for tap in self.taps if tap.weight is weight]:

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from dualform.errors import RecordingError
+from dualform.record.sharded_parameters import is_sharded
 from dualform.record.taps.tap import Call, ModuleTap
 from dualform.store.parameter import Parameter
 
@@ -58,6 +59,8 @@ class TappedRecurrent(ModuleTap):
             return "a weight of it is parametrized: the optimizer does not update the weight itself"
         if not all(isinstance(getattr(module, name), nn.Parameter) for name in module._flat_weights_names):
             return "a weight of it is computed from others"
+        if any(map(is_sharded, module.parameters())):
+            return "it is sharded over processes, and its error signals are computed from whole weights"
         return cls.other_forward(module)
 
     @staticmethod

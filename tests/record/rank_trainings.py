@@ -1,0 +1,117 @@
+"""Data-parallel trainings, each of which a rank runs as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+from torch import distributed, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dualform.record.recorder import Recorder
+
+STEPS = 8
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def batch(rank, step, rows):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(rows, 5, generator=generator), torch.randint(3, (rows,), generator=generator)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def recorder_of(model, optimizer, path):
+    return Recorder(model, optimizer, path, rank=distributed.get_rank(), ranks=distributed.get_world_size(), quiet=True)
+
+
+def even(rank, path):
+    """As most are."""
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    with recorder_of(model, optimizer, path / "even") as recorder:
+        for step in range(STEPS):
+            x, y = batch(rank, step, 6)
+            with recorder.step(label=y, sample=100 * rank + torch.arange(6)):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+def uneven(rank, path):
+    """Each rank has another number of rows; gradients are clipped."""
+    model = DistributedDataParallel(net())
+    optimizer = adamw(model)
+    with recorder_of(model, optimizer, path / "uneven") as recorder:
+        for step in range(STEPS):
+            x, y = batch(rank, step, 4 + rank + step % 3)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+                optimizer.step()
+
+
+def accumulated(rank, path):
+    """Two micro-batches an update, of which the first does not synchronise; each is a step."""
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    with recorder_of(model, optimizer, path / "accumulated") as recorder:
+        for step in range(STEPS):
+            x, y = batch(rank, step, 4 + rank)
+            with recorder.step(label=y):
+                if step % 2 == 0:
+                    optimizer.zero_grad()
+                    with model.no_sync():
+                        cross_entropy(model(x), y).backward()
+                else:
+                    cross_entropy(model(x), y).backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+                    optimizer.step()
+
+
+def accumulated_inside(rank, path):
+    """The same in one step."""
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    with recorder_of(model, optimizer, path / "inside") as recorder:
+        for step in range(0, STEPS, 2):
+            (x, y), (z, _) = batch(rank, step, 4 + rank), batch(rank, step + 1, 4 + rank)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                with model.no_sync():
+                    cross_entropy(model(x), y).backward()
+                cross_entropy(model(z), y).backward()
+                optimizer.step()
+
+
+def killed(rank, path):
+    """Rank 1 dies without a word. Rank 0 hears of it from the training's own group."""
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    with recorder_of(model, optimizer, path / "killed") as recorder:
+        for step in range(STEPS):
+            x, y = batch(rank, step, 4)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                if (rank, step) == (1, 5):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                try:
+                    cross_entropy(model(x), y).backward()
+                except RuntimeError:  # the other rank is gone
+                    return
+                optimizer.step()
+            if step == 3:
+                recorder.flush()
