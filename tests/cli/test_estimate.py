@@ -39,9 +39,30 @@ def test_it_tells_bytes_and_seconds(dualform):
     assert (told.json["steps"], told.json["tried"]) == (100, 3)
     assert told.json["ways"].keys() == {"stored", "float32", "bfloat16", "digests"}
     assert "the training's own words" in told.err
-    shown = dualform("estimate", "a_training_of_mine:train", "--steps", 100, "--samples", 4, "--tried", 3)
-    assert shown.out.startswith("100 steps of ")
-    assert ": 400 slots of sample" in shown.out
+
+
+def test_it_prints_a_text_and_hands_on_its_options(dualform, monkeypatch, tmp_path):
+    calls = []
+    called = "dualform.costs.estimate.estimate"
+    monkeypatch.setattr(called, lambda *of, **named: calls.append((of, named)) or "a table")
+    told = dualform(
+        *(
+            "estimate",
+            "a_training_of_mine:train",
+            "--steps",
+            7,
+            "--layers",
+            "a.*",
+            "--layers",
+            "b",
+            "--folder",
+            tmp_path,
+        )
+    )
+    assert told.out == "a table\n"
+    ((train, steps), named) = calls[0]
+    assert (train.__name__, steps) == ("train", 7)
+    assert named == {"samples": None, "layers": ("a.*", "b"), "tried": 20, "folder": tmp_path}
 
 
 @pytest.mark.parametrize(

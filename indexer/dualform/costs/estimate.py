@@ -107,10 +107,10 @@ def estimate(
     """What recording `steps` steps of a training will take, of which a few are `tried`, twice: with keys, without.
 
     `train(record)` trains, and calls `record` as it would dualform.Recorder, with a path or without; it is stopped
-    after `tried` steps. Batches of the steps that follow are taken to be like those. `samples`: how many distinct
-    inputs the training has, over all epochs, of which raw ones are stored once; without it each is taken for another.
-    `layers`: patterns in place of the training's own. `folder`: where the trials are written, and removed again; a
-    temporary one where None.
+    after `tried` steps, or fewer where these would take gigabytes. Batches of the steps that follow are taken to be
+    like those. `samples`: how many distinct inputs the training has, over all epochs, of which raw ones are stored
+    once; without it each is taken for another. `layers`: patterns in place of the training's own. `folder`: where the
+    trials are written, and removed again; a temporary one where None.
 
     Raises BadInput for numbers that are not positive, and for a training that records nothing by `record`.
     """
@@ -133,18 +133,18 @@ def estimate(
         changed = sum(layer.keys_in(number_bytes) - layer.keys for layer in kept.layers.values())
         ways[name] = way(kept.total + changed, seconds, read)
     ways["digests"] = way(none.total, again.step_seconds, steps * again.step_seconds + made)
-    return Estimate(steps, trial.steps, seconds, kept, ways, _notes(kept, trial.steps, min(tried, steps)))
+    return Estimate(steps, trial.steps, seconds, kept, ways, _notes(kept, trial))
 
 
-def _notes(kept: Stored, tried: int, wanted: int) -> list[str]:
+def _notes(kept: Stored, trial: Trial) -> list[str]:
     notes = []
     if kept.told_once:
         notes.append(
             f"Each distinct input of {listed(kept.told_once)} is stored once: say how many samples there are "
             "(samples=, --samples), or each is taken for another."
         )
-    if tried < wanted:
-        notes.append(f"The training ended after {tried} steps: the estimate is made of these.")
+    if trial.steps < trial.wanted:
+        notes.append(f"The training ended after {trial.steps} steps: the estimate is made of these.")
     return notes
 
 

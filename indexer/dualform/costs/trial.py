@@ -18,6 +18,12 @@ _INSTEAD = {"quiet": True, "resume": False}
 """Arguments of the recorder that a trial does not take from the training."""
 
 
+_MOST_BYTES = 2 << 30
+"""Of a trial, as far as its first step tells."""
+_FEWEST = 3
+"""Steps that are tried however many bytes they take: the first one is not like the others."""
+
+
 class _Enough(BaseException):
     """The training is stopped: no error, so that what catches errors lets it pass."""
 
@@ -29,7 +35,9 @@ class Trial:
         """`folder`: of the memory, not there yet; `instead`: further arguments of the recorder, in place of the
         training's own.
         """
-        self._folder, self._steps, self._instead = folder, steps, {**_INSTEAD, **instead, "path": folder}
+        self.wanted = steps
+        """How many steps are to be recorded."""
+        self._instead = {**_INSTEAD, **instead, "path": folder}
         self._recorder: Recorder | None = None
         self._times: list[float] = []
         """When each step began, and when the trial was over, in seconds."""
@@ -85,7 +93,10 @@ class Trial:
     def _begin(self) -> None:
         """Another step is about to begin."""
         self._times.append(time.perf_counter())
-        if self.steps >= self._steps:
+        if self.steps == 1 and self._recorder is not None:
+            most = _MOST_BYTES // max(self._recorder.summary.bytes_a_step or 0, 1)
+            self.wanted = min(self.wanted, max(most, _FEWEST))
+        if self.steps >= self.wanted:
             raise _Enough
 
 
