@@ -10,7 +10,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test lint coverage bench bench-quick reproduction reproduction-aesop reports protos clean
+.PHONY: setup demo test lint coverage bench bench-quick reproduction reproduction-aesop reports networks protos clean
 
 setup: $(VENV)/ready
 
@@ -72,6 +72,14 @@ UPDATES ?= 450
 reproduction-aesop: setup
 	@$(MAKE) $(call REPORT,aesop-paper)
 	$(BIN)/python -m dualform_studies.reproduction runs docs
+
+# Networks that people train: a GPT-2 by the Hugging Face Trainer, a ResNet-18 by Lightning. Six gigabytes in runs/, and
+# about twenty minutes on two cores; docs/networks.md is written from their reports.
+NETWORKS := gpt2 resnet18
+
+networks: setup
+	@$(MAKE) --jobs=$(JOBS) $(foreach run,$(NETWORKS),$(call REPORT,$(run)))
+	$(BIN)/python -m dualform_studies.networks.document runs docs
 
 OPTIONS.aesop-paper := aesop --preset paper --replay --steps $(UPDATES)
 THREADS.aesop-paper := 2

@@ -20,7 +20,8 @@ from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Claim
 from dualform_studies.pages.folder import report_folder
 from dualform_studies.pages.gathered import GatheredFigures
 from dualform_studies.pages.items import Link, Table
-from dualform_studies.pages.markdown import contents, moved, part_anchor, table_markdown
+from dualform_studies.pages.markdown import moved, part_anchor, table_markdown
+from dualform_studies.pages.study_list import commands_part, contents_part
 from dualform_studies.pages.study_report import StudyReport, read_study
 from dualform_studies.studies import STUDIES
 
@@ -55,7 +56,7 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
     figures = GatheredFigures("reproduction")
     with TemporaryDirectory() as scratch:
         parts = [_HEAD, _dual_form(figures, Path(scratch)), _claims(reports), _figures_beside(reports)]
-        parts += [_commands(asked), _contents(reports)]
+        parts += [commands_part(asked), contents_part(reports)]
         for name, report in reports.items():
             parts.append(moved(report.page, name, partial(_take, figures, name, report_folder(runs / name))))
         replayed = read_study(runs / REPLAYED)
@@ -121,25 +122,6 @@ def _figures_beside(reports: Mapping[str, StudyReport]) -> str:
     """Figures of ours beside those that the paper names."""
     rows = [(name, row) for name, report in reports.items() for row in report.beside_paper]
     return f"## Figures beside the paper's\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
-
-
-def _commands(asked: Mapping[str, StudyReport | None]) -> str:
-    """What each study was told, and what it took; None of one that was not run."""
-    rows = [
-        (name, f"`{report.command}`", report.threads, report.minutes) if report else (name, "not run", None, None)
-        for name, report in asked.items()
-    ]
-    caption = (
-        "The studies; DATA and RUN are folders of the reader's own. Minutes are wall-clock time on so many threads, "
-        "whatever else the machine was doing."
-    )
-    columns = ("study", "command", "threads", "minutes")
-    return f"## Commands\n\n{table_markdown(Table('commands', caption, columns, rows))}"
-
-
-def _contents(reports: Mapping[str, StudyReport]) -> str:
-    lines = [line for name, report in reports.items() for line in contents(report.page, name)]
-    return "\n".join(["## Contents", "", *lines])
 
 
 def _replay(stored: StudyReport, replayed: StudyReport) -> str:

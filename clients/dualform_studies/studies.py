@@ -15,6 +15,8 @@ from dualform_studies.images.single.study import run_single
 from dualform_studies.images.single.variants import run_variants
 from dualform_studies.limits.study import run_limits
 from dualform_studies.memorisation.study import run_memorisation
+from dualform_studies.networks.gpt2.study import run_gpt2
+from dualform_studies.networks.resnet18.study import run_resnet18
 from dualform_studies.pages.folder import Report
 from dualform_studies.text.aesop import run_aesop
 from dualform_studies.text.wikitext2 import run_wikitext2
@@ -41,6 +43,10 @@ STUDIES = {
     "limits": Study(run_limits),
     "memorisation": Study(run_memorisation, frozenset({"runs"})),
 }
+"""Those of the paper, in the order of its document."""
+
+NETWORKS = {"gpt2": Study(run_gpt2), "resnet18": Study(run_resnet18)}
+"""Those of networks that people train, in the order of theirs."""
 
 _ALL_TAKE = {"out", "data", "steps", "seed", "progress"}
 
@@ -51,23 +57,24 @@ def run_study(name: str, assignment: Assignment) -> Report:
     Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, a
     negative seed, and an option that the study knows nothing of.
     """
-    if name not in STUDIES:
-        raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(STUDIES)}.", field="study")
+    studies = STUDIES | NETWORKS
+    if name not in studies:
+        raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(studies)}.", field="study")
     for field in ("steps", "runs"):
         given = getattr(assignment, field)
         if given is not None and given < 1:
             raise BadInput(f"{field} is {given}.", hint="Give 1 or more.", field=field)
     if assignment.first_seed < 0:
         raise BadInput(f"seed is {assignment.seed}.", hint="Give 0 or more.", field="seed")
-    takes = _ALL_TAKE | STUDIES[name].takes
+    takes = _ALL_TAKE | studies[name].takes
     for part in fields(Assignment):
         if part.name not in takes and getattr(assignment, part.name) != part.default:
             raise BadInput(
                 f"the study {name} knows nothing of {option_of(part.name)}.",
-                hint=f"Beside --data, --out, --steps and --seed it takes {_listed(STUDIES[name].takes)}.",
+                hint=f"Beside --data, --out, --steps and --seed it takes {_listed(studies[name].takes)}.",
                 field=part.name,
             )
-    return STUDIES[name].run(assignment)
+    return studies[name].run(assignment)
 
 
 def _listed(takes: frozenset[str]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from dualform.errors import AlreadyExists, BadInput, NotFound
 from dualform_studies.assignment import Assignment
-from dualform_studies.studies import STUDIES, run_study
+from dualform_studies.studies import NETWORKS, STUDIES, run_study
 
 
 def test_unknown_study_lists_those_that_exist(tmp_path: Path):
@@ -25,7 +25,7 @@ def test_a_negative_seed_is_refused(tmp_path: Path):
         run_study("continual", Assignment(tmp_path / "run", seed=-1))
 
 
-@pytest.mark.parametrize("name", sorted(STUDIES))
+@pytest.mark.parametrize("name", sorted(STUDIES | NETWORKS))
 def test_a_study_refuses_a_folder_in_use_before_it_trains(name: str, tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("do not lose")
     with pytest.raises(AlreadyExists, match="already holds something"):

@@ -1,0 +1,62 @@
+"""Questions put to a memory through the command line, as a reader would type them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from dualform.errors import DualformError
+from dualform_client.cli.main import main
+
+
+class CommandLine:
+    """Runs commands of `dualform` on one memory, in this process, and reads what they print with --json."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._said: dict[str, None] = {}
+
+    @property
+    def commands(self) -> list[str]:
+        """What was asked, one of each kind: RUN stands for the memory, LAYER for the layers that were named in turn,
+        ROWS for lists of probe rows, PASSAGE for the passages that were masked."""
+        return list(self._said)
+
+    def ask(self, command: str, *words: str) -> Any:
+        """What `dualform COMMAND RUN WORDS --json` prints. Raises DualformError with what the command said."""
+        self._said.setdefault(shlex.join(["dualform", command, "RUN", *_short(words)]))
+        printed = StringIO()
+        with redirect_stdout(printed):
+            code = main([command, str(self._run), *words, "--json"])
+        answer = json.loads(printed.getvalue())
+        if code:
+            error = answer["error"]
+            raise DualformError(f"dualform {command}: {error['message']}", hint=error["hint"])
+        return answer
+
+
+def probe_rows(probe: str, rows: Iterable[int]) -> str:
+    """Rows of a probe as --query takes them."""
+    return f"{probe}/{','.join(map(str, rows))}"
+
+
+def _short(words: Iterable[str]) -> list[str]:
+    """The words, with what varies from question to question replaced by what it is."""
+    shown, before = [], ""
+    for word in words:
+        if before == "--layer":
+            shown.append("LAYER")
+        elif before == "--query" and "," in word:
+            shown.append(f"{word.partition('/')[0]}/ROWS")
+        elif before == "--out":
+            shown.append("FILE.safetensors")
+        else:
+            shown.append(re.sub(r"^sample <> \d+$", "sample <> PASSAGE", word))
+        before = word
+    return shown

@@ -1,0 +1,41 @@
+"""How the language model is sized and trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """GPT-2 small has 12 blocks of 12 heads; the width is reduced from 768, the vocabulary from 50,257."""
+
+    width: int = 48
+    blocks: int = 12
+    heads: int = 12
+    vocabulary: int = 512
+    """Tokens of a byte pair encoding, learned from the training text."""
+    length: int = 64
+    """Tokens of a passage: what the network reads at once."""
+    batch: int = 2
+    """Passages an update."""
+    steps: int = 780
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    warmup: float = 0.1
+    """Share of the updates in which the rate rises; it falls along a cosine afterwards."""
+    clip: float = 1.0
+    asked: int = 200
+    """Predictions of the test text that every layer is asked about."""
+    masks: int = 3
+    """Passages that are masked, one after the other; and as many again that are drawn by chance."""
+
+    def with_steps(self, steps: int | None) -> Recipe:
+        """The same recipe with so many updates, unchanged for None."""
+        return self if steps is None else replace(self, steps=steps)
+
+    def in_words(self) -> str:
+        return (
+            f"AdamW at {self.lr:g}, weight decay {self.weight_decay:g}, gradients clipped to norm {self.clip:g}, "
+            f"warm-up over {self.warmup:.0%} of the updates and a cosine after it, bfloat16 autocast, {self.batch} "
+            f"passages of {self.length} tokens an update"
+        )

@@ -1,0 +1,104 @@
+"""The study of GPT-2 in miniature, on a made-up book: its figures are those of the memory's own keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform_studies.assignment import Assignment
+from dualform_studies.networks.gpt2.recipe import Recipe
+from dualform_studies.networks.gpt2.study import run_gpt2
+from dualform_studies.networks.gpt2.text import Fables
+from dualform_studies.pages.folder import Report, report_folder
+from dualform_studies.text.corpora import load_corpus
+from tests.studies.text.made_up import write_aesop
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
+
+_RECIPE = Recipe(width=12, blocks=2, heads=2, vocabulary=280, length=16, batch=4, steps=12, lr=1e-2, asked=6, masks=2)
+_LAYER = "transformer.h.1.mlp.c_fc"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    write_aesop(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    out = tmp_path_factory.mktemp("runs") / "gpt2"
+    return out, run_gpt2(Assignment(out=out, data=data, seed=1), _RECIPE)
+
+
+@pytest.fixture(scope="module")
+def fables(data: Path) -> Fables:
+    return Fables(load_corpus("aesop", data), _RECIPE)
+
+
+def test_every_layer_is_recorded_and_exact(run: tuple[Path, Report]) -> None:
+    report = run[1]
+    assert len(report["verify"]) == 2 + 4 * _RECIPE.blocks + 1
+    assert all(one["exact"] and one["relative_error"] < 1e-4 for one in report["verify"].values())
+    assert all("LayerNorm" in reason for reason in report["skipped"].values())
+    assert report["predictions"]["as_the_network"] == 1.0
+    assert report["nats"]["network"] > 0
+
+
+def test_slots_know_their_token_and_the_one_that_follows(run: tuple[Path, Report], fables: Fables) -> None:
+    with dualform.open(run[0]) as memory:
+        slots = memory.sql("SELECT place, sample, position, fable, label FROM slots").arrays
+    assert len(slots["place"]) == _RECIPE.steps * _RECIPE.batch * _RECIPE.length
+    np.testing.assert_array_equal(slots["place"], slots["sample"] * _RECIPE.length + slots["position"])
+    np.testing.assert_array_equal(slots["label"], fables.train.ids[slots["place"] + 1])
+    np.testing.assert_array_equal(slots["fable"], fables.fables[slots["place"]])
+    assert set(fables.titles) == {fables.corpus.title(int(start)) for start in fables.train.starts}
+
+
+def test_examples_and_likeness_are_those_of_every_key(run: tuple[Path, Report], fables: Fables) -> None:
+    out, report = run
+    with dualform.open(out) as memory:
+        info = next(layer for layer in memory.info().layers if layer.name == _LAYER)
+        keys = memory.keys(_LAYER, np.arange(info.slots)).astype(np.float64)
+        slots = memory.slots(np.arange(info.slots), "token")
+        queries = memory.probe("test", _LAYER).queries.astype(np.float64)
+    learned = slots["position"] < _RECIPE.length - 1
+    for example in report["examples"]:
+        scores = np.where(learned, keys @ queries[example["row"]], -np.inf)
+        (told,) = (one for one in example["layers"] if one["layer"] == _LAYER)
+        assert told["score"] == pytest.approx(scores.max(), rel=1e-5)
+        assert told["place"] == slots["place"][scores.argmax()]
+        weights = np.where(learned, np.abs(scores), 0.0)
+        share = weights[slots["sample"] == told["passage"]].sum() / weights.sum()
+        assert told["share"] == pytest.approx(share, rel=1e-5)
+        slot_share = (learned & (slots["sample"] == told["passage"])).sum() / learned.sum()
+        assert told["times_chance"] == pytest.approx(share / slot_share, rel=1e-5)
+    rows = range(_RECIPE.length)
+    drawn = Counter(fables.test.ids[list(rows)].tolist())
+    assert sum(drawn.values()) == _RECIPE.length
+    assert set(report["likeness"]["layers"]) == set(report["agreement"]["by_layer"])
+    assert _LAYER in report["likeness"]["layers"]
+    assert not any(name.startswith("transformer.w") for name in report["likeness"]["layers"])
+
+
+def test_masks_move_predictions_and_are_counted_against_each_other(run: tuple[Path, Report]) -> None:
+    masks = run[1]["masks"]
+    assert len(masks["changes"]) == 2 * _RECIPE.masks == masks["masks"]
+    assert all(len(changes) == _RECIPE.masks for changes in masks["changes"])
+    assert np.abs(masks["changes"]).max() > 0
+    assert 0 <= masks["furthest"] <= _RECIPE.masks
+    assert all(0 < one["share"] <= 1 and one["greatest"] > 0 for one in masks["concentration"])
+
+
+def test_the_page_names_the_commands_that_were_asked(run: tuple[Path, Report]) -> None:
+    out, report = run
+    page = (report_folder(out) / "index.md").read_text()
+    assert f"`{report['command']}`" in page
+    for command in ("info RUN", "verify RUN", "topk RUN --layer LAYER --query test/ROWS -k 10", "weights RUN"):
+        assert f"dualform {command}" in page
+    assert len(report["commands"]) == len(set(report["commands"])) <= 8
