@@ -89,21 +89,24 @@ class Batches:
     def put_logs(self, mark: Mark | None = None) -> None:
         """What is known of the optimizer and no batch took along, and how the training stands."""
         (logs, defects, watch), others = self._updates.take(), self._take_others()
+        logs = [log for log in logs if log.step < self._progress.steps]  # that of an open step has no slots
         if logs or defects or watch or others or mark:
             none, last = self._columns.no_samples(), self._progress.steps - 1
             self.sink.put(Batch(last, none, [], {}, logs=logs, defects=defects, watch=watch, others=others, mark=mark))
 
-    def close(self, finished: bool, mark: Mark | None) -> None:
-        """The memory ends here. Raises what went wrong with writing."""
+    def close(self, finished: bool, mark: Mark | None, midway: bool = False) -> None:
+        """The memory ends here; `midway`: the weights are those of a step that is no part of it. Raises what went wrong
+        with writing.
+        """
         try:
             self.put_logs()
         finally:
-            self.sink.close(self._ending(finished, mark))
+            self.sink.close(self._ending(finished, mark, midway))
 
-    def _ending(self, finished: bool, mark: Mark | None) -> Ending:
+    def _ending(self, finished: bool, mark: Mark | None, midway: bool) -> Ending:
         """Sharded weights are not put together where the training failed, for then other ranks do not come to it."""
         plan, skipped = self._plan, dict(self._plan.skipped)
-        if plan.sharded and not finished:
+        if midway or (plan.sharded and not finished):
             return Ending(finished, skipped=skipped)
         try:
             final = state_of(plan.model, plan.ranks if plan.sharded else None)

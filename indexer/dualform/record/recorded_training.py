@@ -35,6 +35,8 @@ class RecordedTraining:
         self._frozen = found.frozen
         self._taps = list(plan.taps)
         """Those that were known before the first step."""
+        self._flush_due = False
+        """Whether the step that runs was flushed inside: it counts from its end."""
         self._attached = False
         self._handles: list[UpdateHooks] = []
 
@@ -93,14 +95,20 @@ class RecordedTraining:
     def end_step(self, record: StepRecord | None, failed: bool) -> None:
         """`failed`: what ran in it raised something."""
         recording, self.collector.step = self.recording, None
+        due, self._flush_due = self._flush_due, False
         if record is None or recording is None or self.stopped:
             return
+        # Once the weights have moved, everything after a step that is missing would be inexact.
         if failed and not record.updated:
             recording.forget(record)
-            return
+        else:
+            self._finish(recording, record)
+        if due:
+            self.flush()
+
+    def _finish(self, recording: Recording, record: StepRecord) -> None:
         try:
             recording = self._with_found(recording, record)
-            # Once the weights have moved, everything after a step that is missing would be inexact.
             recording.finish(record)
         except DualformError as error:
             if record.step == self.steps:
@@ -109,10 +117,15 @@ class RecordedTraining:
 
     def flush(self) -> None:
         """As Recorder has it."""
+        # How a step ends that is open, nobody knows yet: a training is not resumed in the midst of one.
+        self._flush_due = self.collector.step is not None
         if self.begun is None or self.stopped:
             return
         try:
-            self.begun.flush()
+            if self._flush_due:
+                self.begun.batches.sink.flush()
+            else:
+                self.begun.flush()
         except DualformError as error:
             self.fail(error)
 

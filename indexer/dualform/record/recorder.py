@@ -224,6 +224,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Returns once every finished step is on disk: a training whose checkpoint is saved now can be resumed here.
+        Inside a step it can be once that step is over; of the weights that its update has made then.
 
         Raises what went wrong with writing.
         """

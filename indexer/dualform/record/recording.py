@@ -65,6 +65,8 @@ class Recording:
         self._updates.join([tap for tap in plan.taps if tap.name in self._layers.names])
         self.defects = StepDefects(plan, self._progress, self._spaces, self._updates, self._layers)
         self.stray_updates = StrayUpdates(plan.owners, self._progress, self._updates, self.defects)
+        self._midway = False
+        """Whether a step that is not over has moved the weights."""
         self._unrecorded: dict[int, list[str]] = {}
         """By optimizer whose update may still come, layers of the last step, where it was not recorded."""
 
@@ -78,7 +80,8 @@ class Recording:
         """How the training stands: it may be resumed here. Of several processes the first one says it, where it holds
         the whole model.
         """
-        if self._plan.sharded or (self._plan.ranks is not None and self._plan.ranks.number):
+        plan = self._plan
+        if self._midway or plan.sharded or (plan.ranks is not None and plan.ranks.number):
             return None
         return mark_of(self._plan.model, self._start.buffers_now(), self.steps, self._updates.measured)
 
@@ -162,6 +165,7 @@ class Recording:
         else:
             self._updates.update(number, record.step, record.dtypes)
         record.updated.add(number)
+        self._midway = True
 
     def _settle(self, record: StepRecord) -> None:
         """Make the step's slots; none where there is NaN or infinity among them. Raises RecordingError and BadInput."""
@@ -212,6 +216,7 @@ class Recording:
             self._put(record, slots)
         elif not record.updated:
             self._updates.close_step()
+        self._midway = False
 
     def _put(self, record: StepRecord, slots: Slots) -> None:
         joined = self._layers.tell()
@@ -256,7 +261,8 @@ class Recording:
 
     def close(self, finished: bool) -> None:
         """End the memory; `finished`: the training came to its end. Raises what went wrong with writing."""
-        self._updates.close_step()
-        self._updates.finish(self.steps - 1, together=finished)
+        if not self._midway:
+            self._updates.close_step()
+            self._updates.finish(self.steps - 1, together=finished)
         self._layers.list_skipped()
-        self.batches.close(finished, self._mark())
+        self.batches.close(finished, self._mark(), midway=self._midway)

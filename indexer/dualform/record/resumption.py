@@ -10,7 +10,7 @@ disk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -22,6 +22,7 @@ from dualform.errors import BadInput, RecordingError
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_buffers
+from dualform.store.misplaced import why_misplaced
 from dualform.store.snapshot import Snapshot
 from dualform.store.weights import Buffers
 
@@ -104,12 +105,22 @@ class Resumption:
                 f"the network is as it was after {' and after '.join(map(str, steps))} steps.",
                 hint=f"Say after how many the checkpoint was saved: resume={steps[-1]}.",
             )
-        run, mark = found[0]
-        Snapshot.open(run.path, cut=Cut(mark.step, mark.rows))
-        self._begins = ContinuedRun(self.path.name, steps[0], mark.rows)
+        run, mark = found[-1]
         going_on = self._runs[: self._runs.index(run) + 1]
+        self._check(going_on, mark, steps[0])
+        self._begins = ContinuedRun(self.path.name, steps[0], mark.rows)
         self.layers = list({layer.name: layer for own in going_on for layer in own.manifest.layers}.values())
         return mark
+
+    def _check(self, runs: Sequence[MarkedRun], mark: Mark, step: int) -> None:
+        """Raises as `find`: `runs` are those up to a mark in the last of them, after `step` steps of all."""
+        cuts_of = [*(run.cut for run in runs[:-1]), Cut(mark.step, mark.rows)]
+        held = [Snapshot.open(run.path, cut=cut) for run, cut in zip(runs, cuts_of, strict=True)]
+        if why := why_misplaced(held, mark):
+            raise RecordingError(
+                f"the moment after {step} steps at which {self._folder} was flushed was counted wrongly: {why}.",
+                hint="Load a checkpoint of another moment, or record into a new folder.",
+            )
 
     def _refuse(self, alike: list[tuple[MarkedRun, Mark]]) -> None:
         if alike:
@@ -121,8 +132,9 @@ class Resumption:
             )
         raise RecordingError(
             f"the network is not as it was when the recorder of {self._folder} was flushed, {self._moments()}.",
-            hint="Load a checkpoint that was saved at such a moment before the first step. Of a later one, what came "
-            "between is not recorded: record it into a new folder.",
+            hint="Load a checkpoint that was saved at such a moment before the first step. A flush inside a step "
+            "counts from the end of that step. Of a later checkpoint, what came between is not recorded: record it "
+            "into a new folder.",
         )
 
     def begin(self) -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from dualform.store.durable import checksum, checksum_pieces
 
 Named: TypeAlias = tuple[str, NDArray[Any]]
-TOLD = ("watch", "defects")
-"""Tables that may get rows of a step once that is over."""
+TOLD = ("watch", "defects", "steps", "parameter_groups", "factors", "rounding_gradients")
+"""Tables that may get rows of a step once that is over, as of its update."""
 
 
 @dataclass(frozen=True)

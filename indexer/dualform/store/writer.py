@@ -224,10 +224,9 @@ class Writer:
 
     def _add_marks(self, marks: Sequence[Mark]) -> None:
         """Everything so far is on disk."""
-        told = {name: self._shard.tables[name].rows for name in TOLD}
+        told = {name: self._shard.tables[name].rows if name in self._shard.tables else 0 for name in TOLD}
         for mark in marks:
-            known = [(own.step, own.weights, own.buffers) for own in self.manifest.marks]
-            if (mark.step, mark.weights, mark.buffers) not in known:
+            if not any(mark == replace(own, rows={}) for own in self.manifest.marks):
                 self.manifest.marks.append(replace(mark, rows=told))
         del self.manifest.marks[:-MOST_MARKS]
 

@@ -14,7 +14,8 @@ from dualform.query.view import View
 from dualform.query.weights.coefficients import updates
 from dualform.rules import named
 from dualform.store.durable import checksum
-from dualform.store.mark import digest_of, named_buffers
+from dualform.store.mark import Mark, digest_of, named_buffers
+from dualform.store.misplaced import why_misplaced
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
@@ -38,8 +39,10 @@ def seam(view: View, block: Parameter, run: int) -> Seam | None:
     before, after = view.snapshot.runs[run - 1], view.snapshot.runs[run]
     earlier, later = f"run {run - 1} ({before.path})", f"run {run} ({after.path})"
     step = view.snapshot.first_steps[run]
-    if _resumed(view, run):
-        return None
+    if (mark := _resumed(view, run)) is not None:
+        why = view.cache.get(("misplaced", run), lambda: why_misplaced(view.snapshot.runs[:run], mark))
+        what = f"{later} was resumed from a moment of {earlier} that was counted wrongly: {why}"
+        return Seam(step, math.inf, what) if why else None
     ended = weights(view, run - 1, "final").get(block.name)
     if ended is None:
         return Seam(step, math.inf, f"{earlier} was cut off, so the weights that it ended with are not known")
@@ -53,15 +56,16 @@ def seam(view: View, block: Parameter, run: int) -> Seam | None:
     return None
 
 
-def _resumed(view: View, run: int) -> bool:
-    """Whether a run began as the one before stood when it was flushed, at its last step that counts: the network and
-    what the optimizers kept, to the bit.
+def _resumed(view: View, run: int) -> Mark | None:
+    """The mark of the run before with which a run began, at its last step that counts: the network and what the
+    optimizers kept, to the bit. None where it has none.
     """
     before, after = view.snapshot.runs[run - 1], view.snapshot.runs[run]
 
-    def held() -> bool:
+    def held() -> Mark | None:
         began = digest_of(after.initial().items()), digest_of(named_buffers(after.buffers()))
-        return began in [(mark.weights, mark.buffers) for mark in before.manifest.marks if mark.step == before.steps]
+        marks = [mark for mark in before.manifest.marks if mark.step == before.steps]
+        return next((mark for mark in reversed(marks) if (mark.weights, mark.buffers) == began), None)
 
     return view.cache.get(("resumed", run), held)
 
