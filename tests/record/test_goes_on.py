@@ -48,6 +48,33 @@ def test_a_loss_that_the_training_skips(tmp_path, first):
     assert opened.sink.defects == []
 
 
+@pytest.mark.parametrize("skipped", [{0}, {0, 1}, {2}], ids=str)
+def test_a_batch_that_is_left_out_before_its_forward_pass(tmp_path, skipped):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        for number, (x, y) in enumerate(batches(4)):
+            with opened.recorder.step(label=y):
+                opened.optimizer.zero_grad()
+                if number not in skipped:
+                    cross_entropy(model(x), y).backward()
+                opened.optimizer.step()  # as a trainer makes it whatever the batch brought
+    taken = [len(batch.samples["label"]) for batch in opened.sink.recorded]
+    assert [size for size in taken if size] == [8] * (4 - len(skipped))
+    assert opened.sink.defects == []
+
+
+def test_batches_that_are_all_left_out_are_told_of_at_the_end(tmp_path):
+    opened = opened_on(small_net(), tmp_path / "m")
+    opened.recorder.__enter__()
+    for _ in range(2):
+        with opened.recorder.step():
+            pass
+    with pytest.warns(RuntimeWarning, match=r"nothing was recorded.*it was not called in a recorded step"):
+        opened.recorder.__exit__(None, None, None)
+    assert not (tmp_path / "m").exists()
+
+
 @pytest.mark.parametrize("copied", ["torch.save", "pickle", "deepcopy"])
 def test_a_model_is_saved_and_copied_while_it_is_recorded(tmp_path, copied):
     model = small_net()

@@ -270,8 +270,10 @@ def test_what_a_step_refuses_to_be(tmp_path):
         one_step(opened, model, x)
     with opened.recorder:
         nothing = r"^no gradient reached a recorded layer inside the first step\."
+        model[0].weight.grad = torch.ones_like(model[0].weight)
         with pytest.raises(RecordingError, match=nothing), opened.recorder.step():
             pass
+        model.zero_grad()
         with pytest.raises(RecordingError, match=r"^step 0 is not over\."), opened.recorder.step():
             one_step(opened, model, x)
         with opened.recorder.step():

@@ -300,6 +300,8 @@ def test_frozen_is_said_before_a_forward_of_its_own(tmp_path):
 def test_a_step_that_no_gradient_reaches_says_what_to_do(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")
+    for parameter in model.parameters():  # as where another object computes with its weights
+        parameter.grad = torch.ones_like(parameter)
     with pytest.raises(RecordingError) as raised, opened.recorder, opened.recorder.step():
         pass
     assert str(raised.value) == (

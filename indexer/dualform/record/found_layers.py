@@ -23,6 +23,7 @@ from dualform.record.owners import Owners
 from dualform.record.plan import Plan
 from dualform.record.selection import batch_dim_of, matches
 from dualform.record.sharded_parameters import is_sharded
+from dualform.record.spaces import DEFAULTS
 from dualform.record.stacks import blocks_of, routed_spaces
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
@@ -30,8 +31,10 @@ from dualform.record.taps.free import FreeTap, MatrixWatcher
 from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
 from dualform.record.taps.named import LISTENING
 from dualform.record.taps.product import Product
+from dualform.record.taps.recalled import LOOKED_UP, recalled
 from dualform.record.taps.tap import Listener, ModuleTap
 from dualform.record.taps.watcher import Shade
+from dualform.store.layer import Layer
 
 PENDING = "the first step will show what it is multiplied with"
 _SHARDED = "it is sharded over processes, and products with what is put together of it are not seen"
@@ -74,6 +77,10 @@ class FoundLayers:
         """By parameter, what else it went into."""
         self._shades: list[Shade] = []
         self._said: tuple[dict[str, str], list[str]] = {}, []
+        self._recalled: dict[str, FreeTap] = {}
+        """Layers of a training that is resumed, by name."""
+        self._recalled_spaces: dict[str, str] = {}
+        """Their spaces, of those whose rows the model chooses."""
         self._taken: set[str] = set()
         """Names of layers."""
         self._told: set[tuple[str, str]] = set()
@@ -97,6 +104,29 @@ class FoundLayers:
         if free:
             self.watchers.append(MatrixWatcher(module, free, own, self))
 
+    def recall(self, layers: Sequence[Layer]) -> Sequence[FreeTap]:
+        """The layers of a training that is resumed which only a first step shows: their names and spaces stay, whether
+        the first step of the further run shows them or not. `layers`: all that a memory has and no other tap is of.
+        """
+        trained = {name: own for name, own in self._model.named_parameters() if not self._owners.untrained([own], "")}
+        for layer in layers:
+            tap = recalled(layer, trained, self._values) if self._wanted(layer.name) else None
+            if tap is None:
+                continue
+            (path, *_) = (place.name for place in tap.parameters)
+            tap.batch_dim = batch_dim_of(self._modules, path)
+            self._recalled[layer.name] = self._named[layer.name] = tap
+            if path in self.names and _is_plain(layer.name, path, tap.block, trained[path]):
+                self._taps[path, tap.block, layer.source == LOOKED_UP] = tap
+                if tap.block.leading > 1 and layer.space not in DEFAULTS:
+                    self._recalled_spaces[layer.name] = layer.space
+            for place in tap.parameters:
+                self.skipped.pop(place.name, None)
+        return list(self._recalled.values())
+
+    def _wanted(self, name: str) -> bool:
+        return self._patterns is None or any(matches(name, pattern) for pattern in self._patterns)
+
     def may_be(self, pattern: str) -> bool:
         """Whether a name or pattern may be that of a layer which the first step will show."""
         return any(
@@ -107,9 +137,15 @@ class FoundLayers:
 
     def told(self, spaces: Mapping[str, str], routed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """Spaces and routed layers, as `Recorder` is told of them, without those that the first step is to show."""
+        self._recalled_spaces = {
+            layer: space
+            for layer, space in self._recalled_spaces.items()
+            if not any(matches(layer, pattern) for pattern in (*spaces, *routed))
+        }
         self._said = dict(spaces), list(routed)
         there = {pattern: space for pattern, space in spaces.items() if not self.may_be(pattern)}
-        return there, [pattern for pattern in routed if not self.may_be(pattern)]
+        apart = [pattern for pattern in routed if not self.may_be(pattern)]
+        return {**there, **self._recalled_spaces}, [*apart, *self._recalled_spaces]
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +156,7 @@ class FoundLayers:
         """`taps`: all others, of which one may hold a watched parameter, too."""
         self._listener = listener
         listener.follows = bool(self.watchers)
-        self._taken = {tap.name for tap in taps}
+        self._taken = {tap.name for tap in taps} | self._recalled.keys()
         LISTENING.append(self)
         for watcher in self.watchers:
             watcher.attach(listener)
@@ -211,10 +247,12 @@ class FoundLayers:
         """The plan with the layers that the first step has shown, by what was received in it; the same without any."""
         spaces, routed = self._said
         layers = self._close(plan.taps)
+        chosen = self._routed_spaces(record, (*spaces, *routed, *self._recalled))
+        chosen |= self._recalled_spaces
+        spaces, routed = {**spaces, **chosen}, [*routed, *chosen]
         if not layers and (plan.spaces, plan.routed) == (spaces, routed):
             return plan
-        chosen = self._routed_spaces(record, (*spaces, *routed))
-        return replace(plan, taps=[*plan.taps, *layers], spaces={**spaces, **chosen}, routed=[*routed, *chosen])
+        return replace(plan, taps=[*plan.taps, *layers], spaces=spaces, routed=routed)
 
     def _close(self, others: Sequence[Tap]) -> list[FreeTap]:
         """What the first step has shown to be layers; `others`: all other taps.
@@ -223,26 +261,28 @@ class FoundLayers:
         """
         self.closed = True
         layers: list[FreeTap] = []
-        for path, found in self._by_parameter().items():
+        for path, every in self._by_parameter().items():
+            found = [tap for tap in every if tap.name not in self._recalled]
             if why := self._why_not(found, [*others, *layers]):
                 self._drop(path, found, why)
                 continue
             for name in {place.name for tap in found for place in tap.parameters}:
                 self.skipped.pop(name, None)
             for tap in found:
-                if self._patterns is None or any(matches(tap.name, pattern) for pattern in self._patterns):
+                if self._wanted(tap.name):
                     layers.append(tap)
                 else:
                     self._drop(tap.name, [tap], "layers= leaves it out")
         for path, why in self.skipped.items():
             if why == PENDING:
                 self.skipped[path] = _unmultiplied(self._uses.get(path, set()))
-        kept = {id(tensor) for tap in layers for tensor in tap.parameters.values()}
+        every_layer = [*layers, *self._recalled.values()]
+        kept = {id(tensor) for tap in every_layer for tensor in tap.parameters.values()}
         for watcher in self.watchers:
             if kept.isdisjoint(map(id, watcher.free.values())):
                 watcher.detach()
         if self._listener is not None:
-            self._listener.follows = any(tap.block.leading > 1 for tap in layers)
+            self._listener.follows = any(tap.block.leading > 1 for tap in every_layer)
         return layers
 
     def _routed_spaces(self, record: StepRecord, said: Sequence[str]) -> dict[str, str]:
@@ -275,6 +315,12 @@ class FoundLayers:
         self.skipped[name] = why
         self._taps = {key: None if tap in taps else tap for key, tap in self._taps.items()}
         self._named = {key: None if tap in taps else tap for key, tap in self._named.items()}
+
+
+def _is_plain(name: str, path: str, block: MatrixBlock, parameter: Tensor) -> bool:
+    """Whether a layer's name is that of its block, as products that were seen have it; else it was told by hand."""
+    (plain,) = (known for known, own in blocks_of(path, parameter, block).items() if own == block)
+    return name == plain or name.startswith(f"{plain}.")
 
 
 def _parameters_of(name: str, module: nn.Module, lists: set[str]) -> Iterator[tuple[str, Tensor]]:

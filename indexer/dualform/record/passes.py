@@ -56,6 +56,7 @@ class Passes:
     def now(self, tap: Tap) -> Pass | None:
         """The one that runs, which has come to a layer; None where it is not for the weights' gradients."""
         task = torch._C._current_graph_task_id()
+        # Asked again where it was none so far: backward(inputs=…) may be for the weights of some layers alone.
         if self._of_tasks.get(task) is None:
             self._of_tasks[task] = Pass() if _is_for(tap.trained) else None
         found = self._of_tasks[task]

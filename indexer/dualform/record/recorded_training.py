@@ -16,6 +16,7 @@ from dualform.record.recording import Recording
 from dualform.record.sharded_parameters import check_unsharded
 from dualform.record.step_record import Collector, StepRecord
 from dualform.record.taps import Tap, identity
+from dualform.record.taps.free import FreeTap
 from dualform.record.training_shard import leave
 
 
@@ -33,8 +34,8 @@ class RecordedTraining:
         self.collector = Collector(plan.owners, self._late, self._refused)
         self._found, self._on_error, self._valued = found, on_error, valued
         self._frozen = found.frozen
-        self._taps = list(plan.taps)
-        """Those that were known before the first step."""
+        self._taps = [tap for tap in plan.taps if not isinstance(tap, FreeTap)]
+        """Those that are attached by themselves."""
         self._flush_due = False
         """Whether the step that runs was flushed inside: it counts from its end."""
         self._attached = False

@@ -124,6 +124,8 @@ class Recorder:
         selected, self.skipped = select(model, owners, layers, keys and values, taps, found)
         """`skipped`: layer -> why it is not recorded."""
         selected = [*taps, *selected]
+        if resumed is not None:
+            selected += found.recall(resumed.layers_beside(selected))
         check_blocks(model, selected)
         if keys and values:
             check_followed(optimizers, selected)

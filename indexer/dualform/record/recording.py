@@ -199,7 +199,7 @@ class Recording:
             self.defects.unseen(record)
         self._layers.missed({layer: why for layer, why in record.reached.items() if layer not in record.layers})
         if record.empty and not self.begun:
-            if not record.reached:
+            if not record.reached and self._has_gradients():  # else the batch was left out
                 raise RecordingError(
                     "no gradient reached a recorded layer inside the first step.",
                     hint="Run forward and backward inside it, through the model the recorder was given. What "
@@ -217,6 +217,11 @@ class Recording:
         elif not record.updated:
             self._updates.close_step()
         self._midway = False
+
+    def _has_gradients(self) -> bool:
+        """Whether there are gradients of a layer that may be recorded."""
+        grads = (tensor.grad for tap in self._plan.taps for tensor in tap.trained)
+        return any(own is not None and bool(own.any()) for own in grads)
 
     def _put(self, record: StepRecord, slots: Slots) -> None:
         joined = self._layers.tell()

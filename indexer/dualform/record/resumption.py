@@ -19,6 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, RecordingError
+from dualform.record.taps import Tap
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_buffers
@@ -78,6 +79,12 @@ class Resumption:
                 hint="Call recorder.flush() whenever a checkpoint is saved, before or after it."
                 + (f" It was flushed {self._moments()}." if at_step is not None and self._moments() else ""),
             )
+
+    def layers_beside(self, taps: Sequence[Tap]) -> list[Layer]:
+        """Of all runs so far, the layers that these taps are not of."""
+        tapped = {tap.name for tap in taps}
+        found = {layer.name: layer for run in self._runs for layer in run.manifest.layers}
+        return [layer for name, layer in found.items() if name not in tapped]
 
     def _known(self) -> list[tuple[MarkedRun, Mark]]:
         """The marks that come into question."""
