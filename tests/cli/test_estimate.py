@@ -45,20 +45,8 @@ def test_it_prints_a_text_and_hands_on_its_options(dualform, monkeypatch, tmp_pa
     calls = []
     called = "dualform.costs.estimate.estimate"
     monkeypatch.setattr(called, lambda *of, **named: calls.append((of, named)) or "a table")
-    told = dualform(
-        *(
-            "estimate",
-            "a_training_of_mine:train",
-            "--steps",
-            7,
-            "--layers",
-            "a.*",
-            "--layers",
-            "b",
-            "--folder",
-            tmp_path,
-        )
-    )
+    asked = "estimate a_training_of_mine:train --steps 7 --layers a.* --layers b --folder"
+    told = dualform(*asked.split(), tmp_path)
     assert told.out == "a table\n"
     ((train, steps), named) = calls[0]
     assert (train.__name__, steps) == ("train", 7)
