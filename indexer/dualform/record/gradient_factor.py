@@ -60,6 +60,15 @@ class Gradient:
     applied: Doubles
     """float64[P]: the gradients themselves."""
 
+    def left(self, index: int, parameter: RecordedParameter) -> float:
+        """The share of a parameter's gradient that the slots do not explain, along all directions: along one alone, a
+        gradient may be short, and what rounding does to it long.
+        """
+        span = slice(parameter.start, parameter.stop)
+        length = float(np.linalg.norm(self.applied[span]))
+        rest = float(np.linalg.norm(self.applied[span] - self.factors[index] * self.sums[span]))
+        return rest / length if length else inf
+
     def rounding_explains(self, index: int, roundoff: float, parameter: RecordedParameter) -> bool:
         """Whether a parameter's gradient was computed so coarsely that rounding accounts for what the slots do not."""
         if roundoff <= _FINE:
@@ -214,17 +223,21 @@ def _direction(number: int) -> Doubles:
     return np.random.default_rng([_SEED, number]).standard_normal(DIRECTIONS)
 
 
-def why_unexplained(residual: float, name: str, step: int, dtype: torch.dtype | None) -> str:
-    """What may be the reason of a residual; `dtype`: of what the gradient was computed from, None for nothing seen."""
+def why_unexplained(residual: float, name: str, step: int, dtype: torch.dtype | None, rounded: float = 0.0) -> str:
+    """What may be the reason of a residual; `dtype`: of what the gradient was computed from, None for nothing seen;
+    `rounded`: the share that rounding to a type of half precision accounts for.
+    """
     what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
-    if dtype in (torch.bfloat16, torch.float16):
-        return f"{what}: it was computed in {str(dtype).removeprefix('torch.')}, which rounds it"
+    elsewhere = "the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
+    if rounded:
+        half = str(dtype).removeprefix("torch.")
+        return f"{what}, of which rounding to {half} makes {rounded:.1e} unless sums cancel: {elsewhere}"
     if dtype is None:
         return (
             f"{what}: no call of the layer was seen, as where its weight is used elsewhere, or where compiled code "
             "runs from a CUDA graph or was made before recording began"
         )
-    return f"{what}: the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
+    return f"{what}: {elsewhere}"
 
 
 def _fit(compared: Sequence[float], bound: float) -> tuple[float, float]:

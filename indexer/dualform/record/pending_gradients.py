@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from dualform.record.key_form import HALVED, KeyForm
 from dualform.record.projection import DIRECTIONS, Doubles, Outer, full_precision
 from dualform.record.recorded_entries import RecordedEntries
-from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.record.training_shard import TrainingShard
 from dualform.rules.half_precision import Half, with_product
 from dualform.store.batch import Product
@@ -41,15 +43,23 @@ class StepGradient:
     """float64[E]: the sum of the magnitudes of each entry's terms."""
     halved: Doubles
     """float64[parameters]: how many products with it were rounded to half precision. Only entries are rounded alike."""
+    terms: Doubles
+    """float64[parameters]: how many terms were added up one by one: a product each, or of a table the slots of the row
+    that comes most often.
+    """
+
+    @property
+    def _vectors(self) -> Sequence[Doubles]:
+        return self.sums, self.bounds, self.entries, self.magnitudes, self.halved, self.terms
 
     @property
     def numbers(self) -> Doubles:
         """All of it, as processes add it up: the step is fresh where the last number of the sum is 0."""
-        return np.concatenate([self.sums, self.bounds, self.entries, self.magnitudes, self.halved, [not self.fresh]])
+        return np.concatenate([*self._vectors, [not self.fresh]])
 
     def with_numbers(self, numbers: Doubles) -> StepGradient:
         """The same step with other numbers."""
-        lengths = [len(own) for own in (self.sums, self.bounds, self.entries, self.magnitudes, self.halved)]
+        lengths = [len(own) for own in self._vectors]
         *parts, stale = np.split(numbers, np.cumsum(lengths))
         return StepGradient(self.step, not stale[0], *parts)
 
@@ -72,10 +82,13 @@ class PendingGradients:
         """
         count = 0 if self._entries is None else self._entries.size
         sums, bounds = np.zeros(self._parameters.size), np.zeros(len(self._parameters))
-        entries, magnitudes, halved = np.zeros(count), np.zeros(count), np.zeros(len(self._parameters))
+        entries, magnitudes = np.zeros((2, count))
+        halved, terms = np.zeros((2, len(self._parameters)))
         of_copies: dict[tuple[int, int], Doubles] = {}
         for layer, keys, errors, product in sorted(rows, key=_place):
             self._add_rows(layer, keys, errors, sums, bounds)
+            for index, parameter, _ in self._parameters.of_layer(layer):
+                terms[index] += _terms(self._parameters.forms[layer], parameter, keys)
             if self._entries is None:
                 continue
             own = entries if product is None else np.zeros(count)
@@ -89,7 +102,7 @@ class PendingGradients:
             assert self._entries is not None
             entries[self._entries.spans[index]] += total
             self._round(entries, index)
-        self.steps.append(StepGradient(step, fresh, sums, bounds, entries, magnitudes, halved))
+        self.steps.append(StepGradient(step, fresh, sums, bounds, entries, magnitudes, halved, terms))
         # NaN and infinity stay in sums of squares, and those of float32 numbers do not overflow.
         return all(map(isfinite, bounds.tolist()))
 
@@ -145,7 +158,7 @@ class PendingGradients:
 
     def entries_since(self, first_step: int | None) -> tuple[Doubles, Doubles]:
         """float64[E] each: gradients and magnitudes of the entries, of the steps from there on; None for no steps."""
-        used = [own for own in self.steps if first_step is not None and own.step >= first_step]
+        used = self.since(first_step)
         total, zeros = np.zeros((2, 0 if self._entries is None else self._entries.size))
         for own in used:
             total += own.entries
@@ -161,8 +174,17 @@ class PendingGradients:
 
     def halved_since(self, first_step: int | None) -> Doubles:
         """float64[parameters]: rounded products with each, of the steps from there on."""
-        used = [own.halved for own in self.steps if first_step is not None and own.step >= first_step]
-        return sum(used, np.zeros(len(self._parameters)))
+        return sum((own.halved for own in self.since(first_step)), np.zeros(len(self._parameters)))
+
+    def since(self, first_step: int | None) -> Sequence[StepGradient]:
+        """The steps from there on; None for none."""
+        return [own for own in self.steps if first_step is not None and own.step >= first_step]
+
+
+def _terms(form: KeyForm, parameter: RecordedParameter, keys: Tensor) -> int:
+    if form.looks_up and parameter.directions is not None and parameter.tensor.dtype in HALVED:
+        return int(torch.unique(keys, return_counts=True)[1].max()) if len(keys) else 0
+    return 1
 
 
 def _place(row: tuple[str, Tensor, Tensor, Product | None]) -> int:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from dualform.record.entry_fits import EntryFits
 from dualform.record.gradient_factor import Gradient, GradientFactors, why_unexplained
+from dualform.record.key_form import HALVED
 from dualform.record.layer_defects import LayerDefects
 from dualform.record.observed_weights import ObservedWeights
 from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
@@ -29,6 +30,7 @@ from dualform.record.training_shard import TrainingShard
 from dualform.record.watch import roundoff
 from dualform.record.watched_image import WatchedImage
 from dualform.rules import UpdateRule
+from dualform.rules.half_precision import lost
 from dualform.store.batch import Defect, Factor, ParameterGroup, Product, RoundingGradient, StepLog, WatchLog
 from dualform.store.weights import Buffers
 
@@ -303,10 +305,18 @@ class Updates:
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
         if gradient.explained.all():
             return
+        used = self._pending.since(gradient.first_step)
         for index in sorted(self.defects.joined):
             if gradient.explained[index]:
                 continue
             parameter, residual = self._parameters[index], float(gradient.residuals[index])
             coarsest = max((dtypes.get(layer) for layer in parameter.layers), key=roundoff)
-            why = why_unexplained(residual, parameter.name, step, coarsest)
+            rounded = 0.0
+            if coarsest in HALVED:
+                span = slice(parameter.start, parameter.stop)
+                rounded = lost(HALVED[coarsest], [(own.sums[span], float(own.terms[index])) for own in used])
+                residual = min(residual, gradient.left(index, parameter))
+                if residual <= rounded:  # what else may be missing cannot be told from rounding
+                    continue
+            why = why_unexplained(residual, parameter.name, step, coarsest, rounded)
             self.defects.tell_of(step, index, "gradient", why)

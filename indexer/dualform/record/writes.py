@@ -33,6 +33,7 @@ class Writes:
         now = self._parameters.weights()
         self._left = np.where(np.repeat(skipped, self._lengths), self._left, now) if skipped.any() else now
 
+    @np.errstate(all="ignore")  # weights that overflowed are no news
     def look(self, chosen: NDArray[np.bool_] | None) -> Doubles:
         """float64[parameters, 3]: squared norms of what was written since the last look or update, of all that was ever
         written, and of the way that the weights went.

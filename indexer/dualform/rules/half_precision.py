@@ -7,12 +7,16 @@ product after product. What the copies come to is added up in float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf, sqrt
 
 import numpy as np
 
 from dualform.rules.update_rule import Doubles
 
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""u: half a last bit of 1."""
 _LOWER_HALF = 0xFFFF
 """Of a float32 number's bits: what bfloat16 has not."""
 
@@ -38,6 +42,21 @@ def with_product(total: Doubles | None, product: Doubles, dtype: str) -> Doubles
     """What the products of one copy of a weight come to with one more; `total`: before it, None for the first."""
     own = rounded(product, dtype)
     return own if total is None else rounded(total + own, dtype)
+
+
+def lost(dtype: str, steps: Iterable[tuple[Doubles, float]]) -> float:
+    """The share of its length that a gradient of some steps may lose to rounding.
+
+    `steps`: what each brings to it, and how many products that is the sum of. Each product is rounded, then what it
+    comes to with those before it, and once more what clipping makes of all: errors of at most u of the length of what
+    is rounded. None depends on another, so their squares add up.
+    """
+    total, squares = np.zeros(()), 0.0
+    for own, products in steps:
+        total = total + own
+        squares += 2 * products * max(float((own * own).sum()), float((total * total).sum()))
+    length = float((total * total).sum())
+    return UNIT_ROUNDOFF[dtype] * sqrt(squares / length + 1) if length else inf
 
 
 @dataclass(frozen=True)

@@ -180,13 +180,17 @@ def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
     if defects:
         step, reason = defects[0]
         return f"{reason.rstrip('.')} (from step {step} on)."
-    if since is not None and (share := _unexplained(view, layer, since)) > TOLERANCE:
+    coarsest = precision(view, layer.parameters)
+    share = 0.0 if since is None else _unexplained(view, layer, since)
+    # Of half precision, what rounding may leave is no defect; what it may not was told of where it began.
+    rounded = share > TOLERANCE and coarsest != "float32"
+    if share > TOLERANCE and not rounded:
         return f"{share:.1e} of the gradient of step {since} is not in the recorded slots."
-    if since is not None and (optimizer := _moved_by(view, layer, "entries")):  # what was written is a defect
-        return f"{optimizer}'s update of step {since} was not what its rule makes of the record."
-    if since is not None:
+    if since is not None and not rounded:
+        if optimizer := _moved_by(view, layer, "entries"):  # what was written is a defect
+            return f"{optimizer}'s update of step {since} was not what its rule makes of the record."
         return f"weights were changed outside the optimizer's update, after that of step {since}."
-    if (coarsest := precision(view, layer.parameters)) != "float32":
+    if coarsest != "float32":
         return f"rounding of gradients and weights to {coarsest}."
     if _moved_by(view, layer, "entries") or _moved_by(view, layer, ""):
         return "float32 rounding of small steps, or of gradients near zero, which the optimizer scales up."

@@ -16,10 +16,7 @@ import numpy as np
 from dualform.query.view import View
 from dualform.query.weights.block_grades import Miss
 from dualform.query.weights.coefficients import updates
-from dualform.rules.half_precision import Half
-
-_UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""u: half a last bit of 1."""
+from dualform.rules.half_precision import UNIT_ROUNDOFF, Half
 
 
 def moved_less_than_rounding(view: View, precision: str, misses: Sequence[Miss], steps: int) -> str:
@@ -28,7 +25,7 @@ def moved_less_than_rounding(view: View, precision: str, misses: Sequence[Miss],
     `precision`: what the layer was computed in; `misses`: of its blocks, as the watch measured them.
     """
     apart, went = (math.hypot(*lengths) for lengths in ([m.accumulated for m in misses], [m.way for m in misses]))
-    unit = _UNIT_ROUNDOFF.get(precision)
+    unit = UNIT_ROUNDOFF.get(precision)
     if unit is None or not went < apart < math.inf:
         return ""
     initial = view.stored_weights("initial")
