@@ -59,6 +59,7 @@ _COMPUTED = (
 )
 _MUON = "Muon computes its update in bfloat16"
 _HALF = "the weights are bfloat16; torch rounds the last numbers of a tensor in another way than the others"
+_ALONG = "SGD is watched along directions, and its slots' sum is not rounded as autocast rounds it"
 _CONVOLUTION = "on a CPU torch does not round the gradient of a float16 convolution as one product"
 
 ROWS: list[Row] = [
@@ -69,6 +70,10 @@ ROWS: list[Row] = [
     Row(plain.MLP, "Muon and AdamW", bound=2**-7, grade="exact to bfloat16", because=_MUON),
     *(Row(n, "SGD, momentum") for n in (plain.CNN, plain.ENCODER, published.RESNET, published.GPT2, published.T5)),
     *(Row(network, "AdamW, two groups", "bfloat16 autocast") for network in _AUTOCAST),
+    *(
+        Row(n, "SGD, momentum", "bfloat16 autocast", bound=2**-7, grade="exact to bfloat16", because=_ALONG)
+        for n in (plain.MLP, plain.ENCODER)
+    ),
     Row(plain.MLP, "AdamW", "float16 autocast"),
     Row(plain.CNN, "AdamW", "float16 autocast", bound=1e-3, because=_CONVOLUTION),
     *(Row(n, "AdamW", "bfloat16", grade="exact to bfloat16", because=_HALF) for n in (plain.MLP, published.LLAMA)),

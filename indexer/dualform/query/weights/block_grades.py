@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from dualform.query.view import View
 from dualform.query.weights.block_rules import BlockRules, rule_of
-from dualform.store.layer import PRECISIONS, Layer
+from dualform.store.layer import PRECISIONS
 from dualform.store.parameter import Parameter
 
 Name: TypeAlias = Literal["exact", "exact to bfloat16", "off"]
@@ -52,10 +52,9 @@ class Miss:
         return self.share <= limit or self.accumulated <= self.rounding
 
 
-def name_of(view: View, layer: Layer, misses: Sequence[Miss]) -> Name:
+def name_of(view: View, misses: Sequence[Miss]) -> Name:
     """What a layer is called whose blocks, or some of them, are known so well: that of the worst."""
-    asked = _moved(misses) if layer.dtype == "float32" else misses
-    return max((name_of_block(view, miss) for miss in asked), key=NAMES.index, default="exact")
+    return max((name_of_block(view, miss) for miss in _moved(misses)), key=NAMES.index, default="exact")
 
 
 def name_of_block(view: View, miss: Miss) -> Name:

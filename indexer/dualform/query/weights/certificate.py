@@ -53,10 +53,11 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     error, moved = length(terms), length(went)
     # A layer that never moved is rebuilt exactly or not at all.
     share = error / moved if moved else math.inf if error else 0.0
+    misses = _misses(view, layer, terms, went)
     if optimizer := unwatched(view, layer):
-        found = Certificate(share, _unwatched(view, layer, share, _misses(view, layer, terms, went), optimizer))
+        found = Certificate(share, _unwatched(view, layer, share, misses, optimizer))
     else:
-        found = _confirmed(share, measured)
+        found = _confirmed(view, share, misses, measured)
     return replace(found, rounding_share=_nobodys(view, layer) / moved) if moved else found
 
 
@@ -82,7 +83,7 @@ def _unwatched(view: View, layer: Layer, error: float, misses: Sequence[Miss], o
     watched = grade_of_watched(view, layer, view.snapshot.steps)
     if watched.name == "off":
         return replace(watched, error=error, rounding=None)
-    name = name_of(view, layer, misses)
+    name = name_of(view, misses)
     if name != "off":
         return Grade(name, error)
     worst = max(misses, key=lambda miss: (NAMES.index(name_of_block(view, miss)), miss.share))
@@ -92,10 +93,15 @@ def _unwatched(view: View, layer: Layer, error: float, misses: Sequence[Miss], o
     )
 
 
-def _confirmed(error: float, measured: Grade) -> Certificate:
-    """The certificate of what the pass over the slots found: a grade that it contradicts is not repeated."""
+def _confirmed(view: View, error: float, misses: Sequence[Miss], measured: Grade) -> Certificate:
+    """The certificate of what the pass over the slots found: a grade that it contradicts is not repeated.
+
+    The watch estimates norms, so that what was computed in bfloat16 may come out at either side of EXACT.
+    """
     limit = BFLOAT16 if measured.name == "exact to bfloat16" else EXACT
     if measured.name == "off" or error <= max(limit, _AGREES * (measured.rounding or 0.0)):
         return Certificate(error, measured)
+    if name_of(view, misses) == "exact to bfloat16":
+        return Certificate(error, Grade("exact to bfloat16", error, measured.rounding))
     reason = f"the record rebuilds the weights to {error:.1e} of the way they went, and was measured to do better."
     return Certificate(error, Grade("off", error, measured.rounding, None, reason))

@@ -64,7 +64,7 @@ def grade_of_watched(view: View, layer: Layer, stop: int) -> Grade:
     error = _joint([seen.accumulated for seen in known], known)
     rounding = _joint([seen.rounding for seen in known], known)
     seams = _seams(known, stop)
-    if (name := name_of(view, layer, known)) != "off" and not seams:
+    if (name := name_of(view, known)) != "off" and not seams:
         unseen = _unseen(view, layer, known, stop)
         return Grade("off", error, rounding, *unseen) if unseen else Grade(name, error, rounding)
     if not math.isfinite(error) and seams:
@@ -88,7 +88,7 @@ def stood_still(view: View, layer: Layer) -> bool:
     """
     stop = view.snapshot.steps
     known = [seen for seen in _seen(view, layer, stop) if seen is not None]
-    return name_of(view, layer, known) == "off" and bool(moved_less_than_rounding(view, layer.dtype, known, stop))
+    return name_of(view, known) == "off" and bool(moved_less_than_rounding(view, layer.dtype, known, stop))
 
 
 def roundings(view: View, layer: Layer) -> dict[str, float]:
