@@ -60,25 +60,22 @@ class Gradient:
     applied: Doubles
     """float64[P]: the gradients themselves."""
 
-    def left(self, index: int, parameter: RecordedParameter) -> float:
-        """The share of a parameter's gradient that the slots do not explain, along all directions: along one alone, a
-        gradient may be short, and what rounding does to it long.
+    def left(self, index: int, parameter: RecordedParameter) -> tuple[float, float]:
+        """The length of what the slots do not explain of a parameter's gradient, and the gradient's.
+
+        Of all directions, not of the one that residuals were measured along: that one may be all but at right angles to
+        a gradient whose rows are alike, and what rounding left then looks large beside what remained of it.
         """
         span = slice(parameter.start, parameter.stop)
-        length = float(np.linalg.norm(self.applied[span]))
-        rest = float(np.linalg.norm(self.applied[span] - self.factors[index] * self.sums[span]))
-        return rest / length if length else inf
+        rest = self.applied[span] - self.factors[index] * self.sums[span]
+        return float(np.linalg.norm(rest)), float(np.linalg.norm(self.applied[span]))
 
     def rounding_explains(self, index: int, roundoff: float, parameter: RecordedParameter) -> bool:
         """Whether a parameter's gradient was computed so coarsely that rounding accounts for what the slots do not."""
         if roundoff <= _FINE:
             return False
-        # Of all directions, not of the one that residuals were measured along: that one may be all but at right angles
-        # to a gradient whose rows are alike, and what rounding left then looks large beside what remained of it.
-        applied, factor = self.applied[parameter.start : parameter.stop], float(self.factors[index])
-        left = float(np.linalg.norm(applied - factor * self.sums[parameter.start : parameter.stop]))
-        length, terms = float(np.linalg.norm(applied)), abs(factor) * float(self.bounds[index])
-        return left <= roundoff * (length + terms)
+        left, length = self.left(index, parameter)
+        return left <= roundoff * (length + abs(float(self.factors[index])) * float(self.bounds[index]))
 
 
 @dataclass(frozen=True)

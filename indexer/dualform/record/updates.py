@@ -315,7 +315,8 @@ class Updates:
             if coarsest in HALVED:
                 span = slice(parameter.start, parameter.stop)
                 rounded = lost(HALVED[coarsest], [(own.sums[span], float(own.terms[index])) for own in used])
-                residual = min(residual, gradient.left(index, parameter))
+                left, length = gradient.left(index, parameter)
+                residual = min(residual, left / length if length else residual)
                 if residual <= rounded:  # what else may be missing cannot be told from rounding
                     continue
             why = why_unexplained(residual, parameter.name, step, coarsest, rounded)
