@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.errors import BadInput, Inexact, NotFound, RecordingError
+from dualform.errors import BadInput, EmptyMask, Inexact, NotFound, RecordingError
 from dualform.forgetting.forget import forgetting
 from dualform.query.engine import Engine
 from dualform.store.check import check_memory
@@ -170,8 +170,12 @@ def test_a_resumed_training_forgets_in_all_of_its_runs(tmp_path):
     engine = dualform.open(path)
     model, before = again.model, answers(engine, "sample NOT IN (2, 5, 9)")
     rows = sum(len(set(range(step, step + ROWS)) & {2, 5, 9}) for step in range(9))
+    with pytest.raises(EmptyMask):
+        dualform.forget(path, "sample = 99")
+    assert (path / "run-00001").exists()
     told = dualform.forget(path, "sample IN (2, 5, 9)")
     engine = dualform.open(path)
+    assert told.removed == ("run-00001",)
     assert told.samples == rows
     assert (told.summed, told.scores_only) == (("0",), ("3",))
     assert sorted(own.name for own in path.iterdir() if own.name.startswith("run-")) == ["run-00002-1"]
@@ -189,6 +193,32 @@ def test_a_resumed_training_forgets_in_all_of_its_runs(tmp_path):
     again.load(file)
     with pytest.raises(RecordingError, match=r"samples of .* were forgotten"):
         again.run(path, 12, resume=True)
+
+
+def test_a_layer_that_had_none_of_them_stays_as_it_was(tmp_path):
+    """Under AdamW and autocast: its products are still rounded as they were."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"theirs": nn.Linear(4, 3), "others": nn.Linear(4, 3)})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for step in range(10):
+            x, y = torch.randn(6, 4), torch.randint(3, (6,))
+            with recorder.step(sample=np.arange(6) + 6 * step):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = cross_entropy(model["others" if step % 2 else "theirs"](x).float(), y)
+                loss.backward()
+                optimizer.step()
+    engine = dualform.open(tmp_path / "run")
+    queries = np.ones((2, 4), np.float32)
+    before, certificate = engine.output("others", queries, where="step > 2"), engine.verify()["others"]
+    assert opened(tmp_path / "run").table("products").num_rows == 10
+    told = dualform.forget(tmp_path / "run", "sample IN (13, 24, 25)")
+    assert told.scores_only == ("theirs",)
+    engine = dualform.open(tmp_path / "run")
+    assert engine.output("others", queries, where="step > 2").values.tobytes() == before.values.tobytes()
+    assert engine.verify()["others"] == certificate
+    assert engine.verify()["theirs"].grade.name == "scores only"
 
 
 class _Patches(nn.Module):

@@ -80,6 +80,8 @@ def _said(found: Forgetting) -> list[str]:
         )
     if found.probes:
         said.append(f"Probes that are removed: {', '.join(found.probes)}.")
+    if found.removed:
+        said.append(f"Removed as well, for they are no part of the memory: {', '.join(found.removed)}.")
     said.append(NOT_PROMISED)
     if found.few:
         said.append("They are so few that the sum spans their keys.")

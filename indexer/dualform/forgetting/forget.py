@@ -12,13 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualform.errors import BadInput
+from dualform.errors import BadInput, EmptyMask
 from dualform.forgetting.leftovers import only_one, remove_leftovers
 from dualform.forgetting.picked import Picked, kept_sums, picked
 from dualform.forgetting.probes import probes_that_hold
 from dualform.forgetting.rewritten import rewrite
 from dualform.query.score import backends
 from dualform.query.view import View
+from dualform.store.leftovers import leftovers
+from dualform.store.manifest import Manifest
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
 
@@ -45,6 +47,9 @@ class Forgetting:
     """The first of those steps."""
     probes: tuple[str, ...]
     """Probes that are removed."""
+    removed: tuple[str, ...]
+    """What lies in the folder, is no part of the memory, and is removed, too: runs that another one replaced, and what
+    an attempt that was cut off left."""
     few: bool
     """Whether a layer of which a sum is kept is wider than it loses slots: the sum spans their keys."""
 
@@ -64,9 +69,14 @@ def forget(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cut_of
     """
     folder = Path(path)
     with only_one(folder):
-        remove_leftovers(folder)
-        view, found = _prepared(folder, where, cut_off)
+        try:
+            view, found = _prepared(folder, where, cut_off)
+        except EmptyMask:
+            if Manifest.read(folder).forgotten:  # it may be what an attempt that was cut off did
+                remove_leftovers(folder)
+            raise
         told = _told(view, found, probes)
+        remove_leftovers(folder)
         rewrite(view, found, frozenset(told.probes), _never)
         remove_leftovers(folder)
     return told
@@ -104,6 +114,7 @@ def _told(view: View, found: Picked, probes: tuple[str, ...]) -> Forgetting:
         tuple(name for name, kept in sums.items() if not kept),
         found.first_step,
         tuple(sorted({*probes, *probes_that_hold(view, dict(found.entries), _never)})),
+        tuple(path.relative_to(view.snapshot.path).as_posix() for path in leftovers(view.snapshot.path)),
         any(len(found.entries.get(layer.name, ())) < layer.d_in for layer in layers),
     )
 

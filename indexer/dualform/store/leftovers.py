@@ -10,7 +10,9 @@ from pathlib import Path
 
 from dualform.store.manifest import FILE, Manifest
 
-_OURS = re.compile(r"(shard|run)-\d{5}(-\d+)?")
+_FOLDERS = re.compile(r"(shard|run)-\d{5}(-\d+)?")
+_WEIGHTS = re.compile(r"(initial|final|buffers|forgotten-\d{5})\.safetensors(\.tmp)?")
+_OF_PROBES = re.compile(r"(queries-.*|labels|outputs)\.npy(\.tmp)?")
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -20,16 +22,20 @@ def leftovers(folder: Path) -> list[Path]:
     """
     manifest = Manifest.read(folder)
     named = {part.folder for part in manifest.shards} | {run.folder for run in manifest.runs}
-    found = [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in named]
+    found = [path for path in folder.iterdir() if _FOLDERS.fullmatch(path.name) and path.name not in named]
     found += [path for path in (folder / f"{FILE}.tmp",) if path.exists()]
-    found += [path for path in _within(folder / "probes") if path.name not in manifest.probes]
-    for place in [folder / "weights", *(folder / "probes" / name for name in manifest.probes)]:
-        found += [path for path in _within(place) if path.relative_to(folder).as_posix() not in manifest.files]
+    found += [path for path in _within(folder / "weights", _WEIGHTS) if f"weights/{path.name}" not in manifest.files]
+    for probe in _within(folder / "probes", re.compile(".*")):
+        own = _within(probe, _OF_PROBES)
+        if probe.name not in manifest.probes and len(own) == len(_within(probe, re.compile(".*"))):
+            found.append(probe)
+        else:
+            found += [path for path in own if path.relative_to(folder).as_posix() not in manifest.files]
     return sorted(found)
 
 
-def _within(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+def _within(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    return [path for path in folder.iterdir() if names.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def next_name(name: str) -> str:
