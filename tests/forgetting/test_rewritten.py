@@ -117,7 +117,7 @@ def picked(batches: list[Batch], gone: set[int]) -> set[int]:
     return gone & {int(sample) for one in batches for sample in one.samples["sample"]}
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.sets(st.integers(0, 11), max_size=7), st.booleans())
 def test_it_is_what_batches_without_them_make(sizes, gone, finish):
     batches = batches_of(sizes)
@@ -170,7 +170,7 @@ def test_lists_of_single_slots_and_entries_lose_theirs(seed, gone):
 
 
 def test_several_shards_lose_theirs(tmp_path):
-    parts = [batches_of([4, 3, 5], seed) for seed in range(2)]
+    parts = [batches_of([4, 3], seed) for seed in range(2)]
     for number, batches in enumerate(parts):
         write(tmp_path / "a", batches, number=number, shards=2)
         write(tmp_path / "b", without(batches, {1, 4, 6}), number=number, shards=2)
