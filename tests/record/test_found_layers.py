@@ -281,6 +281,42 @@ def test_a_use_that_the_first_step_did_not_show_is_told_of(tmp_path):
     assert [layer.name for layer in opened.sink.layers] == ["weight", "weight.2"]
 
 
+class Dropped(nn.Module):
+    """Leaves a block out, as training with a random depth does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Turned(matrix(D, D)) for _ in range(3))
+        self.head = nn.Linear(D, 2)
+
+    def forward(self, x, dropped):
+        for number, block in enumerate(self.blocks):
+            x = x + block(x) if number != dropped else x
+        return self.head(x)
+
+
+def test_a_matrix_that_the_first_step_does_not_touch_is_told_of(tmp_path, capsys):
+    model = Dropped()
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.05), tmp_path / "m")
+    with opened.recorder:
+        one_step(opened, model, torch.randn(B, D), 1)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.endswith(" a step; no product was seen with blocks.1.weight, and later ones are not recorded")
+        one_step(opened, model, torch.randn(B, D), 1)
+        with pytest.warns(RuntimeWarning) as told:
+            one_step(opened, model, torch.randn(B, D), 0)
+        one_step(opened, model, torch.randn(B, D), 2)
+    assert [str(warning.message) for warning in told] == [
+        "blocks.1.weight was multiplied for the first time after the first step, which shows what is a layer, and "
+        "which is to run every part that is to be recorded: those products are not recorded."
+    ]
+    why = "it was multiplied after the first step, which shows what is a layer, and not in it"
+    assert opened.sink.skipped == {"blocks.1.weight": why}
+    assert [layer.name for layer in opened.sink.layers] == ["head", "blocks.0.weight", "blocks.2.weight"]
+    assert opened.sink.defects == []
+
+
 class Both(nn.Module):
     """A tied head, experts of a kind, and attention, all of which multiply without calling a module of torch."""
 

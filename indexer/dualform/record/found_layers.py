@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dualform.errors import RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.frozen_layers import FrozenLayers
+from dualform.record.matrix_uses import MatrixUses
 from dualform.record.owners import Owners
 from dualform.record.plan import Plan
 from dualform.record.selection import batch_dim_of, matches
@@ -38,11 +39,6 @@ from dualform.store.layer import Layer
 
 PENDING = "the first step will show what it is multiplied with"
 _SHARDED = "it is sharded over processes, and products with what is put together of it are not seen"
-_ONE_KERNEL = (
-    "its products are made by one kernel, which shows none of them: have them made one by one, as transformers does "
-    "with experts_implementation='eager'"
-)
-_TELL_NOTHING = frozenset(("__get__", "__getitem__", "size", "dim", "numel", "view", "reshape", "transpose", "permute"))
 
 
 class FoundLayers:
@@ -73,8 +69,9 @@ class FoundLayers:
         """By name of the layer's parameter, block and whether rows are looked up; None for what is no layer."""
         self._named: dict[str, FreeTap | None] = {}
         """By the name that `dualform.tap` was told."""
-        self._uses: dict[str, set[str]] = {}
-        """By parameter, what else it went into."""
+        self._uses = MatrixUses()
+        self.unseen: list[str] = []
+        """Parameters that the first step did not touch; it has shown no layer of them."""
         self._shades: list[Shade] = []
         self._said: tuple[dict[str, str], list[str]] = {}, []
         self._recalled: dict[str, FreeTap] = {}
@@ -184,7 +181,7 @@ class FoundLayers:
             self._add(path, parameter, block, product, own)
         if key not in self._taps and self._listener is not None and self._listener.forward_mode() == "step":
             self._taps[key] = None
-            self._warn(path, "was multiplied in a way that the first step did not show")
+            self._tell_late(path)
         return self._taps.get(key)
 
     def _add(
@@ -201,8 +198,8 @@ class FoundLayers:
                 tap.add_bias(product.bias, own)
 
     def used(self, path: str, function: str) -> None:
-        if not self.closed and function not in _TELL_NOTHING:
-            self._uses.setdefault(path, set()).add(function)
+        if not self.closed:
+            self._uses.add(path, function)
 
     def by_hand(self, product: Product, name: str, output: Tensor) -> Tensor:
         """What the network goes on with, of a product that `dualform.tap` was told of by this name."""
@@ -238,6 +235,19 @@ class FoundLayers:
         self.skipped[name] = "its matrix is no parameter of the model and no view of one"
         return None
 
+    def _tell_late(self, path: str) -> None:
+        """A parameter was multiplied in a way that is no layer."""
+        if path not in self.unseen:
+            self._warn(path, "was multiplied in a way that the first step did not show")
+            return
+        self.unseen.remove(path)
+        self.skipped[path] = "it was multiplied after the first step, which shows what is a layer, and not in it"
+        self._warn(
+            path,
+            "was multiplied for the first time after the first step, which shows what is a layer, and which is to run "
+            "every part that is to be recorded",
+        )
+
     def _warn(self, name: str, what: str) -> None:
         if (name, what) not in self._told:
             self._told.add((name, what))
@@ -257,7 +267,7 @@ class FoundLayers:
     def _close(self, others: Sequence[Tap]) -> list[FreeTap]:
         """What the first step has shown to be layers; `others`: all other taps.
 
-        Modules of which no matrix is a layer are watched no longer.
+        Modules of which no matrix is a layer are watched no longer, unless one was not touched yet.
         """
         self.closed = True
         layers: list[FreeTap] = []
@@ -275,11 +285,12 @@ class FoundLayers:
                     self._drop(tap.name, [tap], "layers= leaves it out")
         for path, why in self.skipped.items():
             if why == PENDING:
-                self.skipped[path] = _unmultiplied(self._uses.get(path, set()))
+                self.skipped[path] = self._uses.why_no_layer(path)
+                self.unseen += [path] if path not in self._uses and self._wanted(path) else []
         every_layer = [*layers, *self._recalled.values()]
         kept = {id(tensor) for tap in every_layer for tensor in tap.parameters.values()}
         for watcher in self.watchers:
-            if kept.isdisjoint(map(id, watcher.free.values())):
+            if kept.isdisjoint(map(id, watcher.free.values())) and watcher.free.keys().isdisjoint(self.unseen):
                 watcher.detach()
         if self._listener is not None:
             self._listener.follows = any(tap.block.leading > 1 for tap in every_layer)
@@ -332,17 +343,6 @@ def _parameters_of(name: str, module: nn.Module, lists: set[str]) -> Iterator[tu
             path = f"{name}.{own}" if name else own
             lists.add(path)
             yield from _parameters_of(path, child, lists)
-
-
-def _unmultiplied(uses: set[str]) -> str:
-    """Why a parameter is no layer, by what it went into."""
-    if {"grouped_mm", "_grouped_mm"} & uses:
-        return _ONE_KERNEL
-    if "add" in uses:
-        return "it is added, not multiplied: another parameter"
-    if uses:
-        return f"it goes into {', '.join(sorted(uses))}, and into no product with a matrix that can be seen"
-    return "no product with it was seen in the first step, and in compiled code none is seen"
 
 
 def _why_unseen(tensor: Tensor) -> str:

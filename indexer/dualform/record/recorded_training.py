@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -45,6 +46,11 @@ class RecordedTraining:
     def begun(self) -> Recording | None:
         """The recording, once there is a memory."""
         return self.recording if self.recording is not None and self.recording.begun else None
+
+    @property
+    def unseen(self) -> Sequence[str]:
+        """Matrices that the first step did not touch."""
+        return self._found.unseen
 
     @property
     def steps(self) -> int:

@@ -222,6 +222,8 @@ class Recorder:
         self._failed = False
         if begun is None and (recording := self._training.begun) is not None:
             yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
+            if unseen := self._training.unseen:
+                yet += f"; no product was seen with {listed(unseen)}, and later ones are not recorded"
             self._say(f"dualform: {readable(recording.batches.bytes_a_step or 0)} a step{yet}")
 
     def flush(self) -> None:
