@@ -7,6 +7,7 @@ import signal
 
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -95,6 +96,23 @@ def accumulated_inside(rank, path):
                     cross_entropy(model(x), y).backward()
                 cross_entropy(model(z), y).backward()
                 optimizer.step()
+
+
+def fewer(rank, path, shorter=1):
+    """One rank has three batches fewer than the other."""
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    with recorder_of(model, optimizer, path / f"fewer-{shorter}") as recorder, Join([model, recorder]):
+        for step in range(STEPS - 3 * (rank == shorter)):
+            x, y = batch(rank, step, 6)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+def fewer_of_the_first(rank, path):
+    fewer(rank, path, shorter=0)
 
 
 def killed(rank, path):

@@ -44,6 +44,19 @@ def test_micro_batches_without_synchronisation_are_explained(two, name, steps):
         assert memory.keys("0").shape == (STEPS * (4 + 5), 5)
 
 
+def test_a_rank_with_fewer_batches_parts_and_the_first_explains_the_rest(two):
+    with dualform.open(two / "fewer-1") as memory:
+        check_exact(memory)
+        assert memory.keys("0").shape == ((2 * STEPS - 3) * 6, 5)
+
+
+def test_where_the_first_rank_has_fewer_batches_the_grade_says_so(two):
+    with dualform.open(two / "fewer-0") as memory:
+        for certificate in memory.verify().values():
+            assert (certificate.grade.name, certificate.grade.since) == ("off", STEPS - 4)
+            assert certificate.grade.reason.startswith("rank 0 ran out of batches before the others; the slots of one ")
+
+
 def test_a_rank_that_is_killed_leaves_its_shard_to_its_last_commit(two):
     with dualform.open(two / "killed") as memory:
         info = memory.info()

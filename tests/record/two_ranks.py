@@ -9,6 +9,8 @@ TRAININGS = (
     rank_trainings.uneven,
     rank_trainings.accumulated,
     rank_trainings.accumulated_inside,
+    rank_trainings.fewer,
+    rank_trainings.fewer_of_the_first,
     sharded_trainings.sgd,
     sharded_trainings.adamw,
     sharded_trainings.half_precision,

@@ -110,12 +110,21 @@ class Ranks:
         ranks = self._gathered(optimizer, UPDATES.index(update), step, recorded)
         if ranks is None:
             return recorded
+        if out := [rank for rank, row in enumerate(ranks) if row[0] < 0]:
+            self._part(f"rank {out[0]} ran out of batches before the others")
+            return recorded
         (*first, _), *others = ranks
         for rank, (*own, _) in enumerate(others, start=1):
             if own != first:
                 self._part(f"rank {rank} made an update {_told(*own)} steps, where rank 0 made one {_told(*first)}")
                 return recorded
         return all(there for *_, there in ranks)
+
+    def run_out(self) -> None:
+        """This rank has no further batch, while others go on: they hear of it at their next update."""
+        if not self.parted:
+            self._gathered(*[-1.0] * 4)  # in the place of what `agree` says
+            self._part(f"rank {self.number} ran out of batches before the others")
 
     def summed(self, numbers: Doubles, about: Sequence[float]) -> Doubles | None:
         """As TrainingShard says; `about` is compared over the ranks before anything is added up."""

@@ -13,6 +13,7 @@ from dualform.record.metadata import Metadata
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.plan import Plan
+from dualform.record.ranks import Ranks
 from dualform.record.recording import Recording
 from dualform.record.sharded_parameters import check_unsharded
 from dualform.record.step_record import Collector, StepRecord
@@ -121,6 +122,12 @@ class RecordedTraining:
             if record.step == self.steps:
                 recording.forget(record)
             self.fail(error)
+
+    def run_out(self) -> None:
+        """This rank has no further batch, while others go on."""
+        if isinstance(self.plan.ranks, Ranks) and self.begun is not None and not self.stopped:
+            self.plan.ranks.run_out()
+            self.begun.tell_parted()
 
     def flush(self) -> None:
         """As Recorder has it."""

@@ -35,6 +35,7 @@ from dualform.record.probes import ProbeTaker, labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recorded_training import RecordedTraining
 from dualform.record.resumption import resumption_of
+from dualform.record.runs_out import RunsOut
 from dualform.record.selection import compiled_parts, select
 from dualform.record.sharded_parameters import check_sharding
 from dualform.record.sink import Sink
@@ -49,7 +50,7 @@ from dualform.store.probes import ProbeArrays
 from dualform.store.writer import Writer, check_new_folder
 
 
-class Recorder:
+class Recorder(RunsOut):
     """Records one training of one model; leave its `with`, and the memory is complete and no hook remains."""
 
     def __init__(
@@ -95,6 +96,7 @@ class Recorder:
         Where something else than torch.distributed joins the processes, `ranks` is a TrainingShard
         (training_shard.py), as a `Ranks` over it. A model that `fully_shard` parted over all ranks is recorded if the
         recorder is made after it and after the optimizer; leave the recorder's `with` before destroy_process_group.
+        Ranks with different numbers of batches train under torch's `Join([model, recorder])`.
 
         `resume`: the training goes on from a checkpoint, in the folder of its memory; the model and the optimizers are
         to be as they were saved before the first step begins. The recorder must have been flushed at that moment: it
@@ -275,6 +277,9 @@ class Recorder:
             training.collector.probe = None
         if not others:
             training.begun.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+
+    def _run_out(self) -> None:
+        self._training.run_out()
 
     def _say(self, text: str) -> None:
         if self._says:

@@ -138,6 +138,10 @@ class Recording:
         self._updates.tell_parted(self.steps if recorded else self._progress.last)
         return agreed
 
+    def tell_parted(self) -> None:
+        """The ranks do not measure together any more."""
+        self._updates.tell_parted(self._progress.last)
+
     def updated(self, number: int) -> None:
         """An optimizer has written its weights."""
         self._updates.updated(number)
