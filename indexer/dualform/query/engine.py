@@ -40,7 +40,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform.store.runs import Runs, opened
+from dualform.store.runs import Runs, opened, opened_again
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
@@ -161,7 +161,7 @@ class Engine(Answers):
             seen = self._view.snapshot
             if not seen.moved():
                 return False
-            memory = seen.again(self._segments)
+            memory = opened_again(seen, self._segments)
             self._sql.close()
             self._see(memory)
             return True

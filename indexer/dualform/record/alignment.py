@@ -13,7 +13,8 @@ from dualform.errors import RecordingError
 from dualform.record.batch_axis import BatchAxis
 from dualform.record.shape import Shape, misfit, oblong, square, turned
 from dualform.record.signal import Signal
-from dualform.record.spaces import Space, Spaces, lost_call
+from dualform.record.space import Space
+from dualform.record.spaces import Spaces, lost_call
 from dualform.record.step_record import StepRecord
 from dualform.record.suggested_spaces import suggested_spaces
 from dualform.record.taps import Tap

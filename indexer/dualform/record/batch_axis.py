@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dualform.errors import BadInput
 from dualform.record.metadata import Metadata
 from dualform.record.signal import Signal
-from dualform.record.spaces import Space, Spaces
+from dualform.record.space import Space
+from dualform.record.spaces import Spaces
 from dualform.record.taps import Tap
 
 

@@ -17,12 +17,13 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from dualform.errors import RecordingError
+from dualform.record.batch_first import batch_dim_of
 from dualform.record.blocks import check_blocks
 from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.matrix_uses import MatrixUses
 from dualform.record.owners import Owners
+from dualform.record.patterns import matches
 from dualform.record.plan import Plan
-from dualform.record.selection import batch_dim_of, matches
 from dualform.record.sharded_parameters import is_sharded
 from dualform.record.spaces import DEFAULTS
 from dualform.record.stacks import blocks_of, routed_spaces

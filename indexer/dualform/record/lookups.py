@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dualform.record.signal import Signal
+from dualform.record.signal import Signal
 
 Leading = tuple[int, ...]
 

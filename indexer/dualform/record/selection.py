@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dualform.errors import NotFound, RecordingError
+from dualform.record.batch_first import batch_dim_of
+from dualform.record.found_layers import FoundLayers
 from dualform.record.owners import Owners
+from dualform.record.patterns import matches
 from dualform.record.taps import ModuleTap, Tap
 from dualform.record.taps.identity import COMPILES
-
-if TYPE_CHECKING:
-    from dualform.record.found_layers import FoundLayers
 
 
 def select(
@@ -135,18 +133,6 @@ def _refuse_tensors(model: nn.Module) -> None:
             )
 
 
-def batch_dim_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
-    """The axis of a layer's input that is the batch, by the innermost module around it that tells; else None."""
-    while name:
-        name = name.rpartition(".")[0]
-        around = modules[name]
-        if isinstance(around, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-            around = around.self_attn
-        if isinstance(around, nn.MultiheadAttention | nn.RNNBase | nn.Transformer):
-            return 0 if around.batch_first else 1
-    return None
-
-
 def _layer_names(modules: Mapping[str, nn.Module]) -> list[str]:
     """Of every layer that there is a tap for."""
     found = list[str]()
@@ -166,11 +152,6 @@ def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str], found:
                 hint=f"Those are {known}.",
                 field="layers",
             )
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether a layer's name is, or fits, a pattern."""
-    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _without_a_tap(module: nn.Module, own: Sequence[Tensor]) -> str:

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from dualform.errors import BadInput
-
-if TYPE_CHECKING:
-    from dualform.record.spaces import Space
+from dualform.record.space import Space
 
 
 @dataclass(frozen=True)

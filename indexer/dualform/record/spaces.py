@@ -11,40 +11,19 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dualform.errors import BadInput, NotFound
 from dualform.record.lookups import lookup_of
-from dualform.record.selection import matches
+from dualform.record.patterns import matches
+from dualform.record.signal import Signal
+from dualform.record.space import Space
 from dualform.record.taps import Tap
 from dualform.store.tables import OTHERS, ROUNDING, TABLES
-
-if TYPE_CHECKING:
-    from dualform.record.signal import Signal
 
 RESERVED = frozenset({"slots", "samples", "commits", *TABLES, *OTHERS, *ROUNDING})
 """Names of tables and views of the store."""
 DEFAULTS = ("sample", "token")
 """Spaces of layers that no name was given for: of rows, and of tokens."""
-
-
-@dataclass
-class Space:
-    """One space, as its layers' first keys showed it."""
-
-    name: str
-    tokens: bool
-    """Whether a row has positions: some layer's key has more than the batch's axis before its last."""
-    routed: bool
-    axis: int | None
-    """Which axis of those layers' keys is the batch; None where nothing told: it is taken for the first."""
-    said: bool = False
-    """Whether the training said so, of all its layers."""
-    fixed: bool = False
-    """Whether it is so by the kind of those layers, whatever is said of the space: another tells nothing of its own."""
-    teller: str = ""
-    """A layer whose module told the axis."""
 
 
 class Spaces:

@@ -69,8 +69,10 @@ class Runs(Snapshot):
     def runs(self) -> Sequence[Snapshot]:
         return self._parts
 
-    def again(self, cache: SegmentCache | None = None) -> Snapshot:
-        return Runs.of(self._folders, cache)
+    @property
+    def folders(self) -> Sequence[Path]:
+        """Those of memories that they were opened from."""
+        return self._folders
 
     def moved(self) -> bool:
         return any(part.moved() for part in self.runs)
@@ -138,6 +140,11 @@ def opened(folder: str | PathLike[str], cache: SegmentCache | None = None) -> Sn
     segments, path = cache or SegmentCache(), Path(folder)
     parts = _runs_in(path, segments)
     return parts[0] if len(parts) == 1 else Runs(parts, [path])
+
+
+def opened_again(memory: Snapshot, cache: SegmentCache | None = None) -> Snapshot:
+    """What the same place holds now: another run may have gone on there. Raises as `Snapshot.open`."""
+    return Runs.of(memory.folders, cache) if isinstance(memory, Runs) else opened(memory.path, cache)
 
 
 def _runs_in(folder: Path, cache: SegmentCache) -> list[Snapshot]:

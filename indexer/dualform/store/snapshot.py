@@ -79,12 +79,6 @@ class Snapshot:
         snapshot.check_counts()
         return snapshot
 
-    def again(self, cache: SegmentCache | None = None) -> Snapshot:
-        """What the same place holds now: another run may have gone on there. Raises as `open`."""
-        from dualform.store.runs import opened  # which is made of snapshots
-
-        return opened(self.path, cache)
-
     @property
     def runs(self) -> Sequence[Snapshot]:
         """The recordings that the memory consists of, in the order of the training (runs.py)."""

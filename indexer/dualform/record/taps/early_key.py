@@ -7,16 +7,13 @@ key that is saved after the product would be the last one of all, and the last p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from dualform.record.taps.hook import ModelHook
-
-if TYPE_CHECKING:
-    from dualform.record.taps.tap import Listener, ModuleTap
 
 _HOOKS = ("_checkpoint_hook", "_recomputation_hook")
 """What torch has packed saved tensors by in a checkpoint's two runs."""
@@ -33,10 +30,22 @@ class EarlyKey:
     """Of the graph; its saved tensors may be read once in a backward pass."""
 
 
+class EarlyTap(Protocol):
+    """A tap whose keys are saved so."""
+
+    early: EarlyKey | None
+
+    @property
+    def may_be_written(self) -> bool: ...
+
+    def mode(self, listener: Any) -> str | None: ...
+
+
 class SaveEarly(ModelHook):
     """The forward pre-hook of a tap whose key is the first argument as it is."""
 
-    def __init__(self, tap: ModuleTap, listener: Listener) -> None:
+    def __init__(self, tap: EarlyTap, listener: Any) -> None:
+        """`listener`: whom the tap reports to."""
         self._tap, self._listener = tap, listener
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -10,16 +10,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-if TYPE_CHECKING:
-    from dualform.record.taps.tap import Listener, Tap
 
-_JOINED: dict[int, tuple[Tap, Listener]] = {}
+class Reporter(Protocol):
+    """A tap, as far as gradients go."""
+
+    values: bool
+    handle: int
+
+    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor: ...
+
+
+class Receiver(Protocol):
+    """Its listener."""
+
+    def arrived(self, tap: Any, raw: bool, began: int) -> int: ...
+
+    def received(self, tap: Any, call: int, key: Tensor, error: Tensor, cast: int | None) -> None: ...
+
+
+_JOINED: dict[int, tuple[Reporter, Receiver]] = {}
 """By handle."""
 _HANDLES = count(1)
 
@@ -28,8 +43,8 @@ _HANDLES = count(1)
 class Report:
     """Of one call, to a tap's listener."""
 
-    tap: Tap
-    listener: Listener
+    tap: Reporter
+    listener: Receiver
     call: int
     cast: int | None = None
     """The copy of the weights that it used; None where nobody knows."""
@@ -81,14 +96,14 @@ class _Identity(torch.autograd.Function):
         return tuple(like.new_zeros(shape) if own is None else own.view_as(own) for own, shape in pairs)
 
 
-def join(tap: Tap, listener: Listener) -> None:
+def join(tap: Reporter, listener: Receiver) -> None:
     """Compiled calls of a tap are reported to the listener from now on."""
     if COMPILES:
         tap.handle = next(_HANDLES)
         _JOINED[tap.handle] = tap, listener
 
 
-def part(tap: Tap) -> None:
+def part(tap: Reporter) -> None:
     """They are reported to nobody; code that was compiled meanwhile says nothing any more."""
     _JOINED.pop(tap.handle, None)
     tap.handle = 0
