@@ -19,6 +19,7 @@ _EXTRAS = {
     "pytorch_lightning": "lightning",
     "accelerate": "transformers",
     "transformers": "transformers",
+    "ray": "ray",
     "grpc_health": "serve",
     "grpc_reflection": "serve",
     "matplotlib": "studies",

@@ -91,15 +91,18 @@ class _Methods:
         *,
         inputs: Any = None,
         model: nn.Module | None = None,
+        allow_partial: bool = False,
     ) -> TopK:
         """Hits: the k slots that each query attends to most, or the k of each group.
 
         Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such; with
         "cosine" they are divided by the lengths of key and query. Where `inputs` of a `model` are given in place of
-        queries, those are what the layer takes when the model runs on them (`queries`).
-        Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite.
+        queries, those are what the layer takes when the model runs on them (`queries`). With `allow_partial`, a memory
+        on several machines is answered without the shards that do not answer: `scan.missing` names them.
+        Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite; Unavailable where a shard
+        does not answer.
         """
-        return TopK(layer, _given(queries), k, where, as_by(by), score)
+        return TopK(layer, _given(queries), k, where, as_by(by), score, allow_partial)
 
     @_asks
     def group_sum(
@@ -112,13 +115,14 @@ class _Methods:
         *,
         inputs: Any = None,
         model: nn.Module | None = None,
+        allow_partial: bool = False,
     ) -> GroupSum:
-        """GroupSums: the sum of the scores that each query gives to each group; `score`, `inputs` and `model` are as in
-        `topk`.
+        """GroupSums: the sum of the scores that each query gives to each group; `score`, `inputs`, `model` and
+        `allow_partial` are as in `topk`.
 
         Raises as `topk`.
         """
-        return GroupSum(layer, _given(queries), as_by(by), where, score)
+        return GroupSum(layer, _given(queries), as_by(by), where, score, allow_partial)
 
     @_asks
     def output(

@@ -19,4 +19,5 @@ def decode_scan(message: pb.Scan) -> Scan:
         slots_matching=message.slots_matching,
         backend=message.backend,
         seconds=message.seconds,
+        missing=tuple(message.missing),
     )

@@ -30,6 +30,7 @@ def encode_topk(question: TopK) -> pb.TopKRequest:
         by=[encode_text(name, "by") for name in question.by],
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
+        allow_partial=question.allow_partial,
     )
 
 
@@ -41,6 +42,7 @@ def decode_topk(message: pb.TopKRequest) -> TopK:
         where=message.where if message.HasField("where") else None,
         by=tuple(message.by),
         score=_decode_score(message),
+        allow_partial=message.allow_partial,
     )
 
 
@@ -81,6 +83,7 @@ def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
         where=encode_optional_text(question.where, "where"),
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
+        allow_partial=question.allow_partial,
     )
 
 
@@ -91,6 +94,7 @@ def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
         by=tuple(message.by),
         where=message.where if message.HasField("where") else None,
         score=_decode_score(message),
+        allow_partial=message.allow_partial,
     )
 
 

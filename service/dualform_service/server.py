@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -88,15 +88,18 @@ def serve(
     path: str | PathLike[str],
     config: ServiceConfig | str = ServiceConfig.address,
     ready: Callable[[str], None] = lambda address: None,
+    opening: Callable[[Path], AbstractContextManager[Engine]] | None = None,
 ) -> None:
     """Serves the memory at `path` until SIGTERM or SIGINT, then drains. `ready` is told the address once bound.
+
+    `opening` opens the memory: dualform.open where it is None, or with others who answer for its shards (shards/).
 
     Runs in the main thread. Raises NotAMemory, ServiceError and BadInput before it listens.
     """
     from dualform.query.engine import open_memory
 
     config = ServiceConfig(config) if isinstance(config, str) else config
-    with open_memory(Path(path)) as engine:
+    with (opening or open_memory)(Path(path)) as engine:
         server = Server(engine, config)
         with _signals() as stopped:
             server.start()

@@ -29,6 +29,18 @@ _FILE = click.Path(path_type=Path)
     "--max-small", type=int, default=128, show_default=True, help="Small questions held at once; they share scans."
 )
 @click.option("--deadline", type=float, default=600.0, show_default=True, help="Seconds after which work stops.")
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Have the memory's shards answered on the machines of this Ray cluster, as `auto`; `local` starts one here.",
+)
+@click.option(
+    "--shard-deadline",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Seconds in which a shard must answer; a process that misses it is replaced. For --ray.",
+)
 @json_option
 def serve(
     run: str,
@@ -39,11 +51,13 @@ def serve(
     max_concurrent: int,
     max_small: int,
     deadline: float,
+    ray: str | None,
+    shard_deadline: float,
     as_json: bool,
 ) -> None:
     """Answers questions about a memory over gRPC, until SIGTERM or Ctrl-C.
 
-    An address that other machines can reach needs TLS and a token.
+    An address that other machines can reach needs TLS and a token. Ray itself listens on every address of its machines.
 
     \b
     Example:
@@ -66,7 +80,12 @@ def serve(
         sys.stdout.flush()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    serve_memory(run, config, ready)
+    if ray is None:
+        serve_memory(run, config, ready)
+        return
+    from dualform_service.shards.opening import opened_on_ray
+
+    serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline))
 
 
 @click.command()

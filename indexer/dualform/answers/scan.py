@@ -19,3 +19,6 @@ class Scan:
     """What scored the keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; empty for what needs no backend, as
     outputs and weights."""
     seconds: float = 0.0
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer, of a memory on several machines: the answer is of the others' slots alone. Empty
+    unless the question allows it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from dualform.store.layer import Layer
 from dualform.store.products import Products
 from dualform.store.snapshot import Snapshot
 
+if TYPE_CHECKING:
+    from dualform.query.shards.shards import Shards
+
 Check: TypeAlias = Callable[[], None]
 """Called between blocks of work; raises Cancelled where nobody waits for the answer any more."""
 
@@ -29,6 +32,8 @@ class View:
 
     def __init__(self, snapshot: Snapshot, backend: Backend, cache_bytes: int, tally: Tally | None = None) -> None:
         """`cache_bytes`: of masks, groups, norms, sums of keys and rebuilt weights."""
+        self.shards: Shards | None = None
+        """Who answers for the memory's shards, where that is not this process."""
         self.snapshot = snapshot
         self.backend = backend
         self.cache = Cache(cache_bytes)

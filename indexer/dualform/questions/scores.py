@@ -8,7 +8,7 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, check_score
+from dualform.questions.arguments import as_by, as_flag, check_score
 from dualform.questions.layer_question import LayerQuestion
 
 
@@ -22,6 +22,8 @@ class TopK(LayerQuestion[Hits]):
     """Columns; with any, the k best of each group."""
     score: str = "signed"
     """The name of a score (query/score/kinds/): "signed", "abs", "cosine", or one of your own."""
+    allow_partial: bool = False
+    """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
@@ -30,6 +32,7 @@ class TopK(LayerQuestion[Hits]):
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
         check_score(self.score)
+        object.__setattr__(self, "allow_partial", as_flag(self.allow_partial, "allow_partial"))
 
     @property
     def bytes_a_query(self) -> float | None:
@@ -44,6 +47,8 @@ class GroupSum(LayerQuestion[GroupSums]):
     where: str | None = None
     score: str = "signed"
     """The name of a score (query/score/kinds/): "signed", "abs", "cosine", or one of your own."""
+    allow_partial: bool = False
+    """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,3 +56,4 @@ class GroupSum(LayerQuestion[GroupSums]):
         if not self.by:
             raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
         check_score(self.score)
+        object.__setattr__(self, "allow_partial", as_flag(self.allow_partial, "allow_partial"))

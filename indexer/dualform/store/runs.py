@@ -112,6 +112,9 @@ class Runs(Snapshot):
         known = ", ".join(self.manifest.probes) or "none"
         raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
 
+    def shard_rows(self, layer: str, kind: str) -> Sequence[int]:
+        return [rows for part in self.runs for rows in part.shard_rows(layer, kind)]
+
     def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
         own = [part._row_of_entry(part.layers[layer.name]) for part in self._runs_of(layer)]
         return self._behind(layer, "keys", own)

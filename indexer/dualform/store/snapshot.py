@@ -24,6 +24,7 @@ from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import Cut
+from dualform.store.moment import Moment
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.others import OWNER, OtherRows
 from dualform.store.probes import StoredProbe
@@ -31,7 +32,7 @@ from dualform.store.products import Products
 from dualform.store.rows import Keys, OrderedRows, Rows
 from dualform.store.samples import Samples
 from dualform.store.segment_cache import SegmentCache
-from dualform.store.shard_sources import Sources
+from dualform.store.shard_sources import Sources, row_count
 from dualform.store.shard_tables import Tables, whole
 from dualform.store.sources.key_source import KeySource
 from dualform.store.sources.some_columns import some_columns
@@ -89,6 +90,10 @@ class Snapshot:
     def commits(self) -> int:
         """Number of commits that this snapshot holds."""
         return sum(part.commits for part in self.manifest.shards)
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.commits, self.frames, self.steps)
 
     @property
     def recording(self) -> bool:
@@ -248,6 +253,12 @@ class Snapshot:
         values = Rows(sources, found.d_out)
         self._require(found, "values", values.rows)
         return values
+
+    def shard_rows(self, layer: str, kind: str) -> Sequence[int]:
+        """How many rows of a stored layer's "keys" or "values" each shard has, in the order of `sources`."""
+        if self._contents is None:
+            return [row_count(self.sources.get((layer, kind), []))]
+        return self._contents.rows.get((layer, kind), [0] * len(self.manifest.shards))
 
     def _sources_of(self, layer: Layer, kind: Literal["keys", "values"]) -> Sequence[KeySource]:
         stored = self.sources.get((layer.stored.name, kind), [])

@@ -314,6 +314,7 @@ class Scan(google.protobuf.message.Message):
     SLOTS_MATCHING_FIELD_NUMBER: builtins.int
     BACKEND_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
     snapshot: builtins.int
     """commits that the answer saw"""
     slots_scanned: builtins.int
@@ -323,6 +324,10 @@ class Scan(google.protobuf.message.Message):
     backend: builtins.str
     """what scored the keys; empty for what needs no backend"""
     seconds: builtins.float
+    @property
+    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """shards that did not answer, where the question allows it"""
+
     def __init__(
         self,
         *,
@@ -331,8 +336,9 @@ class Scan(google.protobuf.message.Message):
         slots_matching: builtins.int = ...,
         backend: builtins.str = ...,
         seconds: builtins.float = ...,
+        missing: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "seconds", b"seconds", "slots_matching", b"slots_matching", "slots_scanned", b"slots_scanned", "snapshot", b"snapshot"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "missing", b"missing", "seconds", b"seconds", "slots_matching", b"slots_matching", "slots_scanned", b"slots_scanned", "snapshot", b"snapshot"]) -> None: ...
 
 Global___Scan: typing_extensions.TypeAlias = Scan
 
@@ -600,12 +606,15 @@ class TopKRequest(google.protobuf.message.Message):
     BY_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
     SCORE_NAME_FIELD_NUMBER: builtins.int
+    ALLOW_PARTIAL_FIELD_NUMBER: builtins.int
     layer: builtins.str
     k: builtins.int
     where: builtins.str
     score: Global___Score.ValueType
     score_name: builtins.str
     """of SCORE_NAMED"""
+    allow_partial: builtins.bool
+    """of a memory on several machines: without the shards that do not answer"""
     @property
     def queries(self) -> Global___Queries: ...
     @property
@@ -620,9 +629,10 @@ class TopKRequest(google.protobuf.message.Message):
         by: collections.abc.Iterable[builtins.str] | None = ...,
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
+        allow_partial: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___TopKRequest: typing_extensions.TypeAlias = TopKRequest
@@ -678,11 +688,14 @@ class GroupSumRequest(google.protobuf.message.Message):
     WHERE_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
     SCORE_NAME_FIELD_NUMBER: builtins.int
+    ALLOW_PARTIAL_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
     score: Global___Score.ValueType
     score_name: builtins.str
     """of SCORE_NAMED"""
+    allow_partial: builtins.bool
+    """as in TopKRequest"""
     @property
     def queries(self) -> Global___Queries: ...
     @property
@@ -696,9 +709,10 @@ class GroupSumRequest(google.protobuf.message.Message):
         where: builtins.str | None = ...,
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
+        allow_partial: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "by", b"by", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___GroupSumRequest: typing_extensions.TypeAlias = GroupSumRequest

@@ -19,9 +19,12 @@ from dualform.questions import TopK
 def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     """Raises BadInput where the score is unknown, Inexact where a key is not finite."""
     view, layer, k, groups, score = resolved.view, resolved.layer, resolved.question.k, resolved.groups, resolved.score
-    rows = key_rows(view, layer.name, resolved.selection, check)
-    search = Search(view, layer.name, rows, groups, k, check)
-    found = best(search, score.searchers(view.backend), resolved.queries)
+    if view.shards is None:
+        rows = key_rows(view, layer.name, resolved.selection, check)
+        search = Search(view, layer.name, rows, groups, k, check)
+        found = best(search, score.searchers(view.backend), resolved.queries)
+    else:
+        found = view.shards.best(resolved, check)
     there = np.array([resolved.selection.count]) if groups is None else groups.counts
     counts = np.tile(np.minimum(there, k), (len(found), 1))
     entries = np.concatenate([entries for entries, _ in found]).astype(np.int64)

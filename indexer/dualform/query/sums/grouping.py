@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,14 @@ from numpy.typing import NDArray
 from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every
+from dualform.query.sums.absolute_sum import AbsoluteScan
 from dualform.query.sums.key_sums import KeySums, key_sums
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
+
+if TYPE_CHECKING:
+    from dualform.query.shards.shards import Shards
 
 BUDGET = 256 << 20
 """Bytes of key sums that are worth keeping."""
@@ -56,6 +60,11 @@ class Grouping:
         """Whether there are too many groups for sums of keys."""
         return many(self.layer.d_in, len(self.groups.counts))
 
+    @property
+    def elsewhere(self) -> Shards | None:
+        """Who answers for the shards, where that is not this process."""
+        return self.view.shards if self.selection.source is not None else None
+
     def rows(self) -> KeyRows:
         """Raises Inexact where a key is not finite."""
         return key_rows(self.view, self.layer.name, self.selection, self.check)
@@ -64,8 +73,14 @@ class Grouping:
         """Raises Inexact where a key is not finite."""
         name, numbers = divisors or ("", None)
         key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, name)
-        keys = self.view.snapshot.keys(self.layer.name)
-        sums = self.view.cache.get(key, lambda: key_sums(keys, self.groups, self.check, numbers))
+        shards = self.elsewhere
+
+        def made() -> KeySums:
+            if shards is not None and divisors is None:
+                return shards.key_sums(self)
+            return key_sums(self.view.snapshot.keys(self.layer.name), self.groups, self.check, numbers)
+
+        sums = self.view.cache.get(key, made)
         if not sums.finite:
             self.rows()  # refuses, and names the slot
         return sums
@@ -80,14 +95,17 @@ class Grouping:
 
         `of` may write over them. Raises Inexact where a key is not finite.
         """
-        rows, groups = self.rows(), self.groups
-        own, index = rows.rows_of(groups.entries), None
-        if rows.keys.row_of_entry is not None:
-            own, index = np.unique(own, return_inverse=True)
+        groups, index = self.groups, None
         sums = np.empty((len(queries), len(groups.counts)))
+        shards = self.elsewhere if divisors is None else None
+        if shards is None:
+            rows = self.rows()
+            own = rows.rows_of(groups.entries)
+            if rows.keys.row_of_entry is not None:
+                own, index = np.unique(own, return_inverse=True)
         for start in range(0, len(queries), _BATCH):
             batch = queries[start : start + _BATCH]
-            products = score_every(rows.keys, own, batch, self.check)
+            products = shards.scores(self, batch) if shards else score_every(rows.keys, own, batch, self.check)
             if divisors is not None:
                 products /= divisors.numbers[own]
             for i, scores in enumerate(products if of is None else of(products), start):
@@ -95,6 +113,22 @@ class Grouping:
                 terms = scores if index is None else scores[index]
                 sums[i] = np.bincount(groups.numbers, terms, minlength=len(groups.counts))
         return sums
+
+    def absolute(
+        self,
+        chosen: NDArray[np.int64],
+        sums: NDArray[np.float64],
+        signed: NDArray[np.float64],
+        queries: NDArray[np.float32],
+    ) -> NDArray[np.float64]:
+        """float64[n, g]: sums of absolute inner products of some groups, int64[g], from a scan over their keys.
+
+        Known are their float64[g, d] key sums and float64[n, g] signed sums. Raises Inexact where a key is not finite.
+        """
+        if self.elsewhere is not None:
+            return self.elsewhere.absolute(self, chosen, queries)
+        scan = AbsoluteScan(self.view, self.layer.name, self.rows(), self.groups, self.check)
+        return scan.sums(chosen, sums, signed, queries)
 
 
 def many(width: int, groups: int) -> bool:

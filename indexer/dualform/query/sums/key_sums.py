@@ -8,7 +8,10 @@ the same bits however they are asked for. The signs of the keys are learned in t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +41,20 @@ class KeySums:
         return self.sums.nbytes + self.one_sign.nbytes
 
 
+@dataclass(frozen=True, eq=False)
+class BlockSums:
+    """The keys of some entries of one block, added up by group. g groups that have any."""
+
+    groups: NDArray[np.int64]
+    """int64[g], ascending."""
+    sums: NDArray[np.float64]
+    """float64[g, d]."""
+    least: NDArray[np.float32]
+    """float32[g]: the least number of a group's keys, or 0."""
+    most: NDArray[np.float32]
+    """float32[g]: the greatest, or 0."""
+
+
 class KeySummer:
     """Adds keys up, over one stretch of entries after another."""
 
@@ -52,26 +69,18 @@ class KeySummer:
 
         Entries count from the first of `keys`, which must be the first of a block of the whole.
         """
-        sums, least, most = self._sums, self._least, self._most
-        for start in range(0, keys.entries, BLOCK):
-            low, high = np.searchsorted(entries, [start, start + BLOCK])
-            if low == high:
-                continue
+        for block in block_slices(entries, keys.entries):
             check()
-            order = np.argsort(numbers[low:high], kind="stable")
-            ordered = numbers[low:high][order]
-            runs = begins(ordered)
-            own, chosen = ordered[runs], entries[low:high][order]
-            rows = _rows(keys, chosen, start)
-            divisors = None if self._divisors is None else self._divisors[_numbers(keys, chosen), None]
-            least[own] = np.minimum(least[own], np.minimum.reduceat(rows.min(axis=1, initial=0), runs))
-            most[own] = np.maximum(most[own], np.maximum.reduceat(rows.max(axis=1, initial=0), runs))
-            for first in range(0, rows.shape[1], _COLUMNS):
-                columns = slice(first, first + _COLUMNS)
-                wide = rows[:, columns].astype(np.float64)
-                if divisors is not None:
-                    wide /= divisors
-                sums[own, columns] += added_in_order(wide, runs)
+            rows = sorted_rows(keys, entries[block], numbers[block])
+            divisors = None if self._divisors is None else self._divisors[_numbers(keys, rows.entries), None]
+            self.add_block(added(rows, divisors))
+
+    def add_block(self, block: BlockSums) -> None:
+        """Add what was added up of the next block."""
+        own = block.groups
+        self._least[own] = np.minimum(self._least[own], block.least)
+        self._most[own] = np.maximum(self._most[own], block.most)
+        self._sums[own] += block.sums
 
     def sums(self) -> KeySums:
         """Of everything added so far."""
@@ -86,13 +95,51 @@ def key_sums(keys: Keys, groups: Groups, check: Check, divisors: NDArray[np.floa
     return summer.sums()
 
 
+def block_slices(entries: NDArray[np.int64], count: int) -> Iterator[slice]:
+    """Where those of each block stand among some of `count` entries, ascending; blocks without any are left out."""
+    cuts = np.searchsorted(entries, np.arange(0, count + BLOCK, BLOCK)).tolist()
+    return (slice(low, high) for low, high in pairwise(cuts) if low < high)
+
+
+class SortedRows(NamedTuple):
+    """The keys of some entries of one block by group, and of each group in order. g groups that have any."""
+
+    entries: NDArray[np.int64]
+    """int64[b]."""
+    keys: NDArray[np.float32]
+    """float32[b, d]."""
+    runs: NDArray[np.int64]
+    """int64[g]: where each group begins."""
+    groups: NDArray[np.int64]
+    """int64[g], ascending."""
+
+
+def sorted_rows(keys: Keys, entries: NDArray[np.int64], numbers: NDArray[np.int64]) -> SortedRows:
+    """Of entries, ascending, of one block, and the group of each."""
+    order = np.argsort(numbers, kind="stable")
+    chosen, ordered = entries[order], numbers[order]
+    runs = begins(ordered)
+    if keys.row_of_entry is not None:
+        return SortedRows(chosen, keys.of_entries(chosen), runs, ordered[runs])
+    first, last = int(entries[0]), int(entries[-1])
+    return SortedRows(chosen, keys.block(first, last + 1)[chosen - first], runs, ordered[runs])
+
+
+def added(rows: SortedRows, divisors: NDArray[np.float64] | None = None) -> BlockSums:
+    """The sums of one block's keys, each divided by its own of float64[b, 1]."""
+    keys, runs = rows.keys, rows.runs
+    least = np.minimum.reduceat(keys.min(axis=1, initial=0), runs)
+    most = np.maximum.reduceat(keys.max(axis=1, initial=0), runs)
+    sums = np.empty((len(runs), keys.shape[1]))
+    for first in range(0, keys.shape[1], _COLUMNS):
+        columns = slice(first, first + _COLUMNS)
+        wide = keys[:, columns].astype(np.float64)
+        if divisors is not None:
+            wide /= divisors
+        sums[:, columns] = added_in_order(wide, runs)
+    return BlockSums(rows.groups, sums, least, most)
+
+
 def _numbers(keys: Keys, entries: NDArray[np.int64]) -> NDArray[np.int64]:
     """The stored row of each of some entries."""
     return entries if keys.row_of_entry is None else keys.row_of_entry[entries]
-
-
-def _rows(keys: Keys, entries: NDArray[np.int64], start: int) -> NDArray[np.float32]:
-    """The keys of some entries of one block, in the order given."""
-    if keys.row_of_entry is not None:
-        return keys.of_entries(entries)
-    return keys.block(start, min(start + BLOCK, keys.entries))[entries - start]

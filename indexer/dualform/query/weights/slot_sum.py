@@ -2,14 +2,17 @@
 
 Shapes: T slots, m selected, b of a block, R stored rows of which r belong to the selected slots, d_in, d_out.
 
+A memory of several shards is summed shard after shard, so that each may be elsewhere (dualform.query.shards).
+
 Everything is float64. Float32 products over short blocks would cost less, but their last bits depend on the number of
 threads, and so would the float32 that an output is rounded to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +26,9 @@ from dualform.query.weights.outer_products import outer_product
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
+from dualform.store.part import Part, shard_names
 from dualform.store.rows import Keys, Rows
+from dualform.store.snapshot import Snapshot
 
 BUDGET = 256 << 20
 """Bytes of values that are added up by stored row at once; more are made column range by column range."""
@@ -76,9 +81,37 @@ def _per_step(view: View, layer: Layer, block: Parameter, at_step: int | None) -
 
 
 def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> SlotSum:
-    """The selected slots' own part of the weights, kept in the cache by mask."""
-    key = ("slot sum", layer.name, selection.identity, at_step)
-    return view.cache.get(key, lambda: _summed(view, layer, slot_coefficients(view, layer, selection, at_step), check))
+    """The selected slots' own part of the weights, kept in the cache by mask: shard after shard."""
+
+    def made() -> SlotSum:
+        if view.shards is not None and selection.source is not None:
+            return _added(layer, view.shards.slot_sums(layer, selection, at_step, check))
+        slots = slot_coefficients(view, layer, selection, at_step)
+        shards = len(shard_names(view.snapshot))
+        if shards == 1:
+            return _summed(view.snapshot, layer, slots, check)
+        parts = (view.cache.get(("part", n), partial(Part, view.snapshot, n)) for n in range(shards))
+        return _added(layer, (sum_of_shard(part, layer, slots, check) for part in parts))
+
+    return view.cache.get(("slot sum", layer.name, selection.identity, at_step), made)
+
+
+def sum_of_shard(part: Part, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
+    """What those of the selected slots brought that one shard has."""
+    own, there = part.own(layer.name, slots.slots)
+    return _summed(part, layer, SlotCoefficients(own, slots.weights[:, there], slots.biases[:, there]), check)
+
+
+def _added(layer: Layer, parts: Iterable[SlotSum]) -> SlotSum:
+    found = _nothing(layer)
+    for part in parts:
+        found.weight[:] += part.weight
+        found.biases[:] += part.biases
+    return found
+
+
+def _nothing(layer: Layer) -> SlotSum:
+    return SlotSum(np.zeros((layer.d_out, layer.weight_width)), np.zeros((len(layer.biases), layer.d_out)))
 
 
 def bias_sum(
@@ -103,9 +136,8 @@ def bias_sum(
     return view.cache.get(("bias sum", layer.name, selection.identity, at_step, tuple(own)), summed)
 
 
-def _summed(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
-    keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
-    found = SlotSum(np.zeros((layer.d_out, layer.weight_width)), np.zeros((len(layer.biases), layer.d_out)))
+def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
+    keys, values, found = memory.keys(layer.name), memory.values(layer.name), _nothing(layer)
     columns = [slice(weight.start, weight.stop) for weight in layer.weights]
     if keys.row_of_entry is not None and layer.groups == 1:
         rows, numbers = np.unique(keys.row_of_entry[slots.slots], return_inverse=True)

@@ -27,6 +27,15 @@ _CHUNK = 4_000_000
 """Slots whose columns are laid out at once."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """How a selection came about."""
+
+    where: str | None
+    without: tuple[int, ...] = ()
+    """Numbers of the shards whose entries were left out beside (dualform.query.shards)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Selection:
     """The entries of a layer that stay."""
@@ -35,6 +44,8 @@ class Selection:
     """Equal for equal masks of layers that have the same entries; empty for no mask of a layer that has all slots."""
     stays: NDArray[np.bool_]
     """bool[H]."""
+    source: Source | None = None
+    """What another process can make the same selection of; None where nothing it is told would do."""
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
@@ -60,7 +71,10 @@ def selection(view: View, layer: Layer, where: str | None) -> Selection:
     whose = ("space", layer.space) if entries.all else ("layer", layer.name)
     within = "" if entries.all else f"entries of {layer.name!r}: "
     if where is None:
-        return view.cache.get(("selection", *whose, ""), lambda: Selection(within, np.ones(entries.count, dtype=bool)))
+        everything = Source(None)
+        return view.cache.get(
+            ("selection", *whose, ""), lambda: Selection(within, np.ones(entries.count, dtype=bool), everything)
+        )
     spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
     expression = check(space, spaces, where, view.datasets)
 
@@ -68,7 +82,7 @@ def selection(view: View, layer: Layer, where: str | None) -> Selection:
         require_values(layer.name, space, spaces, entries.slots, expression.valued)
         stays = view.cache.get(("mask", layer.space, expression.identity), lambda: select(space, expression))
         own = stays if entries.slots is None else stays[entries.slots]
-        selection = Selection(within + expression.identity, own)
+        selection = Selection(within + expression.identity, own, Source(where))
         if not selection.count:  # NOT (x IS NULL), and whatever else comes to the same
             require_values(layer.name, space, spaces, entries.slots, expression.columns)
         return selection

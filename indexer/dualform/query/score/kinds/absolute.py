@@ -16,7 +16,6 @@ from dualform.query.score.rescoring import score_rows
 from dualform.query.score.score import F
 from dualform.query.search.searcher import Searcher
 from dualform.query.search.searchers import row_searchers
-from dualform.query.sums.absolute_sum import AbsoluteScan
 from dualform.query.sums.grouping import Grouping
 from dualform.query.sums.key_sums import KeySums
 
@@ -42,8 +41,7 @@ class Absolute:
         if not additive.all():
             some, mixed = np.flatnonzero(~additive.all(axis=1)), np.flatnonzero(~additive.all(axis=0))
             cells = np.ix_(some, mixed)
-            scan = AbsoluteScan(grouping.view, grouping.layer.name, grouping.rows(), grouping.groups, grouping.check)
-            sums[cells] = scan.sums(mixed, known.sums[mixed], sums[cells], queries[some])
+            sums[cells] = grouping.absolute(mixed, known.sums[mixed], sums[cells], queries[some])
         return np.abs(sums, out=sums)
 
     def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -1,0 +1,14 @@
+"""Which of its moments a snapshot saw of a memory that may still grow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Moment(NamedTuple):
+    """Snapshots of one memory and one moment hold the same."""
+
+    commits: int
+    frames: int
+    """Of journals, beyond the last commits."""
+    steps: int

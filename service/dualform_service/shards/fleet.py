@@ -1,0 +1,171 @@
+"""One answerer for each shard, asked together, each within a deadline, and replaced when it does not answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from dualform.errors import BadInput, TimedOut, Unavailable
+from dualform.query.shards.front import ShardsMissing
+from dualform.query.shards.shard_engine import Reply
+from dualform.query.shards.shards import Asked
+from dualform.query.view import Check
+from dualform_service.shards.answerer import Launch, ShardAnswerer
+
+SECONDS = 60.0
+"""For a share, if nothing else is said."""
+START_SECONDS = 120.0
+"""In which a process has to give its first answer. It reads tables before; replaced sooner, it would never be done."""
+_GRACE = 0.05
+"""Seconds beyond the deadline, in which a process that works says itself that it gave up."""
+_LOOK = 0.05
+"""Seconds between looks whether somebody still waits for the answer."""
+
+_log = logging.getLogger("dualform.service")
+
+
+@dataclass(eq=False)
+class _Member:
+    answerer: ShardAnswerer
+    started: float = field(default_factory=time.monotonic)
+    answered: bool = False
+
+    @property
+    def starting(self) -> bool:
+        return not self.answered and time.monotonic() - self.started < START_SECONDS
+
+    def ask(self, asked: Asked, seconds: float) -> Future[Reply]:
+        try:
+            future = self.answerer.ask(asked, seconds)
+        except Exception as error:  # a process that is known to be gone
+            future = Future()
+            future.set_exception(error)
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, future: Future[Reply]) -> None:
+        self.answered |= not _failed(future)
+
+
+class Fleet:
+    """Is what a Front asks (dualform.query.shards.front). Safe to use from several threads. A context manager."""
+
+    def __init__(self, launch: Launch, names: Sequence[str], seconds: float = SECONDS) -> None:
+        """`names`: of the shards, by which errors call them. `seconds`: in which a share must be answered."""
+        if not seconds > 0:
+            raise BadInput(f"the shards' deadline is {seconds!r} s.", hint="It must be above 0.", field="seconds")
+        self._launch, self._names, self._seconds = launch, list(names), seconds
+        self._lock = threading.Lock()
+        self._closed = False
+        self._members: list[_Member | None] = [None] * len(names)
+        try:
+            for number in range(len(names)):
+                self._members[number] = _Member(launch(number))
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, asked: Asked, shards: Sequence[int], check: Check) -> dict[int, Any]:
+        """The answers of some shards, all of them.
+
+        Raises ShardsMissing within the deadline where one is gone or says nothing, what a shard raises of its share,
+        and what `check` raises.
+        """
+        end = time.monotonic() + self._seconds + _GRACE
+        members = {number: self._member(number) for number in shards}
+        futures = {member.ask(asked, self._seconds): number for number, member in members.items()}
+        pending, found = set(futures), dict[int, Any]()
+        while pending:
+            check()
+            left = end - time.monotonic()
+            done, pending = wait(pending, max(0.0, min(_LOOK, left)), FIRST_COMPLETED)
+            if gone := [futures[future] for future in done if _failed(future)]:
+                raise self._replaced({number: members[number] for number in gone}, "went away before it answered.")
+            for future in done:
+                found[futures[future]] = self._answer_of(future.result(), futures[future])
+            if pending and time.monotonic() >= end:
+                silent = [futures[future] for future in pending]
+                raise self._replaced({number: members[number] for number in silent}, self._late)
+        return found
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self._closed = True
+            members, self._members = self._members, [None] * len(self._names)
+        for member in members:
+            if member is not None:
+                member.answerer.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _late(self) -> str:
+        return f"did not answer within {self._seconds:.3g} s."
+
+    def _answer_of(self, reply: Reply, number: int) -> Any:
+        """Raises what the shard raised; ShardsMissing where it works, but gave up."""
+        error = reply.error
+        if isinstance(error, TimedOut):
+            hint = "It is at work: ask with fewer queries, or give the shards a longer deadline."
+            raise ShardsMissing(f"{self._names[number]} {self._late}", [number], hint=hint)
+        if isinstance(error, Unavailable):
+            raise ShardsMissing(f"{self._names[number]}: {error.message}", [number], hint=error.hint)
+        if error is not None:
+            raise error
+        return reply.answer
+
+    def _member(self, number: int) -> _Member:
+        """That of a shard, started where the last try failed."""
+        with self._lock:
+            if self._closed:
+                raise ShardsMissing("the processes of the memory's shards were ended.", [number])
+            member = self._members[number]
+            if member is None:
+                try:
+                    member = self._members[number] = _Member(self._launch(number))
+                except Exception as error:
+                    _log.error("no process for %s", self._names[number], exc_info=error)
+                    raise ShardsMissing(f"{self._names[number]} could not be started: {error}", [number]) from error
+            return member
+
+    def _replaced(self, members: Mapping[int, _Member], what: str) -> ShardsMissing:
+        """The error that names some shards. Each gets another process, unless it is starting and only late."""
+        names = ", ".join(self._names[number] for number in sorted(members))
+        _log.warning("%s %s", names, what)
+        for number, member in members.items():
+            if not (what == self._late and member.starting):
+                self._replace(number, member)
+        hint = "Another process takes its place: ask again in a moment, or allow a partial answer."
+        return ShardsMissing(f"{names} {what}", sorted(members), hint=hint)
+
+    def _replace(self, number: int, old: _Member) -> None:
+        """Start another process, and put the old one away meanwhile: a frozen one may not go at once."""
+        with self._lock:
+            if self._closed or self._members[number] is not old:
+                return  # whoever asked at the same time has done it
+            self._members[number] = None
+        threading.Thread(target=_put_away, args=(old.answerer,), name="dualform-put-away", daemon=True).start()
+        with suppress(ShardsMissing):  # the next question tries again, and says why it cannot be done
+            self._member(number)
+
+
+def _failed(future: Future[Reply]) -> bool:
+    return future.cancelled() or future.exception() is not None
+
+
+def _put_away(answerer: ShardAnswerer) -> None:
+    try:
+        answerer.close()
+    except Exception as error:
+        _log.warning("a process that was replaced could not be ended", exc_info=error)

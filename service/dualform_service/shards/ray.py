@@ -1,0 +1,86 @@
+"""Answerers as actors of Ray, one a shard. Ray starts processes on its machines and carries bytes; that is all.
+
+Ray listens on every address of a machine, whatever address it is told (measured with Ray 2.60): its machines belong
+into a network that nobody else reaches. The folder of the memory must be there on all of them under the same path, and
+so must dualform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from dualform.errors import DualformError, TimedOut
+from dualform.extras import optional
+from dualform.query.shards.shard_engine import Reply, ShardEngine, open_shard
+from dualform.query.shards.shards import Asked
+from dualform_service.shards.answerer import Launch, ShardAnswerer
+
+_THREADS = 8
+"""Questions that an actor works on at once; the front holds back more."""
+
+
+class _Actor:
+    """Answers for a shard once it is told for which one."""
+
+    def __init__(self, path: str, backend: str | None) -> None:
+        self._path, self._backend = path, backend
+        self._engine: Future[ShardEngine] = Future()
+
+    def open(self, number: int) -> None:
+        try:
+            self._engine.set_result(open_shard(self._path, number, self._backend))
+        except DualformError as error:  # what is wrong with the folder is said to whoever asks
+            self._engine.set_exception(error)
+
+    def reply(self, asked: Asked, seconds: float) -> Reply:
+        try:
+            return self._engine.result(seconds).reply(asked, seconds)
+        except DualformError as error:
+            return Reply(error=error)
+        except TimeoutError:
+            return Reply(error=TimedOut("the shard is still being opened."))
+
+
+class RayAnswerer:
+    """ShardAnswerer."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+
+    def ask(self, asked: Asked, seconds: float) -> Future[Reply]:
+        future: Future[Reply] = self._actor.reply.remote(asked, seconds).future()
+        return future
+
+    def close(self) -> None:
+        """Of a frozen process Ray takes some seconds."""
+        self._ray.kill(self._actor, no_restart=True)
+
+
+def ray_answerers(path: str | Path, address: str | None = None, backend: str | None = None, **settings: Any) -> Launch:
+    """Starts actors that answer for the shards of the memory at `path`, spread over the machines of a Ray cluster.
+
+    `address`: of the cluster, as ray.init takes it; None for that of the environment, or for one of this machine's own,
+    which is started. `settings` go to ray.init, unless Ray was initialised before. Raises MissingPackage.
+    """
+    ray = optional("ray")
+    if not ray.is_initialized():
+        ray.init(address, **{"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR", **settings})
+    # No restart: the front starts another one at once, which takes less than Ray's own look at what died.
+    actor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=_THREADS, scheduling_strategy="SPREAD")(_Actor)
+    return _Launch(ray, lambda: actor.remote(str(Path(path).absolute()), backend))
+
+
+class _Launch:
+    """Keeps one actor in reserve, whose process has imported all it needs: most of what starting one takes."""
+
+    def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
+        self._ray, self._start = ray, start
+        self._reserve = start()
+
+    def __call__(self, number: int) -> ShardAnswerer:
+        actor, self._reserve = self._reserve, self._start()
+        actor.open.remote(number)
+        return RayAnswerer(self._ray, actor)

@@ -1,0 +1,42 @@
+"""A front whose answerers are in this process: the same shares and merging, without processes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+from dualform.query.score.backends import choose
+from dualform.query.shards.front import Front, ShardsMissing
+from dualform.query.shards.shard_engine import ShardEngine
+from dualform.store.part import shard_names
+from dualform.store.runs import opened
+from dualform.store.snapshot import Snapshot
+
+
+class InProcess:
+    """Asks engines of this process; shares and answers are pickled, as they are between processes."""
+
+    def __init__(self, memory: Snapshot, backend: str | None = "numpy") -> None:
+        self.names = shard_names(memory)
+        self.engines = [ShardEngine(memory, number, choose(backend)) for number in range(len(self.names))]
+        self.dead: set[int] = set()
+        self.asked: list[tuple[type, tuple[int, ...]]] = []
+        """Each share's class, and the shards that it went to."""
+
+    def __call__(self, asked, shards: Sequence[int], check):
+        self.asked.append((type(asked.share), tuple(shards)))
+        if gone := self.dead.intersection(shards):
+            raise ShardsMissing(f"{', '.join(self.names[n] for n in sorted(gone))} did not answer.", sorted(gone))
+        replies = {n: self.engines[n].reply(pickle.loads(pickle.dumps(asked)), 60.0) for n in shards}
+        for reply in replies.values():
+            if reply.error is not None:
+                raise reply.error
+        return {n: pickle.loads(pickle.dumps(reply.answer)) for n, reply in replies.items()}
+
+
+def front_of(memory: Path | Snapshot, backend: str | None = "numpy") -> tuple[Front, InProcess]:
+    """A front over a memory, and its answerers."""
+    snapshot = opened(memory) if isinstance(memory, Path) else memory
+    shards = InProcess(snapshot, backend)
+    return Front(snapshot, shards, choose(backend)), shards

@@ -1,0 +1,76 @@
+"""Memories of several shards, of a few layers and spaces, with steps whose rows the shards share out unevenly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dualform.store.batch import Batch, Extent, Factor, LayerRows, ParameterGroup, StepLog
+from dualform.store.header import Ending, Header
+from dualform.store.layer import Layer, affine
+from dualform.store.writer import Writer
+
+LAYERS = (
+    Layer("plain", "sample", 5, 3, affine(5, "plain.weight", "plain.bias")),
+    Layer("repeated", "sample", 6, 4, affine(6, "repeated.weight", None), repeats=True),
+    Layer("grouped", "sample", 4, 4, affine(4, "grouped.weight", None), groups=2),
+    Layer("late", "sample", 3, 2, affine(3, "late.weight", None)),
+)
+"""`late` has no slots at even steps, and none in the last shard."""
+SETTINGS = {
+    "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False,
+}  # fmt: skip
+
+
+def wide(rng: np.random.Generator, shape: tuple[int, int], spread: int) -> np.ndarray:
+    """float32 numbers of both signs, whose sizes lie up to 2^spread apart; some are 0."""
+    numbers = rng.normal(size=shape) * np.exp2(rng.integers(-spread, 1, shape))
+    return np.where(rng.random(shape) < 0.2, 0.0, numbers).astype(np.float32)
+
+
+def write(path: Path, sizes: list[list[int]], seed: int = 0, spread: int = 10, finish: bool = True) -> None:
+    """A memory with a shard for each of `sizes`, which has the rows of each step."""
+    rng = np.random.default_rng(seed)
+    initial = {
+        block.name: rng.normal(size=(layer.d_out, layer.weight_width) if block.start < layer.d_in else layer.d_out)
+        for layer in LAYERS
+        for block in layer.parameters
+    }
+    initial = {name: own.astype(np.float32) for name, own in initial.items()}
+    header = Header(
+        path, LAYERS, optimizer="SGD", rule="sgd", reason="", initial=initial, skipped={}, label_names={},
+        settings={name: "BOOLEAN" if isinstance(own, bool) else "DOUBLE" for name, own in SETTINGS.items()},
+    )  # fmt: skip
+    count = len(sizes)
+    writers = [Writer(header, shard_number=n, shards=count) for n in range(count)]
+    inputs = wide(rng, (7, 6), spread)
+    for step in range(len(sizes[0])):
+        for number, writer in enumerate(writers):
+            rows = sizes[number][step]
+            writer.append(_batch(rng, step, rows, inputs, spread, number < count - 1 or count == 1))
+            if step == 3:
+                writer.commit()
+    for number, writer in reversed(list(enumerate(writers))):
+        if not finish and number == count - 1:
+            writer.abandon()
+        else:
+            writer.close(Ending(final=initial)) if number == 0 else writer.close()
+
+
+def _batch(rng: np.random.Generator, step: int, rows: int, inputs: np.ndarray, spread: int, late: bool) -> Batch:
+    sample = rng.integers(0, len(inputs), rows)
+    said = {
+        "dataset": np.array([["first", "second", None][i % 3] for i in sample], dtype=object),
+        "label": np.ma.MaskedArray(sample % 4, mask=sample % 7 == 0),
+        "sample": sample,
+    }
+    given = {layer.name: wide(rng, (rows, layer.d_in), spread) for layer in LAYERS} | {"repeated": inputs[sample]}
+    layers = {
+        layer.name: [LayerRows(0, given[layer.name], rng.normal(size=(rows, layer.d_out)).astype(np.float32))]
+        for layer in LAYERS
+        if layer.name != "late" or (late and step % 2)
+    }
+    factors = tuple(Factor(block.name, 0, 0.5, 1e-8) for layer in LAYERS for block in layer.parameters)
+    log = StepLog(step, True, step, (ParameterGroup(SETTINGS),), factors)
+    return Batch(step, said, [Extent("sample", 0, rows, None)], layers, logs=[log])

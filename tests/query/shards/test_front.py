@@ -1,0 +1,269 @@
+"""A front over shards answers as one engine over the same shards, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+
+import dualform
+from dualform.errors import EmptyMask, Inexact, NotFound, Unavailable
+from dualform.query.engine import Engine
+from dualform.query.score.backends import choose
+from dualform.query.shards.absolute import AbsoluteShare
+from dualform.query.shards.best import BestShare
+from dualform.query.shards.key_sums import KeyColumnsShare, KeySumsShare
+from dualform.query.shards.scores import ScoresShare
+from dualform.query.shards.shard_engine import ShardEngine
+from dualform.query.shards.shards import Asked
+from dualform.query.shards.slot_sums import SlotSumShare
+from dualform.query.sums import grouping, key_sums
+from dualform.query.weights.slot_sum import slot_sum
+from dualform.query.where import mask
+from dualform.query.where.mask import Source
+from dualform.store.part import Part
+from dualform.store.runs import opened
+from tests.query.shards.in_process import front_of
+from tests.query.shards.memories import LAYERS, write
+
+SIZES = [[3, 4, 2, 5, 1, 6], [2, 2, 4, 3, 5, 1], [1, 3, 3, 2, 2, 4]]
+MASKS = [None, "label > 1", "dataset = 'first' AND step > 0", "slot % 2 = 0", "label IS NULL OR sample < 3"]
+WIDTHS = {layer.name: layer.d_in for layer in LAYERS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("shards") / "memory"
+    write(path, SIZES, spread=6)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engines(folder):
+    """One engine over the memory, a front over its shards, and those."""
+    one = dualform.open(folder, backend="numpy")
+    front, shards = front_of(folder)
+    yield one, front, shards
+    one.close()
+    front.close()
+
+
+@pytest.fixture
+def asked(engines):
+    """What shards were asked, of this test alone."""
+    _, front, shards = engines
+    shards.asked.clear()
+    front._view.cache.clear()
+    yield shards.asked
+    shards.dead.clear()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of sums that hold slots of several steps and shards, and are many."""
+    monkeypatch.setattr(key_sums, "BLOCK", 7)
+
+
+def queries(layer, count=3, seed=5):
+    return np.random.default_rng(seed).normal(size=(count, WIDTHS[layer])).astype(np.float32)
+
+
+def same(one, other):
+    for name in ("ids", "flat_scores", "sums", "counts", "values"):
+        own = [getattr(answer, name, np.empty(0)) for answer in (one, other)]
+        assert own[0].tobytes() == own[1].tobytes(), name
+    assert getattr(one, "groups", None) == getattr(other, "groups", None)
+    assert (one.scan.slots_scanned, one.scan.slots_matching) == (other.scan.slots_scanned, other.scan.slots_matching)
+
+
+@st.composite
+def memories(draw):
+    steps = draw(st.integers(1, 5))
+    rows = st.lists(st.integers(1, 6), min_size=steps, max_size=steps)
+    return draw(st.lists(rows, min_size=1, max_size=4)), draw(st.integers(0, 99)), draw(st.sampled_from([0, 12, 40]))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(memory=memories(), data=st.data())
+def test_every_answer_has_the_bits_of_one_engine(memory, data, tmp_path_factory):
+    sizes, seed, spread = memory
+    path = tmp_path_factory.mktemp("generated") / "memory"
+    write(path, sizes, seed, spread)
+    written = opened(path)
+    front, _ = front_of(written)
+    with Engine(written, choose("numpy")) as one:
+        for _ in range(2):
+            layer = data.draw(st.sampled_from(list(WIDTHS)))
+            own, where = queries(layer, 3, seed), data.draw(st.sampled_from(MASKS))
+            by = data.draw(st.sampled_from(["label", ("dataset", "label"), "step", "sample"]))
+            score = data.draw(st.sampled_from(["signed", "abs", "cosine"]))
+            at_step = data.draw(st.integers(0, one.info().steps))
+            _compared(one, front, lambda e: e.output(layer, own, where, at_step, allow_inexact=True))  # noqa: B023
+            if layer == "grouped":
+                layer, own = "grouped.1", own[:, 2:]
+            k = data.draw(st.integers(1, 9))
+            _compared(one, front, lambda e: e.topk(layer, own, k, where, None, score))  # noqa: B023
+            _compared(one, front, lambda e: e.topk(layer, own, k, where, by, score))  # noqa: B023
+            sums = "signed" if score == "abs" else score
+            _compared(one, front, lambda e: e.group_sum(layer, own, by, where, sums))  # noqa: B023
+            _compared(one, front, lambda e: e.group_sum(layer, own, by, where, "abs"), _close)  # noqa: B023
+    shutil.rmtree(path)
+
+
+def _compared(one, front, ask, alike=same):
+    """Both answer alike, or both refuse alike."""
+    try:
+        expected = ask(one)
+    except (NotFound, EmptyMask) as error:
+        with pytest.raises(type(error), match=r"."):
+            ask(front)
+        return
+    alike(expected, ask(front))
+
+
+def _close(one, other):
+    assert one.groups == other.groups
+    np.testing.assert_allclose(one.sums, other.sums, rtol=1e-6, atol=0)
+
+
+def test_keys_are_asked_for_where_a_sum_may_be_rounded_and_nowhere_else(engines, asked, tmp_path):
+    one, front, _ = engines
+    same(*(engine.group_sum("plain", queries("plain"), by="label") for engine in (one, front)))
+    assert asked
+    assert {share for share, _ in asked} == {KeySumsShare}
+    write(tmp_path / "memory", [[4, 4, 4], [4, 4, 4]], spread=60)
+    front, shards = front_of(tmp_path / "memory")
+    with dualform.open(tmp_path / "memory", backend="numpy") as one:
+        same(*(engine.group_sum("plain", queries("plain"), by="label") for engine in (one, front)))
+    assert (KeyColumnsShare, (0, 1)) in shards.asked
+
+
+def test_with_very_many_groups_scores_are_added_in_order(engines, asked, monkeypatch):
+    monkeypatch.setattr(grouping, "BUDGET", 0)
+    for layer in ("plain", "repeated", "late"):
+        for score in ("signed", "abs", "cosine"):
+            own = (engine.group_sum(layer, queries(layer, 20), "step", "label > 0", score) for engine in engines[:2])
+            same(*own)
+    assert {share for share, _ in asked} == {ScoresShare}
+
+
+def test_what_is_asked_of_shards_and_what_the_front_answers_alone(engines, asked):
+    _, front, _ = engines
+    own = queries("plain")
+    split = {
+        BestShare: lambda: front.topk("plain", own, where="label > 1"),
+        KeySumsShare: lambda: front.group_sum("plain", own, by="label"),
+        AbsoluteShare: lambda: front.group_sum("plain", own, by="label", score="abs"),
+        SlotSumShare: lambda: front.weights(where="label > 1", allow_inexact=True),
+    }
+    for share, ask in split.items():
+        asked.clear()
+        ask()
+        assert share in {kind for kind, _ in asked}
+    asked.clear()
+    front.info(), front.slots([3, 1], "sample")
+    front.group_sum("plain", own, by="label", score="cosine")
+    front.output("plain", own, kernel="softmax", allow_inexact=True)
+    assert {share for share, _ in asked} <= {SlotSumShare}  # of the weights that slots do not make
+
+
+def test_only_shards_with_slots_are_asked(engines, asked):
+    engines[1].topk("late", queries("late"))
+    assert asked == [(BestShare, (0, 1))]
+
+
+def test_weights_are_the_sum_over_the_slots_of_all_shards(engines):
+    one, _, _ = engines
+    for layer in ("plain", "repeated", "late"):
+        ids = np.sort(one.topk(layer, queries(layer, 1), k=999).ids)
+        terms = one.coefficients(layer, ids)[:, None] * one.values(layer, ids).astype(np.float64)
+        wanted = terms.T @ one.keys(layer, ids).astype(np.float64)
+        found = one.output(layer, np.eye(WIDTHS[layer], dtype=np.float32), initial=False, allow_inexact=True, at_step=6)
+        exact = slot_sum(one._view, one._view.snapshot.layer(layer), *whole(one, layer), 6, lambda: None)
+        np.testing.assert_allclose(exact.weight, wanted, rtol=1e-12, atol=1e-13 * np.abs(terms).max())
+        assert found.values.shape == wanted.T.shape
+
+
+def whole(engine, layer):
+    return [mask.selection(engine._view, engine._view.snapshot.layer(layer), None)]
+
+
+def test_a_missing_shard_is_an_error_unless_a_partial_answer_is_asked_for(engines, asked):
+    one, front, shards = engines
+    own = queries("plain")
+    theirs = shards.engines[1]._shard.rows.places("plain")
+    rest = f"NOT (slot IN ({', '.join(map(str, theirs))}))"
+    shards.dead = {1}
+    for ask in (
+        lambda engine, **more: engine.topk("plain", own, 4, **more),
+        lambda engine, **more: engine.topk("plain", own, 4, by="label", **more),
+        lambda engine, **more: engine.group_sum("plain", own, "label", **more),
+    ):
+        with pytest.raises(Unavailable, match="shard-00001 did not answer"):
+            ask(front)
+        partial, expected = ask(front, allow_partial=True), ask(one, where=rest)
+        assert partial.scan.missing == ("shard-00001",)
+        same(partial, expected)
+    with pytest.raises(Unavailable, match="shard-00001"):
+        front.output("plain", own, allow_inexact=True)
+    shards.dead = set()
+    entire = front.topk("plain", own, 4, allow_partial=True)
+    assert entire.scan.missing == ()
+    same(one.topk("plain", own, 4, allow_partial=True), entire)
+    shards.dead = {0, 1, 2}
+    with pytest.raises(Unavailable, match="shard-00000"):
+        front.topk("plain", own, allow_partial=True)
+
+
+def test_an_answerer_reads_no_other_shard(engines, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "memory")
+    one, _, _ = engines
+    memory = opened(tmp_path / "memory")
+    for other in ("shard-00000", "shard-00002"):
+        shutil.rmtree(tmp_path / "memory" / other / "layers")
+    share = BestShare("plain", Source(None), (), queries("plain"), 99, "signed")
+    replies = [ShardEngine(memory, n, choose("numpy")).reply(Asked(share, memory.moment), 60.0) for n in range(3)]
+    assert [reply.error is None for reply in replies] == [False, True, False]
+    theirs = set(Part(memory, 1).places("plain").tolist())
+    expected = one.topk("plain", queries("plain"), 99)
+    for query, (entries, _) in enumerate(replies[1].answer.ranked):
+        assert entries.tolist() == [slot for slot in expected.slots[query].tolist() if slot in theirs]
+    assert "shard-00002" in str(replies[2].error)
+
+
+def test_errors_are_those_of_one_engine(engines, asked):
+    _, front, _ = engines
+    for ask, error in (
+        (lambda: front.topk("none", queries("plain")), "there is no layer"),
+        (lambda: front.topk("plain", queries("late")), "takes 5 numbers"),
+        (lambda: front.topk("plain", queries("plain"), where="label > 99"), "leaves none"),
+        (lambda: front.group_sum("plain", queries("plain"), by="nothing"), "no slot column"),
+        (lambda: front.topk("plain", queries("plain"), score="best"), "score is 'best'"),
+        (lambda: front.output("plain", queries("plain")), "not known to be exact"),
+    ):
+        with pytest.raises((ValueError, LookupError, Inexact), match=error):
+            ask()
+    assert {share for share, _ in asked} <= {SlotSumShare}  # which the last one's grade asks for
+
+
+def test_a_memory_that_was_cut_off_is_answered_up_to_the_step_that_all_shards_have(tmp_path):
+    write(tmp_path / "memory", SIZES, finish=False)
+    memory = opened(tmp_path / "memory")
+    front, _ = front_of(memory)
+    with Engine(memory, choose("numpy")) as one:
+        assert one.info().recording
+        for layer in ("plain", "repeated", "late"):
+            same(*(engine.topk(layer, queries(layer), 9) for engine in (one, front)))
+            same(*(engine.group_sum(layer, queries(layer), "label") for engine in (one, front)))
+            same(*(engine.output(layer, queries(layer), allow_inexact=True) for engine in (one, front)))
+
+
+def test_shards_that_see_another_moment_say_so(engines):
+    _, front, shards = engines
+    moment = front._view.snapshot.moment
+    share = BestShare("plain", Source(None), (), queries("plain"), 9, "signed")
+    reply = shards.engines[0].reply(Asked(share, moment._replace(frames=1)), 60.0)
+    assert isinstance(reply.error, Unavailable)
+    assert "moved on" in str(reply.error)

@@ -1,0 +1,71 @@
+"""Fifty processes killed or frozen while they are asked: each is named in time, and replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+
+import dualform
+from dualform.errors import Unavailable
+from dualform.query.shards.front import open_front
+from dualform_service.shards.fleet import Fleet
+from tests.query.shards.memories import write
+from tests.service.shards.local_process import local_processes
+
+NAMES = ["shard-00000", "shard-00001"]
+DEADLINE = 0.25
+QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
+
+
+def test_fifty_kills_and_freezes(tmp_path, record_property):
+    write(tmp_path / "memory", [[3, 4, 2], [2, 2, 4]])
+    with dualform.open(tmp_path / "memory", backend="numpy") as one:
+        expected = one.topk("plain", QUERIES, 5)
+    rng, started, late, recovered = np.random.default_rng(0), {}, [], []
+    with Fleet(local_processes(tmp_path / "memory", started), NAMES, DEADLINE) as fleet:
+        front = open_front(tmp_path / "memory", fleet, "numpy")
+
+        def ask() -> float:
+            """Seconds until there is an answer, which is whole, whatever happens to a process meanwhile."""
+            began = time.monotonic()
+            while True:
+                try:
+                    found = front.topk("plain", QUERIES, 5)
+                except Unavailable:
+                    assert time.monotonic() - began < 60
+                    continue
+                assert (found.ids.tobytes(), found.flat_scores.tobytes()) == (
+                    expected.ids.tobytes(),
+                    expected.flat_scores.tobytes(),
+                )
+                assert found.scan.missing == ()
+                return time.monotonic() - began
+
+        ask()
+        for turn in range(50):
+            victim = int(rng.integers(len(NAMES)))
+            blow = signal.SIGSTOP if turn % 5 in (0, 2) else signal.SIGKILL
+            process = started[victim].process
+            timer = threading.Timer(rng.random() * 0.004, os.kill, (process.pid, blow))
+            timer.start()
+            refused = None
+            while refused is None:  # until the blow has met a question
+                began = time.monotonic()
+                try:
+                    front.topk("plain", QUERIES, 5)
+                except Unavailable as error:
+                    refused = error.message
+            late.append(time.monotonic() - began - DEADLINE)
+            assert NAMES[victim] in refused
+            timer.join()
+            recovered.append(ask())
+            assert started[victim].process is not process
+        front.close()
+    record_property("named, seconds after the deadline", max(late))
+    record_property("answering again, seconds later", max(recovered))
+    assert max(late) <= 0.2
+    assert max(recovered) < 5

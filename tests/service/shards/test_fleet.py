@@ -1,0 +1,160 @@
+"""What the fleet makes of answerers that answer, err, die, say nothing or cannot be started; without processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
+from dualform.query.shards.shard_engine import Reply
+from dualform_service.shards import fleet as room
+from dualform_service.shards.fleet import Fleet
+from dualform_service.shards.ray import _Actor, ray_answerers
+from tests.query.shards.memories import write
+
+
+class Made:
+    """An answerer whose reply is known beforehand: a Reply, an error of the process, or None for none at all."""
+
+    def __init__(self, reply, ready=True):
+        self.reply, self.ready, self.closed, self.seconds = reply, ready, threading.Event(), []
+
+    def ask(self, asked, seconds):
+        self.seconds.append(seconds)
+        future = Future()
+        if isinstance(self.reply, Reply):
+            future.set_result(self.reply)
+        elif self.reply is not None:
+            future.set_exception(self.reply)
+        return future
+
+    def close(self):
+        self.closed.set()
+
+
+def never():
+    pass
+
+
+def fleet_of(*lists, seconds=0.05):
+    """A fleet whose shards have answerers of those lists, the next one whenever one is replaced."""
+    waiting = [list(own) for own in lists]
+    return Fleet(lambda n: waiting[n].pop(0), [f"shard-{n}" for n in range(len(lists))], seconds)
+
+
+def test_all_answers_come_by_number():
+    with fleet_of([Made(Reply("a"))], [Made(Reply("b"))], [Made(Reply("c"))]) as fleet:
+        assert fleet("asked", [2, 0], never) == {2: "c", 0: "a"}
+
+
+def test_an_error_of_the_question_is_raised_and_replaces_nobody():
+    made = Made(Reply(error=Inexact("not so")))
+    with fleet_of([made]) as fleet:
+        for _ in range(2):
+            with pytest.raises(Inexact, match="not so"):
+                fleet("asked", [0], never)
+        assert not made.closed.is_set()
+
+
+def test_one_that_is_gone_is_named_and_replaced():
+    dead = Made(ConnectionError("end of file"))
+    with fleet_of([Made(Reply("a"))], [dead, Made(Reply("b"))]) as fleet:
+        with pytest.raises(Unavailable, match="shard-1 went away") as caught:
+            fleet("asked", [0, 1], never)
+        assert caught.value.shards == (1,)
+        assert fleet("asked", [0, 1], never) == {0: "a", 1: "b"}
+        assert dead.closed.wait(5)
+
+
+def test_one_that_is_silent_is_named_in_time_and_replaced():
+    silent = Made(Reply("b"))
+    with fleet_of([Made(Reply("a"))], [silent, Made(Reply("new"))]) as fleet:
+        fleet("asked", [1], never)
+        silent.reply = None
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"shard-1 did not answer within 0.05 s"):
+            fleet("asked", [0, 1], never)
+        assert time.monotonic() - began < 0.25
+        assert fleet("asked", [1], never) == {1: "new"}
+        assert silent.closed.wait(5)
+
+
+def test_one_that_starts_is_given_time(monkeypatch):
+    starting = Made(None)
+    with fleet_of([starting, Made(Reply("new"))]) as fleet:
+        with pytest.raises(Unavailable, match="did not answer"):
+            fleet("asked", [0], never)
+        starting.reply = Reply("ready")
+        assert fleet("asked", [0], never) == {0: "ready"}
+        monkeypatch.setattr(room, "START_SECONDS", 0.0)
+        starting.reply = None
+        with pytest.raises(Unavailable, match="did not answer"):
+            fleet("asked", [0], never)
+        assert fleet("asked", [0], never) == {0: "new"}
+
+
+def test_one_that_says_that_it_is_late_is_at_work_and_stays():
+    slow = Made(Reply(error=TimedOut("too slow")))
+    with fleet_of([slow]) as fleet:
+        with pytest.raises(Unavailable, match=r"shard-0 did not answer within 0.05 s\. It is at work"):
+            fleet("asked", [0], never)
+        slow.reply = Reply("a")
+        assert fleet("asked", [0], never) == {0: "a"}
+        assert not slow.closed.is_set()
+
+
+def test_one_that_cannot_be_started_is_tried_again():
+    starts = [Made(ConnectionError()), RuntimeError("no machine"), Made(Reply("a"))]
+
+    def launch(number):
+        start = starts.pop(0)
+        if isinstance(start, Exception):
+            raise start
+        return start
+
+    with Fleet(launch, ["shard-0"], 0.05) as fleet:
+        with pytest.raises(Unavailable, match="went away"):
+            fleet("asked", [0], never)
+        assert fleet("asked", [0], never) == {0: "a"}
+
+
+def test_whoever_gave_up_is_not_kept_waiting():
+    def check():
+        raise Cancelled("gone")
+
+    with fleet_of([Made(None)], seconds=60.0) as fleet, pytest.raises(Cancelled):
+        fleet("asked", [0], check)
+
+
+def test_closing_ends_all_and_no_question_starts_one_again():
+    made = [Made(Reply("a")), Made(Reply("b"))]
+    fleet = fleet_of([made[0]], [made[1]])
+    fleet.close()
+    assert all(one.closed.is_set() for one in made)
+    with pytest.raises(Unavailable, match="ended"):
+        fleet("asked", [0], never)
+
+
+def test_a_deadline_must_be_above_0():
+    with pytest.raises(BadInput, match="deadline"):
+        fleet_of([Made(None)], seconds=0.0)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(MissingPackage, match=r"extra \[ray\]"):
+        ray_answerers(tmp_path)
+
+
+def test_an_actor_answers_once_it_is_told_for_which_shard(tmp_path):
+    actor = _Actor(str(tmp_path / "memory"), "numpy")
+    assert isinstance(actor.reply("asked", 0.0).error, TimedOut)
+    actor.open(0)
+    assert "no memory" in str(actor.reply("asked", 0.0).error)
+    write(tmp_path / "memory", [[2]])
+    actor = _Actor(str(tmp_path / "memory"), "numpy")
+    actor.open(0)
+    assert actor._engine.result().path == tmp_path / "memory"

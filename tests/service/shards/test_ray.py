@@ -1,0 +1,78 @@
+"""Actors of a real Ray behind the front. Runs where Ray is installed: pip install 'dualform[ray]'."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform.errors import Unavailable
+from dualform.query.shards.front import open_front
+from dualform_client import Client
+from dualform_service.server import Server
+from dualform_service.shards.fleet import Fleet
+from dualform_service.shards.ray import ray_answerers
+from tests.query.shards.memories import write
+
+ray = pytest.importorskip("ray", reason="Ray is not installed, an extra of its own: pip install 'dualform[ray]'")
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = [[3, 4, 2], [2, 2, 4]]
+QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
+
+
+def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch, record_property):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    write(tmp_path / "memory", SIZES)
+    launch = ray_answerers(tmp_path / "memory", "local", "numpy", num_cpus=2, object_store_memory=80_000_000)
+    started = {}
+
+    def watched(number):
+        started[number] = launch(number)
+        return started[number]
+
+    try:
+        with dualform.open(tmp_path / "memory", backend="numpy") as one, Fleet(watched, ["a", "b"], 2.0) as fleet:
+            front = open_front(tmp_path / "memory", fleet, "numpy")
+            expected = one.topk("plain", QUERIES, 5)
+            record_property("first answer, seconds", _answered(front, expected))
+            began = time.monotonic()
+            for _ in range(20):
+                front.topk("plain", QUERIES, 5)
+            record_property("an answer, seconds", (time.monotonic() - began) / 20)
+            with Server(front, "127.0.0.1:0") as server, Client(server.address) as client:
+                sums, own = (each.group_sum("plain", QUERIES, by="label") for each in (client, one))
+                assert sums.sums.tobytes() == own.sums.tobytes()
+                out, own = (
+                    each.output("plain", QUERIES, where="label > 1", allow_inexact=True) for each in (client, one)
+                )
+                assert out.values.tobytes() == own.values.tobytes()
+                for number, blow in ((0, signal.SIGKILL), (1, signal.SIGSTOP)):
+                    actor = started[number]._actor
+                    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), blow)
+                    began = time.monotonic()
+                    with pytest.raises(Unavailable, match="ab"[number]):
+                        client.topk("plain", QUERIES, 5)
+                    named = time.monotonic() - began
+                    took = _answered(front, expected)
+                    record_property(f"{blow.name}: named, answering again, seconds", (named, took))
+                    assert named < 2.2
+                    assert took < 5
+    finally:
+        ray.shutdown()
+
+
+def _answered(front, expected) -> float:
+    """Seconds until there is an answer, the right one."""
+    began = time.monotonic()
+    while True:
+        try:
+            found = front.topk("plain", QUERIES, 5)
+        except Unavailable:
+            assert time.monotonic() - began < 60
+            continue
+        assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+        return time.monotonic() - began
