@@ -13,8 +13,9 @@ from dualform.query.shards.shards import Asked
 class ShardAnswerer(Protocol):
     """A process that keeps a dualform.query.shards.shard_engine.ShardEngine of one shard."""
 
-    def ask(self, asked: Asked, seconds: float) -> Future[Reply]:
-        """What the engine's `reply` gives; any error means that the process is gone. Returns at once.
+    def ask(self, asked: Asked | None, seconds: float) -> Future[Reply]:
+        """What the engine's `reply` gives; any error means that the process is gone. Returns at once. None asks whether
+        the process is ready.
 
         The process gives the share up after so many seconds. The front keeps that deadline itself, too: a process that
         was stopped says nothing.

@@ -21,7 +21,7 @@ from dualform_service.shards.answerer import Launch, ShardAnswerer
 SECONDS = 60.0
 """For a share, if nothing else is said."""
 START_SECONDS = 120.0
-"""In which a process has to give its first answer. It reads tables before; replaced sooner, it would never be done."""
+"""In which a process has to begin to answer. It reads tables before: replaced sooner, it would never be done."""
 _GRACE = 0.05
 """Seconds beyond the deadline, in which a process that works says itself that it gave up."""
 _LOOK = 0.05
@@ -32,25 +32,39 @@ _log = logging.getLogger("dualform.service")
 
 @dataclass(eq=False)
 class _Member:
+    """An answerer, and whether it has begun to answer."""
+
     answerer: ShardAnswerer
     started: float = field(default_factory=time.monotonic)
-    answered: bool = False
+    ready: Future[Reply] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ready = self._asked(None, START_SECONDS)
 
     @property
     def starting(self) -> bool:
-        return not self.answered and time.monotonic() - self.started < START_SECONDS
+        return not self.ready.done() and time.monotonic() - self.started < START_SECONDS
 
-    def ask(self, asked: Asked, seconds: float) -> Future[Reply]:
+    def ask(self, asked: Asked, end: float) -> Future[Reply]:
+        """Sent once it is ready, unless `end` has passed by then: what nobody waits for must not keep it from work."""
+        answer = Future[Reply]()
+
+        def send(ready: Future[Reply]) -> None:
+            left = end - time.monotonic()
+            if left > 0:
+                sent = ready if _failed(ready) else self._asked(asked, left)
+                sent.add_done_callback(lambda done: _pass_on(done, answer))
+
+        self.ready.add_done_callback(send)
+        return answer
+
+    def _asked(self, asked: Asked | None, seconds: float) -> Future[Reply]:
         try:
-            future = self.answerer.ask(asked, seconds)
+            return self.answerer.ask(asked, seconds)
         except Exception as error:  # a process that is known to be gone
-            future = Future()
-            future.set_exception(error)
-        future.add_done_callback(self._done)
-        return future
-
-    def _done(self, future: Future[Reply]) -> None:
-        self.answered |= not _failed(future)
+            failed = Future[Reply]()
+            failed.set_exception(error)
+            return failed
 
 
 class Fleet:
@@ -77,9 +91,10 @@ class Fleet:
         Raises ShardsMissing within the deadline where one is gone or says nothing, what a shard raises of its share,
         and what `check` raises.
         """
-        end = time.monotonic() + self._seconds + _GRACE
+        end = time.monotonic() + self._seconds
         members = {number: self._member(number) for number in shards}
-        futures = {member.ask(asked, self._seconds): number for number, member in members.items()}
+        futures = {member.ask(asked, end): number for number, member in members.items()}
+        end += _GRACE
         pending, found = set(futures), dict[int, Any]()
         while pending:
             check()
@@ -162,6 +177,13 @@ class Fleet:
 
 def _failed(future: Future[Reply]) -> bool:
     return future.cancelled() or future.exception() is not None
+
+
+def _pass_on(done: Future[Reply], answer: Future[Reply]) -> None:
+    if _failed(done):
+        answer.set_exception(ConnectionError("the process is gone") if done.cancelled() else done.exception())
+    else:
+        answer.set_result(done.result())
 
 
 def _put_away(answerer: ShardAnswerer) -> None:

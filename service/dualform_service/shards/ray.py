@@ -35,7 +35,7 @@ class _Actor:
         except DualformError as error:  # what is wrong with the folder is said to whoever asks
             self._engine.set_exception(error)
 
-    def reply(self, asked: Asked, seconds: float) -> Reply:
+    def reply(self, asked: Asked | None, seconds: float) -> Reply:
         try:
             return self._engine.result(seconds).reply(asked, seconds)
         except DualformError as error:
@@ -50,7 +50,7 @@ class RayAnswerer:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
 
-    def ask(self, asked: Asked, seconds: float) -> Future[Reply]:
+    def ask(self, asked: Asked | None, seconds: float) -> Future[Reply]:
         future: Future[Reply] = self._actor.reply.remote(asked, seconds).future()
         return future
 

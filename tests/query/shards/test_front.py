@@ -24,7 +24,7 @@ from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
 from dualform.store.part import Part
-from dualform.store.runs import opened
+from dualform.store.runs import Runs, opened
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import LAYERS, write
 
@@ -267,3 +267,15 @@ def test_shards_that_see_another_moment_say_so(engines):
     reply = shards.engines[0].reply(Asked(share, moment._replace(frames=1)), 60.0)
     assert isinstance(reply.error, Unavailable)
     assert "moved on" in str(reply.error)
+
+
+def test_runs_of_a_training_that_was_resumed_have_their_shards_one_after_the_other(folder, tmp_path):
+    write(tmp_path / "later", [[2, 3], [3, 1]], seed=3)
+    runs = Runs.of([folder, tmp_path / "later"])
+    front, shards = front_of(runs)
+    assert shards.names[-2:] == ["later/shard-00000", "later/shard-00001"]
+    with Engine(runs, choose("numpy")) as one:
+        for layer in ("plain", "repeated", "late"):
+            same(*(engine.topk(layer, queries(layer), 9, "run = 1 OR step < 3") for engine in (one, front)))
+            same(*(engine.group_sum(layer, queries(layer), ("run", "label")) for engine in (one, front)))
+            same(*(engine.output(layer, queries(layer), allow_inexact=True) for engine in (one, front)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -17,11 +18,12 @@ from tests.query.shards.memories import write
 from tests.service.shards.local_process import local_processes
 
 NAMES = ["shard-00000", "shard-00001"]
-DEADLINE = 0.25
+DEADLINE = 0.4
+_log = logging.getLogger(__name__)
 QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 
 
-def test_fifty_kills_and_freezes(tmp_path, record_property):
+def test_fifty_kills_and_freezes(tmp_path):
     write(tmp_path / "memory", [[3, 4, 2], [2, 2, 4]])
     with dualform.open(tmp_path / "memory", backend="numpy") as one:
         expected = one.topk("plain", QUERIES, 5)
@@ -48,7 +50,7 @@ def test_fifty_kills_and_freezes(tmp_path, record_property):
         ask()
         for turn in range(50):
             victim = int(rng.integers(len(NAMES)))
-            blow = signal.SIGSTOP if turn % 5 in (0, 2) else signal.SIGKILL
+            blow = signal.SIGSTOP if turn % 3 == 0 else signal.SIGKILL
             process = started[victim].process
             timer = threading.Timer(rng.random() * 0.004, os.kill, (process.pid, blow))
             timer.start()
@@ -65,7 +67,6 @@ def test_fifty_kills_and_freezes(tmp_path, record_property):
             recovered.append(ask())
             assert started[victim].process is not process
         front.close()
-    record_property("named, seconds after the deadline", max(late))
-    record_property("answering again, seconds later", max(recovered))
+    _log.info("named at most %.3f s after the deadline, answering at most %.2f s later", max(late), max(recovered))
     assert max(late) <= 0.2
     assert max(recovered) < 5

@@ -23,8 +23,13 @@ class Made:
         self.reply, self.ready, self.closed, self.seconds = reply, ready, threading.Event(), []
 
     def ask(self, asked, seconds):
-        self.seconds.append(seconds)
         future = Future()
+        if asked is None:
+            self.begin = future
+            if self.ready:
+                future.set_result(Reply())
+            return future
+        self.seconds.append(seconds)
         if isinstance(self.reply, Reply):
             future.set_result(self.reply)
         elif self.reply is not None:
@@ -77,21 +82,35 @@ def test_one_that_is_silent_is_named_in_time_and_replaced():
         began = time.monotonic()
         with pytest.raises(Unavailable, match=r"shard-1 did not answer within 0.05 s"):
             fleet("asked", [0, 1], never)
-        assert time.monotonic() - began < 0.25
+        assert time.monotonic() - began < 0.05 + 0.2
         assert fleet("asked", [1], never) == {1: "new"}
         assert silent.closed.wait(5)
 
 
-def test_one_that_starts_is_given_time(monkeypatch):
-    starting = Made(None)
+def test_one_that_starts_is_given_time_and_is_not_asked_what_nobody_waits_for(monkeypatch):
+    starting = Made(Reply("ready"), ready=False)
     with fleet_of([starting, Made(Reply("new"))]) as fleet:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="did not answer"):
+                fleet("asked", [0], never)
+        starting.begin.set_result(Reply())
+        assert starting.seconds == []
+        assert fleet("asked", [0], never) == {0: "ready"}
+        assert len(starting.seconds) == 1
+
+
+def test_one_that_never_begins_is_replaced(monkeypatch):
+    monkeypatch.setattr(room, "START_SECONDS", 0.0)
+    with fleet_of([Made(None, ready=False), Made(Reply("new"))]) as fleet:
         with pytest.raises(Unavailable, match="did not answer"):
             fleet("asked", [0], never)
-        starting.reply = Reply("ready")
-        assert fleet("asked", [0], never) == {0: "ready"}
-        monkeypatch.setattr(room, "START_SECONDS", 0.0)
-        starting.reply = None
-        with pytest.raises(Unavailable, match="did not answer"):
+        assert fleet("asked", [0], never) == {0: "new"}
+
+
+def test_one_that_dies_while_it_begins_is_named_at_once():
+    with fleet_of([Made(None, ready=False), Made(Reply("new"))], seconds=30.0) as fleet:
+        fleet._members[0].ready.set_exception(ConnectionError("end of file"))
+        with pytest.raises(Unavailable, match="shard-0 went away"):
             fleet("asked", [0], never)
         assert fleet("asked", [0], never) == {0: "new"}
 

@@ -101,7 +101,8 @@ def joined(parts: Sequence[BlockPart], width: int) -> tuple[BlockSums, NDArray[n
     """The sums of a block, and int64[c]: columns of which they may not have the bits of a sum in order."""
     groups = np.unique(np.concatenate([part.added.groups for part in parts]))
     shape = (len(groups), width)
-    sums, counts, shards = np.zeros(shape), np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
+    sums = np.full(shape, -0.0)  # what adds nothing to anything, to -0.0 neither
+    counts, shards = np.zeros((2, len(groups)), np.int64)
     least, most = np.zeros((2, len(groups)), np.float32)
     lowest, highest = np.full(shape, _NONE), np.full(shape, -_NONE)
     for part in parts:

@@ -41,8 +41,10 @@ class ShardEngine(Engine):
         part = Part(memory, self._number)
         self._shard = OneShard(self._view, View(part, self._backend, self._cache_bytes, self.tally), part)
 
-    def reply(self, asked: Asked, seconds: float) -> Reply:
-        """The answer to a share, given up after so many seconds; or why there is none."""
+    def reply(self, asked: Asked | None, seconds: float) -> Reply:
+        """The answer to a share, given up after so many seconds; or why there is none. To nothing, nothing."""
+        if asked is None:
+            return Reply()
         end = time.monotonic() + seconds
 
         def check() -> None:
