@@ -54,7 +54,8 @@ class Miss:
 
 def name_of(view: View, misses: Sequence[Miss]) -> Name:
     """What a layer is called whose blocks, or some of them, are known so well: that of the worst."""
-    return max((name_of_block(view, miss) for miss in _moved(misses)), key=NAMES.index, default="exact")
+    asked = _moved(misses) or misses  # a layer that stood still as a whole is asked as a whole
+    return max((name_of_block(view, miss) for miss in asked), key=NAMES.index, default="exact")
 
 
 def name_of_block(view: View, miss: Miss) -> Name:
