@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -285,3 +286,25 @@ def test_a_memory_without_keys_keeps_no_digest_and_is_not_replayed(tmp_path):
     assert opened(tmp_path / "run").table("digests").num_rows == 0
     with pytest.raises(BadInput, match="a replay would bring them back"):
         dualform.Replay(model, optimizer, tmp_path / "run", [dualform.TopK("", np.ones((1, 4), np.float32))])
+
+
+def test_a_recording_that_was_cut_off_adds_up_to_where_it_came(tmp_path):
+    """There is no end to hold the sum against: its size is not known, and the weights are all the same."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True)
+    with recorder:
+        for step in range(5):
+            with recorder.step(sample=np.arange(4) + 4 * step):
+                optimizer.zero_grad()
+                model(torch.randn(4, 4)).square().mean().backward()
+                optimizer.step()
+        recorder.flush()
+        shutil.copytree(tmp_path / "run", tmp_path / "cut off")
+        before = dualform.open(tmp_path / "cut off").weights(allow_inexact=True)
+    dualform.forget(tmp_path / "cut off", "sample IN (2, 9)", cut_off=True)
+    after = dualform.open(tmp_path / "cut off").weights(allow_inexact=True)
+    assert np.isnan(after.standing[""])
+    for name, own in before.arrays.items():
+        assert np.allclose(after.arrays[name], own, rtol=0, atol=1e-7)

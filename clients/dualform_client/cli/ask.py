@@ -213,5 +213,5 @@ def _print_outputs(layer: str, outputs: Outputs) -> None:
     rows = [[*row, *numbers[:shown].tolist()] for row, numbers in zip(rows, outputs, strict=True)]
     more = "" if shown == outputs.shape[1] else f", the first {shown} of {outputs.shape[1]} (--json gives all)"
     print_table(f"{layer}: outputs of {_kernel_of(outputs)}{more}", columns, rows)
-    if not outputs.grade.exact or outputs.standing:
+    if not outputs.grade.exact or outputs.standing > 0:
         print_note(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")

@@ -66,7 +66,7 @@ def one_mask(where: str | None, by_space: Sequence[tuple[str, str]]) -> str | di
 def describe_grade(grade: Grade, standing: float) -> str:
     """A sentence or two on a record that is not exact, or in which more stands than its slots."""
     reason = f": {grade.reason.rstrip('.')}" if grade.reason else ""
-    added = f" What stands in it beside the slots is {standing:.2g} of the way." if standing else ""
+    added = f" What stands in it beside the slots is {standing:.2g} of the way." if standing > 0 else ""
     return f"{grade}{reason}.{added}"
 
 

@@ -68,7 +68,7 @@ def weights(
         return
     print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])
     for layer, grade in state.grades.items():
-        if not grade.exact or state.standing[layer]:
+        if not grade.exact or state.standing[layer] > 0:
             print_note(f"{layer}: {describe_grade(grade, state.standing[layer])}")
     if state.remark and not (state.ended and masks is None and at_step is None):
         print_note(f"{state.remark[0].upper()}{state.remark[1:]}.")
