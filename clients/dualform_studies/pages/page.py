@@ -19,7 +19,18 @@ from dualform_studies.pages.items import Cell, Figure, Heading, Item, Paragraph,
 from dualform_studies.pages.machine import describe_machine, threads, versions_of
 from dualform_studies.pages.markdown import page_markdown, table_markdown
 
-_PACKAGES = ("dualform", "torch", "numpy", "duckdb", "faiss-cpu", "faiss-gpu", "tokenizers", "matplotlib")
+_PACKAGES = (
+    "dualform",
+    "torch",
+    "numpy",
+    "duckdb",
+    "faiss-cpu",
+    "faiss-gpu",
+    "tokenizers",
+    "matplotlib",
+    "transformers",
+    "pytorch-lightning",
+)
 
 
 class Page:

@@ -16,18 +16,17 @@ from dualform_studies.progress import Progress, or_silent
 from dualform_studies.text.passages import cut
 
 
-def choose_examples(predictions: Predictions) -> dict[str, int]:
-    """Number of a prediction by what it is an example of: the surest one that is right, and that is wrong, and of those
-    that are right the one that stands in the middle. Two of them may be missing."""
-    sure = predictions.probabilities.max(1)
-    right = predictions.said == predictions.true
+def choose_examples(fables: Fables, predictions: Predictions) -> dict[str, int]:
+    """Number of a prediction by what it is an example of: the surest one that is right, and, of those that say letters
+    and no line end or comma, the surest that is right and the surest that is wrong. Some may be missing."""
+    sure, said = predictions.probabilities.max(1), predictions.said
+    right = said == predictions.true
+    letters = np.array([any(map(str.isalpha, fables.word(token))) for token in said.tolist()])
     found: dict[str, int] = {}
-    for name, those in (("right", np.flatnonzero(right)), ("wrong", np.flatnonzero(~right))):
-        if len(those):
-            found[name] = int(those[sure[those].argmax()])
-    ordered = sorted(np.flatnonzero(right).tolist(), key=lambda at: sure[at])
-    if len(ordered) > 1:
-        found["middling"] = ordered[(len(ordered) - 1) // 2]
+    for name, those in (("right", right), ("letters", right & letters), ("wrong", ~right & letters)):
+        if those.any():
+            number = int(np.flatnonzero(those)[sure[those].argmax()])
+            found |= {} if number in found.values() else {name: number}
     return found
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dualform_studies.networks.layer_kinds import by_kind
@@ -15,8 +16,8 @@ from dualform_studies.pages.frame import INK, MARKS, new_figure
 
 _TITLES = {
     "token": "the same token",
-    "position": "the same place of a passage",
-    "said": "followed by what the network says",
+    "position": "at the same place of a passage",
+    "said": "followed by what is said",
 }
 
 
@@ -34,6 +35,7 @@ def draw_likeness(path: Path, told: Report) -> Path:
             panel.axhline(100 * told["chance"][name], color="0.4", linestyle=":", linewidth=1)
             panel.set_title(f"… {title}")
             panel.set_xlabel("block")
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
             panel.set_ylim(bottom=0)
         panels[0].set_ylabel("predictions (%); dots: chance")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -59,6 +61,7 @@ def draw_agreement(path: Path, layers: Sequence[str], same: NDArray[np.float64])
             panel.axvline(start - 0.5, color="white", linewidth=1)
         middles = [(a + b - 1) / 2 for a, b in pairwise(starts)]
         panel.set_xticks(middles, [f"{kind}\nby depth" for kind in kinds])
-        panel.set_yticks(middles, list(kinds))
+        rest = range(int(starts[-1]), len(ordered))
+        panel.set_yticks([*middles, *rest], [*kinds, *(ordered[at] for at in rest)])
         panel.tick_params(length=0)
     return path

@@ -17,8 +17,8 @@ from dualform_studies.text.passages import Passage
 
 _KINDS = {
     "right": "The surest prediction that is right",
-    "wrong": "The surest prediction that is wrong",
-    "middling": "A prediction that is right, of middling sureness",
+    "letters": "The surest prediction of letters that is right",
+    "wrong": "The surest prediction of letters that is wrong",
 }
 
 

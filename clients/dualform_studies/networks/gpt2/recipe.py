@@ -26,7 +26,7 @@ class Recipe:
     clip: float = 1.0
     asked: int = 200
     """Predictions of the test text that every layer is asked about."""
-    masks: int = 3
+    masks: int = 2
     """Passages that are masked, one after the other; and as many again that are drawn by chance."""
 
     def with_steps(self, steps: int | None) -> Recipe:

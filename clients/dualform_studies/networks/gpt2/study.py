@@ -92,7 +92,7 @@ def ask(out: Path, fables: Fables, recipe: Recipe, network: Any, seed: int, prog
     own = log_probabilities(network, torch.from_numpy(passages)).flatten(0, 1)[predictions.rows].argmax(-1).numpy()
     hits = ask_hits(memory, fables, layers, predictions.rows, progress)
     same, by_chance = agreement(hits)
-    examples = choose_examples(predictions)
+    examples = choose_examples(fables, predictions)
     told = ask_examples(memory, fables, predictions, hits, examples, progress)
     draw = np.random.default_rng(seed)
     chosen = _spread(examples, len(predictions.rows), recipe.masks)

@@ -13,6 +13,11 @@ from dualform_studies.pages.frame import INK, MARKS, new_figure
 _COLUMNS = 8
 
 
+def short(layer: str) -> str:
+    """Its name within the network, which the LightningModule holds."""
+    return layer.removeprefix("network.")
+
+
 def draw_images(path: Path, dataset: Dataset, example: Report) -> Path:
     """The test image, and of every layer the training image that draws most of its attention."""
     shown = [
@@ -26,7 +31,7 @@ def draw_images(path: Path, dataset: Dataset, example: Report) -> Path:
             panel.set_axis_off()
         for panel, (layer, row, label) in zip(panels, shown, strict=False):
             images = dataset.test if layer is None else dataset.train
-            caption = f"{layer or 'TEST IMAGE'}\n{dataset.label_names[label]}"
+            caption = f"{short(layer) if layer else 'TEST IMAGE'}\n{dataset.label_names[label]}"
             show_picture(panel, dataset.picture(images.pixels[row]), caption)
     return path
 
@@ -39,7 +44,7 @@ def draw_labels(path: Path, layers: Sequence[str], told: Report) -> Path:
             shares = [100 * told[layer][name] for layer in layers]
             panel.plot(range(len(layers)), shares, f"{mark}-", color=ink, markersize=3.5, linewidth=1, label=words)
         panel.axhline(10, color="0.4", linestyle=":", linewidth=1, label="chance")
-        panel.set_xticks(range(len(layers)), layers, rotation=60, ha="right", fontsize=7)
+        panel.set_xticks(range(len(layers)), [short(layer) for layer in layers], rotation=60, ha="right", fontsize=7)
         panel.set_ylabel("test images (%)")
         panel.set_ylim(0, 100)
         panel.legend()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dualform_studies.networks.certificates import show_certificates
+from dualform_studies.networks.resnet18.figures import short
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
@@ -72,8 +73,8 @@ def _show_example(page: Page, example: Report, report: Report) -> None:
     labels = sum(one["label"] == example["said"] for one in example["layers"])
     page.paragraph(
         f"Test image {example['row']}: the network says {said} with {percent(example['probability'])}.{mistaken} The "
-        f"training image that draws most attention is of that class at {labels} of {len(example['layers'])} layers; "
-        f"they are {len(images)} different images, and one leads at {max(images.values())} layers."
+        f"training image that draws most attention is of the class {said} at {labels} of {len(example['layers'])} "
+        f"layers; they are {len(images)} different images, and one leads at {max(images.values())} layers."
     )
     page.figure(
         report_folder(page.run) / f"images-{example['kind']}.png",
@@ -86,16 +87,20 @@ def _show_example(page: Page, example: Report, report: Report) -> None:
         ["layer", "training image", "its class", "of the mean", "leading class", "of the mean"],
         [
             [
-                one["layer"],
+                short(one["layer"]),
                 str(one["image"]),
                 names[one["label"]],
-                f"{one['of_mean']:.3g}",
+                _times(one["of_mean"]),
                 names[one["leading_label"]],
-                f"{one['label_of_mean']:.3g}",
+                _times(one["label_of_mean"]),
             ]
             for one in example["layers"]
         ],
     )
+
+
+def _times(of_mean: float | None) -> str:
+    return "-" if of_mean is None else f"{of_mean:.3g}"
 
 
 def _show_labels(page: Page, report: Report) -> None:
@@ -117,7 +122,7 @@ def _show_labels(page: Page, report: Report) -> None:
         if layer in best:
             one = best[layer]
             single = [percent(one["said"]), str(one["images"]), percent(one["most_frequent"])]
-        rows.append([layer, own["places"], percent(own["said"]), percent(own["true"]), *single])
+        rows.append([short(layer), own["places"], percent(own["said"]), percent(own["true"]), *single])
     columns = [
         "layer", "places", "leading class is what is said", "is true", "best datapoint is of what is said",
         "different images", "most frequent one",
@@ -131,9 +136,35 @@ def _show_masks(page: Page, report: Report) -> None:
         "The share of one class was taken out of the updates that were made, in every layer, and the masked network "
         "run on all test images; and so was a tenth of the training images, by the last digit of their row. It is "
         "arithmetic, not a training without them: what remains was learned beside what is masked, and the norms' "
-        "running statistics stay as they are."
+        f"running statistics stay as they are. {_beside_chance(report)}"
     )
     page.show(Table("masks", _MASKS, _columns(report), list(_rows(report))))
+
+
+def _beside_chance(report: Report) -> str:
+    """What the controls say of the masks of classes."""
+    whole, *masks = (sum(mask["recognised"]) / len(mask["recognised"]) for mask in report["masks"])
+    labels = [mask["label"] for mask in report["masks"][1:]]
+    of_label, by_chance = (
+        [share for share, label in zip(masks, labels, strict=True) if (label is None) == chance]
+        for chance in (False, True)
+    )
+    measured = (
+        f"Of all test images {percent(whole)} are recognised without a mask, {_range(of_label)} with a class masked, "
+        f"and {_range(by_chance)} with a tenth masked that was drawn by chance."
+    )
+    if (whole - max(by_chance)) < (whole - min(of_label)) / 2:
+        return measured
+    return (
+        f"{measured} So what a class brought cannot be told here by masking it: a tenth that is drawn by chance ruins "
+        "the network as much. How much of that is due to the norms' running statistics, which are those of the whole "
+        "network, was not measured."
+    )
+
+
+def _range(shares: list[float]) -> str:
+    least, most = percent(min(shares)), percent(max(shares))
+    return least if least == most else f"{least} to {most}"
 
 
 _MASKS = (

@@ -156,9 +156,9 @@ def _example(
                 "layer": layer,
                 "image": leading,
                 "label": int(dataset.train.labels[leading]),
-                "of_mean": float(means[at].max() / means[at].mean()) if means[at].mean() else 0.0,
+                "of_mean": _of_mean(means[at]),
                 "leading_label": int(sums[layer].leading[number]),
-                "label_of_mean": float(own.max() / own.mean()) if own.mean() else 0.0,
+                "label_of_mean": _of_mean(own),
             }
         )
     return {
@@ -169,3 +169,8 @@ def _example(
         "probability": float(powers.max() / powers.sum()),
         "layers": layers,
     }
+
+
+def _of_mean(attention: NDArray[np.float64]) -> float | None:
+    """The greatest in multiples of the mean; None where some are negative, so that a mean may be nothing."""
+    return None if attention.min() < 0 or not attention.any() else float(attention.max() / attention.mean())
