@@ -100,6 +100,8 @@ def adamw(rank, path, name="sharded-adamw", rows=ROWS, **policy):
         if rank == 0:
             recorder.flush()  # which is no meeting of ranks
         recorder.probe("test", batch(0, 0)[0], label=batch(0, 0)[1])
+        # All but the scale and shift of the norm.
+        assert recorder.summary.trained - recorder.summary.recorded == 2 * rows
     torch.save(whole(model), path / f"{name}-{rank}.pt")
 
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_module
 
 import dualform
-from dualform.errors import RecordingError
+from dualform.errors import BadInput, RecordingError
 from dualform.record.recorder import Recorder
 
 from . import sharded_trainings
@@ -171,5 +171,10 @@ def test_one_process_may_hold_all_rows(one_process, tmp_path):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
+    assert (recorder.summary.recorded, recorder.summary.trained) == (4663, 4729)
     with dualform.open(tmp_path / "m") as memory:
         assert check(memory, 1e-5, STEPS * 4) == {"exact"}
+        with pytest.raises(BadInput, match=r"^the model is sharded, and this process holds a part of its weight"):
+            memory.queries(model, batch(0, 0)[0])
+        with pytest.raises(BadInput, match=r"^the model is sharded"), memory.applied(model):
+            pass

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dualform.answers import Weights
 from dualform.errors import BadInput, RecordingError
 from dualform.record.open_models import recorded_parameters
-from dualform.record.unwrapped import unwrapped_model
+from dualform.record.unwrapped import whole_model
 
 _VERSIONS = count(1 << 30)
 """Of tensors while weights are applied to them: a graph that was made with some of them is no graph with others."""
@@ -33,7 +33,7 @@ def applied(model: nn.Module, weights: Weights) -> Iterator[Weights]:
     Raises BadInput, before anything is written, for a model that lacks a parameter of the weights or has it in another
     shape; RecordingError for one that is being recorded, and where its weights were written inside, which is lost.
     """
-    own = _tensors(unwrapped_model(model))
+    own = _tensors(whole_model(model))
     names = [name for name in weights if name not in weights.not_recorded]
     _check(own, {name: weights.arrays[name].shape for name in names})
     _refuse_recorded(own, names)

@@ -23,7 +23,7 @@ from dualform.record.probes import ProbeTaker
 from dualform.record.state import state_of
 from dualform.record.step_record import Collector
 from dualform.record.taps import ModuleTap, Tap
-from dualform.record.unwrapped import unwrapped_model
+from dualform.record.unwrapped import whole_model
 from dualform.store.durable import digest_of
 
 BATCH = 256
@@ -41,7 +41,7 @@ def queries(
     training ended with. Raises BadInput for a model that is not the recorded one, RecordingError for a
     call of a layer that has no keys.
     """
-    model = unwrapped_model(model)
+    model = whole_model(model)
     layers = {layer.name: layer for layer in info.layers}
     taker = ProbeTaker(lambda tap: layers[tap.name].batch_dim if tap.name in layers else 0)
     with _listening(model, layers.keys(), taker) as taps:

@@ -37,6 +37,13 @@ def sharded_names(model: nn.Module) -> set[str]:
     return {name for name, own in model.state_dict().items() if isinstance(own, Tensor) and is_sharded(own)}
 
 
+def is_sharded_model(model: nn.Module) -> bool:
+    """Whether this process holds a part of it."""
+    return any(hasattr(module, "_get_fsdp_state") for module in model.modules()) or any(
+        map(is_sharded, model.parameters())
+    )
+
+
 def held(tensor: Tensor) -> Tensor:
     """[r, ...]: what this process holds of a tensor; all of an ordinary one."""
     if not is_sharded(tensor):
@@ -140,7 +147,7 @@ def check_sharding(model: nn.Module, optimizers: Sequence[Optimizer], ranks: obj
 
 def check_unsharded(model: nn.Module) -> None:
     """Raises RecordingError where a model has been sharded since its recorder was made."""
-    if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
+    if is_sharded_model(model):
         raise RecordingError(
             "the model was sharded after its recorder was made, whose tensors it does not train any more.",
             hint="Call fully_shard first, make the optimizer after it, and the recorder after both.",

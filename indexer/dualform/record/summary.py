@@ -55,7 +55,10 @@ class Summary:
 def summary_of(plan: Plan, bytes_a_step: int | None) -> Summary:
     """As it stands now."""
     taps = [tap for tap in plan.taps if tap.name not in plan.skipped]
-    trained = {id(p): p for p in plan.model.parameters() if p.requires_grad and plan.owners.hold(p)}
+    # A sharded model does not always hold what the optimizers do: parameters are put together to compute with.
+    groups = (group for optimizer in plan.owners.optimizers for group in optimizer.param_groups)
+    every = (p for group in groups for p in group["params"]) if plan.sharded else plan.model.parameters()
+    trained = {id(p): p for p in every if p.requires_grad and plan.owners.hold(p)}
     return Summary(
         path=plan.path,
         layers={tap.name: (tap.d_in, tap.d_out) for tap in taps},

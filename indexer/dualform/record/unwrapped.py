@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dualform.errors import BadInput
+from dualform.record.sharded_parameters import is_sharded_model
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
@@ -30,3 +31,15 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
             model = own
         else:
             return model
+
+
+def whole_model(model: nn.Module) -> nn.Module:
+    """As `unwrapped_model`. Raises BadInput for one of which this process holds a part alone."""
+    model = unwrapped_model(model)
+    if is_sharded_model(model):
+        raise BadInput(
+            "the model is sharded, and this process holds a part of its weights only.",
+            hint="Give a model of one process that has its whole state dict.",
+            field="model",
+        )
+    return model
