@@ -166,6 +166,7 @@ def test_a_run_whose_steps_came_to_nothing_says_why_of_each_layer(tmp_path):
 def test_an_error_is_not_followed_by_another(tmp_path, recwarn):
     model = network()
     recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    model(torch.randn(3, 40)).sum().backward()
     with pytest.raises(RecordingError), recorder, recorder.step():
         pass
     assert not recwarn.list

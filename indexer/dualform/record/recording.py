@@ -21,6 +21,7 @@ from dualform.record.placement import Placement
 from dualform.record.plan import Plan
 from dualform.record.progress import Progress
 from dualform.record.recorded_layers import RecordedLayers
+from dualform.record.sharded_parameters import held
 from dualform.record.slots import SlotMaker, Slots
 from dualform.record.spaces import Spaces
 from dualform.record.start import Start
@@ -225,7 +226,7 @@ class Recording:
     def _has_gradients(self) -> bool:
         """Whether there are gradients of a layer that may be recorded."""
         grads = (tensor.grad for tap in self._plan.taps for tensor in tap.trained)
-        return any(own is not None and bool(own.any()) for own in grads)
+        return any(own is not None and bool(held(own).any()) for own in grads)
 
     def _put(self, record: StepRecord, slots: Slots) -> None:
         joined = self._layers.tell()
