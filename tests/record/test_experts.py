@@ -268,7 +268,7 @@ def test_rows_are_the_batchs_where_the_module_was_given_them(tmp_path, own):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), Codes(own))
     recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
-    with recorder, recorder.step(label=np.arange(B) + 10):
+    with recorder, recorder.step(label=np.arange(B) + 10, position=np.arange(B * L).reshape(B, L) + 100):
         x = model[:2](STEPS[0])
         (model[2](x) + x.sum()).backward()
     with dualform.open(tmp_path / "m") as memory:
@@ -276,5 +276,5 @@ def test_rows_are_the_batchs_where_the_module_was_given_them(tmp_path, own):
         slots = memory.slots(np.arange(2), spaces["2.up[0]"])
         assert np.ma.getmaskarray(slots["label"]).tolist() == [own, own]
         if not own:
-            assert (slots["row"].tolist(), slots["position"].tolist()) == ([0, 0], [2, 0])
+            assert (slots["row"].tolist(), slots["position"].tolist()) == ([0, 0], [102, 100])
             assert slots["label"].tolist() == [10, 10]

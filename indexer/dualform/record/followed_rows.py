@@ -53,21 +53,20 @@ class Rows:
         own = self.numbers
         return Rows(self.origin, numbers if own is None else own.to(numbers.device)[numbers])
 
-    def places(self, whole: Mapping[Origin, Sequence[Shape]], shapes: Sequence[Shape]) -> dict[str, NDArray[np.int64]]:
-        """`row` and, of tokens, `position`, int64[n] each; empty where they are not beyond doubt.
+    def slots(
+        self, whole: Mapping[Origin, Sequence[Shape]], shapes: Sequence[Shape]
+    ) -> tuple[Shape, NDArray[np.int64]] | None:
+        """The call whose slots these rows are among, and their places there, int64[n]; None where they are in doubt.
 
         `whole`: of calls of the batch's own layers, those whose key was all of an origin; `shapes`: of all calls.
         """
         own = whole.get(self.origin) or _alike(self.origin.given, shapes)
         found = {(shape.leading, shape.moved, shape.length): shape for shape in own}
         if len(found) != 1 or any(shape.untold or shape.slots != self.origin.count for shape in own):
-            return {}
+            return None
         (shape,) = found.values()
         slots = laid_out(torch.arange(shape.slots).unsqueeze(-1), shape).flatten().argsort().numpy()
-        slots = slots if self.numbers is None else slots[self.numbers.cpu().numpy()]
-        return (
-            {"row": slots} if shape.length is None else {"row": slots // shape.length, "position": slots % shape.length}
-        )
+        return shape, slots if self.numbers is None else slots[self.numbers.cpu().numpy()]
 
 
 def _alike(given: tuple[int, ...], shapes: Sequence[Shape]) -> list[Shape]:

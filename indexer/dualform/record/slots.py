@@ -146,7 +146,7 @@ class SlotMaker:
         record: StepRecord,
         shapes: Sequence[Shape],
         first: bool,
-        followed: Mapping[tuple[str, int], Mapping[str, Array]],
+        followed: Mapping[tuple[str, int], tuple[Shape, NDArray[np.int64]]],
     ) -> list[tuple[Extent, NDArray[np.int64] | None]]:
         """Each shape's extent, and which of its slots stay: int64[n], None for all.
 
@@ -154,12 +154,15 @@ class SlotMaker:
         `_followed` has it, taken where nothing else is said of rows.
         """
         metadata, extents = record.metadata, list[tuple[Extent, NDArray[np.int64] | None]]()
-        for space, said in self._columns.of_slots(metadata, shapes).items():
+        every = self._columns.of_slots(metadata, shapes)
+        for space, said in every.items():
             calls = [shape for shape in shapes if shape.space.name == space]
             if calls[0].space.routed:
                 said_of = Sayings(metadata, self._spaces, record.step, first).of_calls(calls)
                 own = [
-                    of_call if "row" in of_call else {**followed.get((space, shape.call), {}), **of_call}
+                    of_call
+                    if "row" in of_call
+                    else _places(followed.get((space, shape.call)), every, metadata) | of_call
                     for of_call, shape in zip(said_of, calls, strict=True)
                 ]
             else:
@@ -170,9 +173,9 @@ class SlotMaker:
 
 def _followed(
     calls: Mapping[str, Sequence[tuple[Shape, Signal]]], shapes: Sequence[Shape]
-) -> dict[tuple[str, int], Mapping[str, Array]]:
-    """By routed space and call, `row` and `position` of its slots, where the rows of a key could be followed to those
-    of the batch; `calls` by layer.
+) -> dict[tuple[str, int], tuple[Shape, NDArray[np.int64]]]:
+    """By routed space and call, the call of the batch that its rows are slots of, and which, where the rows of a key
+    could be followed there; `calls` by layer.
     """
     whole: dict[Origin, list[Shape]] = {}
     routed: dict[tuple[str, int], list[Rows]] = {}
@@ -183,12 +186,26 @@ def _followed(
             routed.setdefault((shape.space.name, shape.call), []).append(signal.rows)
         elif signal.rows.numbers is None:
             whole.setdefault(signal.rows.origin, []).append(shape)
-    found = dict[tuple[str, int], Mapping[str, Array]]()
+    followed = dict[tuple[str, int], tuple[Shape, NDArray[np.int64]]]()
     for call, keys in routed.items():
-        known = [places for rows in keys if (places := rows.places(whole, shapes))]
-        if known and all(np.array_equal(own[name], known[0][name]) for own in known for name in known[0]):
-            found[call] = known[0]
-    return found
+        known = [found for rows in keys if (found := rows.slots(whole, shapes)) is not None]
+        if known and all(own.leading == known[0][0].leading and np.array_equal(s, known[0][1]) for own, s in known):
+            followed[call] = known[0]
+    return followed
+
+
+def _places(
+    followed: tuple[Shape, NDArray[np.int64]] | None, said: Mapping[str, Mapping[str, Array]], metadata: Metadata
+) -> dict[str, Array]:
+    """`row` and, of tokens, `position` of what was followed, as they are there; `said` by space, of the whole step."""
+    if followed is None:
+        return {}
+    shape, slots = followed
+    if shape.length is None:
+        return {"row": slots}
+    there = {**said[shape.space.name], **metadata.at(shape.space.name)}
+    position = _of_slots("position", there["position"], shape)[slots] if "position" in there else slots % shape.length
+    return {"row": slots // shape.length, "position": position}
 
 
 def _signature(record: StepRecord) -> tuple[Any, ...] | None:
