@@ -165,14 +165,20 @@ class Fleet:
         return ShardsMissing(f"{names} {what}", sorted(members), hint=hint)
 
     def _replace(self, number: int, old: _Member) -> None:
-        """Start another process, and put the old one away meanwhile: a frozen one may not go at once."""
+        """Start another process and put the old one away, which may take its time, while the asker gets its error."""
         with self._lock:
             if self._closed or self._members[number] is not old:
                 return  # whoever asked at the same time has done it
             self._members[number] = None
-        threading.Thread(target=_put_away, args=(old.answerer,), name="dualform-put-away", daemon=True).start()
+        threading.Thread(target=self._renew, args=(number, old), name="dualform-renew", daemon=True).start()
+
+    def _renew(self, number: int, old: _Member) -> None:
         with suppress(ShardsMissing):  # the next question tries again, and says why it cannot be done
             self._member(number)
+        try:
+            old.answerer.close()
+        except Exception as error:
+            _log.warning("a process that was replaced could not be ended", exc_info=error)
 
 
 def _failed(future: Future[Reply]) -> bool:
@@ -184,10 +190,3 @@ def _pass_on(done: Future[Reply], answer: Future[Reply]) -> None:
         answer.set_exception(ConnectionError("the process is gone") if done.cancelled() else done.exception())
     else:
         answer.set_result(done.result())
-
-
-def _put_away(answerer: ShardAnswerer) -> None:
-    try:
-        answerer.close()
-    except Exception as error:
-        _log.warning("a process that was replaced could not be ended", exc_info=error)

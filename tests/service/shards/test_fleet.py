@@ -137,6 +137,8 @@ def test_one_that_cannot_be_started_is_tried_again():
     with Fleet(launch, ["shard-0"], 0.05) as fleet:
         with pytest.raises(Unavailable, match="went away"):
             fleet("asked", [0], never)
+        while len(starts) > 1:
+            time.sleep(0.001)
         assert fleet("asked", [0], never) == {0: "a"}
 
 
