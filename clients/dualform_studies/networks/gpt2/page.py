@@ -15,6 +15,8 @@ from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import percent
 from dualform_studies.text.passages import Passage
 
+_MANY = 20
+"""Masks of own passages from which on their effect is a frequency."""
 _KINDS = {
     "right": "The surest prediction that is right",
     "letters": "The surest prediction of letters that is right",
@@ -169,6 +171,7 @@ def _show_masks(page: Page, report: Report) -> None:
         f"{masks['own_median']:.2g} nats (median) under the mask of the prediction's own passage, and by "
         f"{masks['others_median']:.2g} under another's. Its own moves it furthest for {masks['furthest']} of the "
         f"{own}; if the passages did not matter, that would be so for {own / count:.1f}."
+        + (" So few predictions show what a mask may do, not how often it does." if own < _MANY else "")
     )
     page.show(Table("masks", _MASKS, _MASK_COLUMNS, list(_mask_rows(masks))))
 

@@ -36,6 +36,6 @@ class Recipe:
     def in_words(self) -> str:
         return (
             f"AdamW at {self.lr:g}, weight decay {self.weight_decay:g}, gradients clipped to norm {self.clip:g}, "
-            f"warm-up over {self.warmup:.0%} of the updates and a cosine after it, bfloat16 autocast, {self.batch} "
-            f"passages of {self.length} tokens an update"
+            f"warm-up over {100 * self.warmup:g} % of the updates and a cosine after it, bfloat16 autocast, "
+            f"{self.batch} passages of {self.length} tokens an update"
         )
