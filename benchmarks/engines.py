@@ -25,7 +25,7 @@ class Fresh:
 
     def read(self, slots: int | None = None) -> None:
         """Read keys and values of the first slots (of all for None) from disk and check them."""
-        memory = Snapshot.open(self._path, self._segments)
+        memory = self.snapshot()
         for layer in memory.layers.values():
             keys = memory.keys(layer.name)
             last = keys.entries if slots is None else slots
@@ -37,9 +37,11 @@ class Fresh:
                 for start in range(0, last, BLOCK):
                     values.block(start, min(start + BLOCK, last))
 
+    def snapshot(self) -> Snapshot:
+        return Snapshot.open(self._path, self._segments)
+
     def engine(self) -> Engine:
-        memory = Snapshot.open(self._path, self._segments)
-        return Engine(memory, backends.choose(self._backend), CACHE_BYTES, self._segments)
+        return Engine(self.snapshot(), backends.choose(self._backend), CACHE_BYTES, self._segments)
 
     def measure(self, ask: Callable[[Engine], A], repeats: int) -> tuple[list[float], A]:
         """Seconds of the first question to one new engine after the other, and the last answer."""

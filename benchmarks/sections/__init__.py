@@ -18,6 +18,8 @@ SECTIONS = {
     "serving": "questions over gRPC",
     "recording": "training with the recorder on",
     "weights": "masked weights of the whole network",
+    "adamw": "masked weights of networks trained under AdamW",
+    "checkpointing": "training with activations checkpointed and the recorder on",
     "study_sums": "sums of the study's test queries at all layers",
 }
 """In the order of the document."""

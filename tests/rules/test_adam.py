@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from dualform.rules import State, named, of_type, updated
+from dualform import kernels
+from dualform.rules import State, advanced, named, of_type, updated
 
 KINDS = ("adam", "adamw")
 OPTIONS = st.fixed_dictionaries(
@@ -114,3 +115,33 @@ def test_decoupled_decay_is_read_from_the_group_where_it_says():
         assert rule.read(group)["decoupled_weight_decay"] is decoupled
         silent = {name: value for name, value in group.items() if name != "decoupled_weight_decay"}
         assert rule.read(silent)["decoupled_weight_decay"] is (rule.name == "adamw")
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="the compiled loops are not there")
+@settings(max_examples=40, deadline=None)
+@given(history=HISTORY, seed=st.integers(0, 99), masked=st.booleans(), rounds=st.booleans(), prior=st.booleans())
+def test_the_compiled_loop_gives_the_bits_of_the_arrays(history, seed, masked, rounds, prior):
+    generator, rule = np.random.default_rng(seed), named("adamw")
+    shape = (37, 11)  # no multiple of what a register holds
+    start = generator.normal(size=shape) * 10.0 ** generator.integers(-30, 3, size=shape)
+    start[0] = 0.0
+    buffers = {"exp_avg": generator.normal(size=shape), "exp_avg_sq": generator.random(shape), "step": np.array(3.0)}
+    kept = State(start / 3, {"exp_avg": buffers["exp_avg"] / 7} if prior else {})
+    whole = State(start, buffers if prior else {})
+    ours, our_share = _copy(whole), _copy(kept)
+    for number, options in enumerate(history):
+        setting = {**rule.read(options), "rounds_factors": rounds, "decoupled_weight_decay": number % 2}
+        gradient = generator.normal(size=shape)
+        share = np.where(generator.random(shape) < 0.5, gradient, 0.0)
+        whole, scale = updated(rule, whole, gradient, setting)
+        if masked:
+            kept = advanced(rule, kept, share, setting, scale)
+        ours, our_share = rule.advance_both(ours, our_share, gradient, share if masked else None, setting)
+    for one, other in ((ours, whole), (our_share, kept)):
+        assert set(one.buffers) == set(other.buffers)
+        for kind, array in {"": one.weight, **one.buffers}.items():
+            np.testing.assert_array_equal(array, {"": other.weight, **other.buffers}[kind], err_msg=kind)
+
+
+def _copy(state):
+    return State(state.weight.copy(), {kind: np.array(own) for kind, own in state.buffers.items()})

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
-from dualform.kernels.arguments import Candidates, KeyCodes, QueryCodes, address
+from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, address
 
 ROWS = 16
 """Rows of a group, as in kernels.h."""
 DIRECTIONS = 8
 """That matrices are projected along, as in kernels.h."""
-_ABI = 12
+_ABI = 13
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 
 _QUESTIONS = ("quantise", "screen", "canonical", "canonical_rows")
@@ -61,8 +61,9 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
     loops.dualform_outer.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
     loops.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
     loops.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+    loops.dualform_adam.argtypes = [POINTER(AdamUpdate), c_int64, *[c_void_p] * 7]
     loops.dualform_outer.restype = c_int32
-    for name in (*_QUESTIONS, "project", "project_all", "distances", "compare"):
+    for name in (*_QUESTIONS, "project", "project_all", "distances", "compare", "adam"):
         getattr(loops, f"dualform_{name}").restype = None
     return loops
 
@@ -141,6 +142,14 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     for i in range(len(queries)):
         score(key, rows, query + 4 * width * i, width, scratch, out + 8 * rows * i)
     return scores
+
+
+def adam(how: AdamUpdate, start: int, stop: int, *arrays: NDArray[np.float64] | None) -> None:
+    """One update of the numbers from `start` to `stop` of contiguous float64 arrays, in place: weight, average, squares
+    and gradient of the whole, and weight, average and gradient of the slots that stay; None where all do.
+    """
+    places = [None if array is None else address(array, np.float64) + 8 * start for array in arrays]
+    compiled().dualform_adam(ctypes.byref(how), stop - start, *places)
 
 
 # What the recorder calls at every step of a training. These take bare addresses, as measures.c says, and check nothing.

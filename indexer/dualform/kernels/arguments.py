@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_double, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar
 
 import numpy as np
@@ -95,3 +95,21 @@ class Candidates(_Arrays):
         **dict.fromkeys(("held", "rows", "counts"), np.int64),
         "crowded": np.uint8,
     }
+
+
+class AdamUpdate(ctypes.Structure):
+    """adam_t of kernels.h."""
+
+    _fields_ = (
+        ("sign", c_double),
+        ("coupled", c_double),
+        ("share", c_double),
+        ("rest", c_double),
+        ("share_of_squares", c_double),
+        ("rest_of_squares", c_double),
+        ("correction", c_double),
+        ("rate", c_double),
+        ("eps", c_double),
+        ("left", c_double),
+        ("rounds", c_int32),
+    )

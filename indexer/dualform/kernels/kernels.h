@@ -4,6 +4,7 @@
    screen.c    which rows can be among the k best, by the codes alone
    exact.c     canonical scores, as query/score/canonical.py defines them
    measures.c  what the recorder measures at every step
+  updates.c   updates that are run again
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
    multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register. */
@@ -74,5 +75,20 @@ typedef struct {
     int64_t *counts;  /* [count] */
     uint8_t *crowded; /* [count]: more rows than capacity, so that the query must be answered in another way */
 } candidates_t;
+
+/* One update of Adam: what rules/adam.py makes of its settings. */
+typedef struct {
+    double sign;             /* -1 where it maximizes */
+    double coupled;          /* weight decay that is added to the gradient */
+    double share;            /* of the descent in the average, and what is left of the average before */
+    double rest;
+    double share_of_squares; /* likewise of the squares */
+    double rest_of_squares;
+    double correction;       /* that the squares are divided by */
+    double rate;             /* over the correction of the average */
+    double eps;
+    double left;             /* what decoupled decay leaves of a weight */
+    int32_t rounds;          /* whether that product is rounded to float32 */
+} adam_t;
 
 #endif

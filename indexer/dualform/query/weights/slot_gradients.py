@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
 from dualform.query.weights.outer_products import outer_product
@@ -35,16 +36,18 @@ class SlotGradients:
     def __init__(self, view: View, holders: Sequence[Holder], shape: tuple[int, ...]) -> None:
         """`shape`: of the block."""
         self._shape = shape
+        self._whole, self._kept = _Sum(shape), _Sum(shape)
         self._terms = [_Terms(view, *holder) for holder in holders]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
 
     def of(self, first_step: int, last_step: int, half: Half | None, check: Check) -> tuple[Doubles, Doubles]:
         """Both of the block's shape, float64: what the slots of the steps made, both ends included, and what those
-        that stay did. The same array where all stay. `half`: the type of a gradient that is of half precision itself.
+        that stay did. The same array where all stay. The caller's until the next call, to write to as well. `half`: the
+        type of a gradient that is of half precision itself.
         """
-        whole = np.zeros(self._shape)
-        kept = None if self.all_stay else np.zeros(self._shape)
+        kept = None if self.all_stay else self._kept.cleared()
+        whole = self._whole.cleared()
         for terms in self._terms:
             for start, stop in terms.unrounded(first_step, last_step):
                 check()
@@ -52,36 +55,63 @@ class SlotGradients:
         products = [product for terms in self._terms for product in terms.products(first_step, last_step)]
         rest = np.zeros(self._shape) if kept is not None and products else None
         for _, of_copy in groupby(sorted(products, key=lambda product: product.order), lambda one: one.order[:2]):
-            before = whole.copy() if rest is not None else whole
+            before = whole.total().copy() if rest is not None else None
             unrounded = self._add_copy(list(of_copy), whole, kept, half, check)
-            if rest is not None:
-                rest += whole - before - unrounded
+            if rest is not None and before is not None:
+                rest += whole.total() - before - unrounded
         if kept is None:
-            return whole, whole
-        return whole, kept if rest is None else kept + rest
+            return whole.total(), whole.total()
+        return whole.total(), kept.total() if rest is None else kept.total() + rest
 
     def _add_copy(
-        self,
-        products: Sequence[_Product],
-        whole: Doubles,
-        kept: Doubles | None,
-        half: Half | None,
-        check: Check,
+        self, products: Sequence[_Product], whole: _Sum, kept: _Sum | None, half: Half | None, check: Check
     ) -> Doubles:
         """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
-        total: Doubles | None = None
-        unrounded = np.zeros(self._shape)
+        rounded: Doubles | None = None
+        unrounded, own = np.zeros(self._shape), _Sum(self._shape)
         for product in products:
             check()
-            own = np.zeros(self._shape)
-            product.terms.add(product.start, product.stop, own, kept)
-            total = with_product(total, own, product.dtype)
-            unrounded += own
-        assert total is not None
-        whole += total
+            product.terms.add(product.start, product.stop, own.cleared(), kept)
+            rounded = with_product(rounded, own.total(), product.dtype)
+            unrounded += own.total()
+        assert rounded is not None
+        whole.add(rounded)
         if half is not None:
-            whole[...] = half(whole)
+            whole.total()[...] = half(whole.total())
         return unrounded
+
+
+class _Sum:
+    """A sum of products, kept in one array: to fill a new one for each product takes longer than the product."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._total, self._empty = np.empty(shape), True
+
+    def cleared(self) -> _Sum:
+        """This one, without what was added before."""
+        self._empty = True
+        return self
+
+    def add(self, part: Doubles) -> None:
+        if self._empty:
+            self._total[...] = part
+        else:
+            self._total += part
+        self._empty = False
+
+    def add_product(self, left: Doubles, right: Doubles) -> None:
+        if self._empty:
+            np.matmul(left, right, out=self._total)
+            self._empty = False
+        else:
+            self._total += left @ right
+
+    def total(self) -> Doubles:
+        """Valid until the sum is cleared; may be written to."""
+        if self._empty:
+            self._total[...] = 0.0
+            self._empty = False
+        return self._total
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +136,7 @@ class _Terms:
         self._keys = None if place in layer.biases else view.snapshot.keys(layer.name)
         self._columns, self._transposed, self._groups = slice(place.start, place.stop), place.transposed, layer.groups
         self._size = block_size(max(layer.d_in, layer.d_out))
+        self._scratch: dict[str, Doubles] = {}
 
     def unrounded(self, first_step: int, last_step: int) -> Iterator[tuple[int, int]]:
         """Ranges of the entries of some steps that are no product of half precision."""
@@ -124,25 +155,33 @@ class _Terms:
             order = (int(found.step[number]), int(found.copy[number]), int(found.place[number]))
             yield _Product(self, int(found.first[number]), int(found.stop[number]), found.dtype[number], order)
 
-    def add(self, begin: int, end: int, whole: Doubles, kept: Doubles | None) -> None:
+    def add(self, begin: int, end: int, whole: _Sum, kept: _Sum | None) -> None:
         """Add what a range of entries makes, and those of it that stay."""
         for start in range(begin, end, self._size):
             stop = min(start + self._size, end)
-            values = self._values.block(start, stop).astype(np.float64)
-            keys = None
+            values, keys = self._wide(self._values.block(start, stop), "values"), None
             if self._keys is not None:
                 own = self._keys.entry_block(start, stop)
-                keys = (own if self._groups > 1 else own[:, self._columns]).astype(np.float64)
-            whole += self._product(values, keys)
-            if kept is not None and (stays := self._stays[start:stop]).any():
-                kept += self._product(values[stays], None if keys is None else keys[stays])
+                keys = self._wide(own if self._groups > 1 else own[:, self._columns], "keys")
+            self._add(whole, values, keys)
+            if kept is not None and len(stay := np.flatnonzero(self._stays[start:stop])):
+                self._add(kept, values[stay], None if keys is None else keys[stay])
 
-    def _product(self, values: Doubles, keys: Doubles | None) -> Doubles:
+    def _wide(self, rows: NDArray[Any], what: str) -> Doubles:
+        """In float64, in an array that is used again."""
+        if what not in self._scratch or self._scratch[what].shape[1] != rows.shape[1]:
+            self._scratch[what] = np.empty((self._size, rows.shape[1]))
+        wide = self._scratch[what][: len(rows)]
+        np.copyto(wide, rows)
+        return wide
+
+    def _add(self, total: _Sum, values: Doubles, keys: Doubles | None) -> None:
         """sum_t delta_t x_t^T, or sum_t delta_t where there are no keys."""
         if keys is None:
-            summed: Doubles = values.sum(0)
+            total.add(values.sum(0))
         elif self._groups > 1:
-            summed = outer_product(values, keys, self._groups)[:, self._columns]
+            total.add(outer_product(values, keys, self._groups)[:, self._columns])
+        elif self._transposed:
+            total.add_product(keys.T, values)
         else:
-            summed = keys.T @ values if self._transposed else values.T @ keys
-        return summed
+            total.add_product(values.T, keys)

@@ -65,9 +65,12 @@ def _run(
         rule = rules.at(update.last_step)
         half = rule.half if isinstance(rule, Halved) else None
         whole, kept = gradients.of(update.first_step, update.last_step, half, check)
-        whole = alone.put(update.last_step, update.factor * whole)
-        stays = None if gradients.all_stay else alone.put(update.last_step, update.factor * kept)
-        states.advance(rule, whole, stays, update.settings)
+        whole *= update.factor
+        stays = None
+        if not gradients.all_stay:
+            kept *= update.factor
+            stays = alone.put(update.last_step, kept)
+        states.advance(rule, alone.put(update.last_step, whole), stays, update.settings)
     return states.whole.weight, (states.whole if gradients.all_stay else states.kept).weight
 
 
@@ -96,6 +99,9 @@ class _States:
     @np.errstate(all="ignore")  # as where eps is 0: what is not finite stays so in the answer
     def advance(self, rule: UpdateRule, whole: Doubles, kept: Doubles | None, settings: Settings) -> None:
         """One update with the whole gradient, and the part of it that stays; None for all of it."""
+        if (both := rule.advance_both(self.whole, self.kept, whole, kept, settings)) is not None:
+            self.whole, self.kept = both
+            return
         if rule.commutes_with != "entries":
             self.whole, self.kept = _advanced(rule, self.whole, self.kept, whole, kept, settings)
             return
