@@ -18,6 +18,7 @@ def test_it_says_what_it_does_before_it_does_it(dualform, tmp_path, monkeypatch)
     for sentence in (
         "no key, value or column of theirs is stored",
         "is kept as one sum, as of the end",
+        "norm.seen, norm.weight are kept up to step 1 and as of the end, 1 step on;",
         "Not promised is that nothing tells of them",
         "so few that the sum spans their keys",
     ):

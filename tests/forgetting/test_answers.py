@@ -180,6 +180,9 @@ def test_a_resumed_training_forgets_in_all_of_its_runs(tmp_path):
     assert told.samples == rows
     assert (told.summed, told.scores_only) == (("0",), ("3",))
     assert sorted(own.name for own in path.iterdir() if own.name.startswith("run-")) == ["run-00002-1"]
+    assert [run.others.moments for run in opened(path).runs] == [[], []]
+    assert (told.span, told.others[0]) == (9, "1.bias")
+    assert [[mark.step for mark in run.manifest.marks] for run in opened(path).runs] == [[4], [5]]  # where each ends
     for one, other in zip(before, answers(engine, None), strict=True):
         assert one.tobytes() == other.tobytes()
     certificates = engine.verify()
@@ -263,7 +266,7 @@ def test_maps_row_numbers_and_halved_keys(tmp_path, precision):
         assert one.tobytes() == other.tobytes()
     for name, one in engine.verify().items():
         assert one.relative_error == pytest.approx(certificates[name], abs=1e-7)
-    assert told.probes == ("theirs",)
+    assert (told.probes, told.unsure) == (("theirs",), ("others",))
     with pytest.raises(NotFound):
         engine.probe("theirs")
     assert engine.probe("others").outputs is not None

@@ -8,6 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dualform
@@ -102,3 +103,19 @@ def test_two_at_once_are_refused(tmp_path):
     with pytest.raises(Locked, match="another process forgets"):
         dualform.forget(tmp_path / "memory", WHERE)
     os.close(handle)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_memory_that_was_open_meanwhile_says_so(tmp_path, asked):
+    write(tmp_path / "memory", batches_of([5, 5]))
+    with dualform.open(tmp_path / "memory") as memory:
+        if asked:
+            memory.topk("layer-1", np.ones((1, 5), np.float32), k=1)
+        dualform.forget(tmp_path / "memory", WHERE)
+        with pytest.raises(Damaged, match=r"were forgotten since it was opened\. Open it again\."):
+            memory.slots([0])
+        with pytest.raises(Damaged, match=r"were forgotten since it was opened\. Open it again\."):
+            memory.keys("layer-0", [0])
+        (tmp_path / "memory" / "shard-00000-1" / "slots.duckdb").unlink()
+        with pytest.raises(Damaged, match="were forgotten since it was opened"):
+            memory.values("layer-0", [0])

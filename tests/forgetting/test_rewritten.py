@@ -137,7 +137,9 @@ def test_it_is_what_batches_without_them_make(sizes, gone, finish):
         assert memory.keys("layer-0").rows == len(distinct)
         assert (memory.steps, memory.recording, memory.frames) == (len(sizes), not finish, 0)
         assert memory.others is not None
-        for step in range(1, len(sizes)):
+        first = min(step for step, one in enumerate(batches) if gone & set(one.samples["sample"].tolist()))
+        assert memory.others.moments == list(range(1, min(first + 1, len(sizes))))
+        for step in memory.others.moments:
             for name, own in other_values(step).items():
                 assert np.array_equal(memory.others.at(step)[name], own)
         assert memory.table("factors")["step"].to_pylist() == [s for s in range(len(sizes)) for _ in range(3)]
@@ -225,9 +227,23 @@ def test_names_of_labels_go_with_the_last_sample_that_has_them(tmp_path):
     assert Snapshot.open(tmp_path / "memory").table("labels")["name"].to_pylist() == ["zero"]
 
 
+def test_the_name_of_a_dataset_goes_with_its_last_sample(tmp_path):
+    """Also from the names of labels that no sample had."""
+    batches = batches_of([6, 6])
+    for one, dataset in zip(batches, ("first", "second"), strict=True):
+        one.samples["dataset"] = np.array([dataset] * 6, dtype=object)
+        one.samples["label"] = np.zeros(6, np.int64)
+    write(tmp_path / "memory", batches)
+    dualform.forget(tmp_path / "memory", "dataset = 'first'")
+    assert Snapshot.open(tmp_path / "memory").table("labels").num_rows == 0
+
+
 def test_what_cannot_be_forgotten_is_refused_and_nothing_changes(tmp_path):
     path = tmp_path / "memory"
     write(path, token_batches(4), layers=tuple(layer for layer in TOKENS if layer.name != "some"), finish=False)
+    for own in ("weights/final.safetensors", "memory.json.tmp", "weights/epoch-5.pt", "probes/notes.txt"):
+        (path / own).parent.mkdir(exist_ok=True)  # what its recorder is about to name, and what others put there
+        (path / own).write_bytes(b"content")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     with pytest.raises(BadInput, match="cut off after step 3") as refused:
         dualform.forget(path, "sample = 1")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 NOT_PROMISED = (
     "Not promised is that nothing tells of them. The weights stay as they are, and W_T less W_0 and less the sum of "
     "the others is the sum of what is forgotten, whether it is kept or not. Copies of the folder, and processes that "
-    "have it open, are not reached."
+    "have it open, are not reached. Where a batch was normalised (BatchNorm), the keys of the others in it tell of a "
+    "single one that is missing."
 )
 
 
@@ -57,6 +58,8 @@ def forget(run: str, where: str, probes: tuple[str, ...], cut_off: bool, yes: bo
         print_json({**asdict(done), "note": NOT_PROMISED})
     else:
         print_line(f"forgotten: {_counted(done)}")
+        if yes and done.unsure:
+            print_note(_stay(done.unsure))
     return 0
 
 
@@ -80,6 +83,14 @@ def _said(found: Forgetting) -> list[str]:
         )
     if found.probes:
         said.append(f"Probes that are removed: {', '.join(found.probes)}.")
+    if found.unsure:
+        said.append(_stay(found.unsure))
+    if found.others:
+        said.append(
+            f"{_listed(found.others)} are kept up to step {found.first_step} and as of the end, {found.span} "
+            f"step{'s' * (found.span != 1)} on; what they were in between is removed. The fewer steps these are, the "
+            "more the difference tells of their batches."
+        )
     if found.removed:
         said.append(f"Removed as well, for they are no part of the memory: {', '.join(found.removed)}.")
     said.append(NOT_PROMISED)
@@ -88,3 +99,15 @@ def _said(found: Forgetting) -> list[str]:
     if found.alone:
         said.append(f"{found.alone} steps were theirs alone: what is kept of such a step tells of them.")
     return said
+
+
+def _stay(probes: tuple[str, ...]) -> str:
+    return (
+        f"Probes that stay: {', '.join(probes)}. One may hold an input of theirs where the keys do not tell of it: "
+        "behind dropout or normalised batches, in deeper layers, and where keys are not stored. Name it by --probe to "
+        "remove it."
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualform.errors import BadInput, EmptyMask
-from dualform.forgetting.leftovers import only_one, remove_leftovers
+from dualform.forgetting.leftovers import remove_leftovers
 from dualform.forgetting.picked import Picked, kept_sums, picked
 from dualform.forgetting.probes import probes_that_hold
 from dualform.forgetting.rewritten import rewrite
@@ -21,6 +21,7 @@ from dualform.query.score import backends
 from dualform.query.view import View
 from dualform.store.leftovers import leftovers
 from dualform.store.manifest import Manifest
+from dualform.store.only_one import only_one
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
 
@@ -47,6 +48,14 @@ class Forgetting:
     """The first of those steps."""
     probes: tuple[str, ...]
     """Probes that are removed."""
+    unsure: tuple[str, ...]
+    """Probes that stay, and may hold an input of theirs all the same: where no key tells of it, for in training the
+    layer was fed something else (dropout, normalised batches, deeper layers), or its keys are not stored."""
+    others: tuple[str, ...]
+    """Parameters and buffers of no layer that were kept step by step: what they were between the first of those steps
+    and the end is removed."""
+    span: int
+    """How many steps there are from the first of those to the end."""
     removed: tuple[str, ...]
     """What lies in the folder, is no part of the memory, and is removed, too: runs that another one replaced, and what
     an attempt that was cut off left."""
@@ -62,7 +71,8 @@ def forget(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cut_of
 
     What is not promised: W_T less W_0 and less the sum of the others is the sum of what was forgotten, and where few
     slots are forgotten it tells of them. Weights stay as they are. Copies of the folder, and processes that have it
-    open, are not reached.
+    open, are not reached. Where a batch was normalised, the keys of the others in it tell of a single one that is
+    missing.
 
     Raises BadInput or EmptyMask for the mask, NotFound for a column or probe, Locked where another process forgets,
     and Damaged where the memory is; it is as before then.
@@ -105,6 +115,9 @@ def _told(view: View, found: Picked, probes: tuple[str, ...]) -> Forgetting:
         view.snapshot.probe(name)
     sums = kept_sums(view, found.entries)
     layers = [view.snapshot.layer(name) for name, kept in sums.items() if kept]
+    removed = {*probes, *probes_that_hold(view, dict(found.entries), _never)}
+    every = {name for run in view.snapshot.runs for name in run.manifest.probes}
+    kept_by_step = {name for run in view.snapshot.runs for name in (run.others.names if run.others else ())}
     return Forgetting(
         found.samples,
         dict(found.slots),
@@ -113,7 +126,10 @@ def _told(view: View, found: Picked, probes: tuple[str, ...]) -> Forgetting:
         tuple(name for name, kept in sums.items() if kept),
         tuple(name for name, kept in sums.items() if not kept),
         found.first_step,
-        tuple(sorted({*probes, *probes_that_hold(view, dict(found.entries), _never)})),
+        tuple(sorted(removed)),
+        tuple(sorted(every - removed)),
+        tuple(sorted(kept_by_step)),
+        view.snapshot.steps - found.first_step,
         tuple(path.relative_to(view.snapshot.path).as_posix() for path in leftovers(view.snapshot.path)),
         any(len(found.entries.get(layer.name, ())) < layer.d_in for layer in layers),
     )

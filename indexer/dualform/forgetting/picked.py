@@ -39,6 +39,8 @@ class Picked:
     """The first of them."""
     labels: frozenset[tuple[str | None, int | None]]
     """(dataset, label) that no other sample has."""
+    datasets: frozenset[str | None]
+    """Datasets of which no other sample is: the names of all of their labels go."""
 
     @property
     def samples(self) -> int:
@@ -78,7 +80,7 @@ def _picked(view: View, where: str) -> Picked:
         len(having),
         len(np.setdiff1d(having, others)),
         int(having[0]),
-        _labels(view, datapoints),
+        *_labels(view, datapoints),
     )
 
 
@@ -102,14 +104,18 @@ def _datapoints(view: View, where: str) -> NDArray[np.bool_]:
     return mask.select_datapoints(spaces[0], expression)
 
 
-def _labels(view: View, datapoints: NDArray[np.bool_]) -> frozenset[tuple[str | None, int | None]]:
+def _labels(
+    view: View, datapoints: NDArray[np.bool_]
+) -> tuple[frozenset[tuple[str | None, int | None]], frozenset[str | None]]:
+    """`labels` and `datasets` of Picked."""
     samples = view.snapshot.space(view.snapshot.spaces[0]).samples
     columns = [samples.column(name) for name in ("dataset", "label")]
 
     def pairs(which: NDArray[np.bool_]) -> set[tuple[str | None, int | None]]:
         return set(zip(*(column.filter(pa.array(which)).to_pylist() for column in columns), strict=True))
 
-    return frozenset(pairs(datapoints) - pairs(~datapoints))
+    theirs, others = pairs(datapoints), pairs(~datapoints)
+    return frozenset(theirs - others), frozenset({own for own, _ in theirs} - {own for own, _ in others})
 
 
 def touched_blocks(view: View, layers: Mapping[str, Integers]) -> set[str]:

@@ -1,7 +1,8 @@
 """Which probes hold an input that was forgotten: a layer's query there is a key that no slot that stays has.
 
-Inputs of the network tell, for they stay the same. Those of deeper layers change with the weights, so that a probe that
-has them alone is found by nobody: such probes are named.
+Inputs of the network tell, for they stay the same. Those of deeper layers change with the weights, those behind dropout
+or of normalised batches were others in training, and without keys there is nothing to compare: so that every probe
+that stays is named.
 """
 
 from __future__ import annotations

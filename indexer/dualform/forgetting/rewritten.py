@@ -113,7 +113,8 @@ def _parts(view: View, picked: Picked) -> Iterator[_Part]:
                 entries[layer] += run.entries(layer).count
                 low, high = np.searchsorted(picked.entries[layer], [start, entries[layer]]).tolist()
                 gone[layer] = high - low
-        yield _Part(run, stays, gone, Dropped(picked.labels, blocks, picked.first_step - before))
+        first_step, end = picked.first_step - before, view.snapshot.steps - before
+        yield _Part(run, stays, gone, Dropped(picked.labels, picked.datasets, blocks, first_step, end))
 
 
 def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: list[Path]) -> Manifest:
@@ -134,7 +135,10 @@ def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: 
     files = {name: mark for name, mark in manifest.files.items() if not _of_probe(name, probes)}
     if folder != run.path:
         _take_along(run.path, folder, files)
-    return replace(manifest, probes=kept, files=files)
+    # A digest of a network would confirm a guess. That of where the run ends is of weights that stay, and a run behind
+    # is held against it.
+    marks = [mark for mark in manifest.marks if mark.step == run.steps]
+    return replace(manifest, probes=kept, files=files, marks=marks)
 
 
 def _take_along(old: Path, new: Path, files: Mapping[str, FileMark]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -245,10 +246,10 @@ class Recording:
         plan = self._plan
         for reason in self._start.why_no_rule if plan.keys and self._valued else ():
             warnings.warn(f"{reason}.", RuntimeWarning, stacklevel=2)
-        self.batches.begin(slots, self._layers.told)
-        self._progress.begun = True
-        if plan.resumed is not None and not (plan.ranks and plan.ranks.number):
-            plan.resumed.begin()
+        first = not (plan.ranks and plan.ranks.number)
+        with plan.resumed.beginning() if plan.resumed is not None and first else nullcontext():
+            self.batches.begin(slots, self._layers.told)
+            self._progress.begun = True
 
     @property
     def unreached(self) -> dict[str, str]:

@@ -10,7 +10,8 @@ disk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -24,6 +25,7 @@ from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_buffers
 from dualform.store.misplaced import why_misplaced
+from dualform.store.only_one import only_one
 from dualform.store.snapshot import Snapshot
 from dualform.store.weights import Buffers
 
@@ -52,12 +54,7 @@ class Resumption:
         Raises NotAMemory or Damaged for the folder, RecordingError where it has no mark, or none of that step.
         """
         self._folder, self._at_step = folder, at_step
-        self._first = Manifest.read(folder)
-        if self._first.forgotten is not None:
-            raise RecordingError(
-                f"samples of {folder} were forgotten, and what they brought stands in one sum as of its end.",
-                hint="Record into a new folder, and open both: dualform.open([first, second]).",
-            )
+        self._first = self._manifest()
         starts = [0, *(run.first_step for run in self._first.runs)]
         places = [folder, *(folder / run.folder for run in self._first.runs)]
         self._runs = [
@@ -144,12 +141,29 @@ class Resumption:
             "into a new folder.",
         )
 
-    def begin(self) -> None:
-        """The further run is on disk: from here on it is part of the memory, and what it does not follow is none."""
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """A moment in which the further run is put on disk, and nobody forgets samples: from its end on it is part of
+        the memory, and what it does not follow is none.
+
+        Raises RecordingError where samples were forgotten since the recorder was made.
+        """
         assert self._begins is not None
-        manifest = Manifest.read(self._folder)
-        before = [run for run in manifest.runs if run.first_step < self._begins.first_step]
-        replace(manifest, runs=[*before, self._begins]).write(self._folder)
+        with only_one(self._folder, wait=True):
+            manifest = self._manifest()
+            yield
+            before = [run for run in manifest.runs if run.first_step < self._begins.first_step]
+            replace(manifest, runs=[*before, self._begins]).write(self._folder)
+
+    def _manifest(self) -> Manifest:
+        """What the memory says of itself at this moment. Raises RecordingError where samples were forgotten."""
+        found = Manifest.read(self._folder)
+        if found.forgotten is not None:
+            raise RecordingError(
+                f"samples of {self._folder} were forgotten, and what they brought stands in one sum as of its end.",
+                hint="Record into a new folder, and open both: dualform.open([first, second]).",
+            )
+        return found
 
 
 def resumption_of(folder: Path, resume: bool | int) -> Resumption | None:

@@ -39,10 +39,14 @@ class Dropped:
 
     labels: frozenset[tuple[Any, Any]] = frozenset()
     """(dataset, label) that no sample has any more."""
+    datasets: frozenset[str | None] = frozenset()
+    """Datasets that no sample is of any more."""
     blocks: frozenset[str] = frozenset()
     """Parameter blocks whose gradients that are rounding alone go …"""
     first_step: int = 0
-    """… from this step of the run on."""
+    """… from this step of the run on. It is the first that had a sample of those that go …"""
+    end: int = 0
+    """… and the memory ends once so many steps were taken, counted from the run's first."""
 
 
 def rewrite_shard(
@@ -75,7 +79,7 @@ def rewrite_shard(
         tables["segments"] = rows_table(segments, TABLES["segments"])
         tables["key_rows"] = rows_table(key_rows, TABLES["key_rows"])
         if old.manifest.others is not None:
-            tables |= _others(run, old, folder, check)
+            tables |= _others(run, old, folder, dropped, check)
         views = view_statements(old.manifest.spaces, old.manifest.columns)
         marks = shard.create(folder / shard.FILE, old.manifest.tables(), views)
         commits = old.manifest.shards[0].commits
@@ -108,8 +112,11 @@ def _tables(run: FolderContents, number: int, kept: KeptSlots, dropped: Dropped)
         if "step" in types:
             table = table.filter(pa.array(early_rows(run, number, name)))
         found[name] = table
-    labels = dropped.labels
-    found["labels"] = _filtered(found["labels"], ("dataset", "label"), lambda *pair: pair not in labels)
+    found["labels"] = _filtered(
+        found["labels"],
+        ("dataset", "label"),
+        lambda dataset, label: dataset not in dropped.datasets and (dataset, label) not in dropped.labels,
+    )
     if "rounding_gradients" in found:
         found["rounding_gradients"] = _filtered(
             found["rounding_gradients"],
@@ -176,12 +183,17 @@ def _written(
                 writer.begin(segment)
 
 
-def _others(run: FolderContents, old: ShardContents, folder: Path, check: Callable[[], None]) -> Mapping[str, pa.Table]:
-    """Rows of no layer, but for moments that are no part of the memory."""
+def _others(
+    run: FolderContents, old: ShardContents, folder: Path, dropped: Dropped, check: Callable[[], None]
+) -> Mapping[str, pa.Table]:
+    """Rows of no layer, but for moments that are no part of the memory, and for those between the first step that had
+    a sample of those that go and the end: from one to the next, a running mean tells of a single batch.
+    """
     (folder / FOLDER).mkdir()
     moments = whole(old.tables, "other_rows")
     at_step = np.asarray(moments["at_step"], dtype=np.int64)
     stays: Stays = np.ones(len(at_step), dtype=np.bool_) if run.last is None else at_step <= run.last + 1
+    stays &= (at_step <= dropped.first_step) | (at_step >= dropped.end)
     writer = RowsWriter("", KIND, folder, FOLDER, Blocks())
     rows = [(segment, *rest) for segment, _, _, *rest in _written(writer, old.stored.get(OWNER, []), stays, check)]
     sync_folder(folder / FOLDER)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import Damaged
 from dualform.store.matrix_file import MatrixForm
+from dualform.store.missing import forgotten_meanwhile
 
 BLOCK_BYTES = 1 << 20
 """Of a file that share a checksum."""
@@ -90,7 +91,8 @@ class SegmentBuffer:
             except OSError as error:
                 if isinstance(error, Damaged):
                     raise
-                raise Damaged(f"{self._segment.path} cannot be read: {error.strerror or error}.") from None
+                said = f"{self._segment.path} cannot be read: {error.strerror or error}."
+                raise forgotten_meanwhile(self._segment.path) or Damaged(said) from None
         return len(missing) > 0
 
     def _check_size(self, size: int) -> None:

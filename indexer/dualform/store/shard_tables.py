@@ -21,6 +21,7 @@ import pyarrow as pa
 from dualform.errors import Damaged, DualformError
 from dualform.store.entries import Integers
 from dualform.store.manifest import TableMark
+from dualform.store.missing import forgotten_meanwhile
 from dualform.store.shard import opened
 from dualform.store.tables import ColumnTypes, arrow_type, quoted, running_digest
 
@@ -269,4 +270,5 @@ def _damaged_if_wrong(path: Path) -> Iterator[None]:
     except DualformError:
         raise
     except Exception as error:
-        raise Damaged(f"{path} was altered or cut short: {(str(error).splitlines() or [''])[0]}") from None
+        said = f"{path} was altered or cut short: {(str(error).splitlines() or [''])[0]}"
+        raise forgotten_meanwhile(path) or Damaged(said) from None

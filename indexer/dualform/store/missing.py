@@ -1,0 +1,25 @@
+"""What is said of a file that an open memory misses, for the memory was written anew without some samples.
+
+Files know of no manifest, so memory.json is read as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from dualform.errors import Damaged
+
+
+def forgotten_meanwhile(file: Path) -> Damaged | None:
+    """None for a file that is there, and for one that its memory still names: that is damage."""
+    for child, folder in () if file.is_file() else pairwise([file, *file.parents]):
+        try:
+            said = json.loads((folder / "memory.json").read_bytes())
+            named = {part["folder"] for part in (*said["shards"], *said.get("runs", ()))}
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        if "forgotten" in said and child.name.startswith(("shard-", "run-")) and child.name not in named:
+            return Damaged(f"samples of {folder} were forgotten since it was opened.", hint="Open it again.")
+    return None
