@@ -308,6 +308,36 @@ def test_a_forward_pass_that_two_steps_share(tmp_path):
     assert all(certificate.exact for certificate in memory.verify().values())
 
 
+def test_a_step_continues_the_one_right_before_it_alone(tmp_path):
+    """Whatever came of that one; of another one's forward pass, the samples would be said of the wrong slots."""
+    model = Adversaries()
+    optimizers = adversaries(model)
+    said = {"match": "is not the one that ran before it. Where several steps share a forward pass, let each continue"}
+
+    def one_pass(step, number, factor=1.0):
+        optimizers[1].zero_grad()
+        (model.maker(batch(number)[0][:, :3]) * factor).mean().backward()
+        return step
+
+    with Recorder(model, optimizers, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step() as first:
+            one_pass(first, 0)
+            with pytest.raises(RecordingError, **said):
+                first.continues(first)
+        with recorder.step() as nothing:  # NaN: it is not recorded
+            one_pass(nothing, 1, float("nan"))
+        assert recorder.steps == 1
+        with recorder.step() as third:
+            with pytest.raises(RecordingError, match="step 1 is said to continue step 0, which is not"):
+                third.continues(first)
+            third.continues(nothing)
+            one_pass(third, 2)
+        with recorder.step() as fourth:
+            fourth.continues(third)
+            one_pass(fourth, 3)
+    assert recorder.steps == 3
+
+
 def test_both_passes_in_one_step_are_refused_at_the_first_and_named_later(tmp_path):
     def one_step(model, optimizers, recorder, number):
         with recorder.step():

@@ -6,6 +6,7 @@ Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,10 @@ _ARRIVALS = 1 << 32
 class StepRecord:
     """Collects one step. Gradients are what counts: a forward call may be repeated, or come to nothing."""
 
-    def __init__(self, step: int, metadata: Metadata, first_call: int, owners: Owners) -> None:
+    def __init__(
+        self, step: int, metadata: Metadata, first_call: int, owners: Owners, before: StepRecord | None = None
+    ) -> None:
+        """`before`: the step that ran before it, whatever came of it."""
         self.step = step
         self.metadata = metadata
         self.first_call = first_call
@@ -53,6 +57,7 @@ class StepRecord:
         """Layer -> why a call of it is no row of the layer that was recorded."""
         self.unseen: dict[str, str] = {}
         """Layer -> why a call of it could not be recorded at all."""
+        self._before = None if before is None else weakref.ref(before)
         self._owners = owners
         self.rows: dict[int, Rows] = {}
         """By number of the call, those that its key holds, where they are followed."""
@@ -80,7 +85,15 @@ class StepRecord:
         return self._passes.apart
 
     def goes_on(self, earlier: StepRecord) -> None:
-        """Gradients of an earlier step's forward calls which arrive now belong to this one."""
+        """Gradients of the forward calls of the step before it which arrive now belong to this one.
+
+        Raises RecordingError for another step than that: the metadata said of this one would name the wrong samples.
+        """
+        if self._before is None or self._before() is not earlier:
+            raise RecordingError(
+                f"step {self.step} is said to continue step {earlier.step}, which is not the one that ran before it.",
+                hint="Where several steps share a forward pass, let each continue the one right before it.",
+            )
         self.since, self.rows = earlier.since, dict(earlier.rows)
         self.raw |= earlier.raw
         self._order, self._moments = earlier._order, dict(earlier._moments)
@@ -190,6 +203,8 @@ class Step:
     def continues(self, earlier: Step) -> None:
         """Say that it is of the same batch as the step before it: a gradient of that one's forward calls which arrives
         now belongs to this one. So a generator that ran before the discriminator's update is recorded with its own.
+
+        Raises RecordingError where `earlier` is another step than the one that ran right before.
         """
         if self._record is not None and earlier._record is not None:
             self._record.goes_on(earlier._record)
@@ -226,6 +241,8 @@ class Collector:
         """The step that runs."""
         self.probe: ProbeTaker | None = None
         """The probe that is being taken."""
+        self._before: weakref.ref[StepRecord] | None = None
+        """The step that began last: what it collected is not kept alive for it."""
         self._owners, self._late, self._refused = owners, late, refused
         self._calls = 0
         self.follows = False
@@ -237,7 +254,9 @@ class Collector:
     def begin(self, step: int, metadata: Metadata) -> StepRecord:
         """Collect another step from now on."""
         self.began = torch.tensor(self._calls)  # another tensor: that of an earlier step may be waited for
-        self.step = StepRecord(step, metadata, self._calls, self._owners)
+        before = None if self._before is None else self._before()
+        self.step = StepRecord(step, metadata, self._calls, self._owners, before)
+        self._before = weakref.ref(self.step)
         self._followed = FollowedRows() if self.follows else None
         return self.step
 
