@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from hashlib import sha256
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
+from dualform.costs import texts
 from dualform.errors import BadInput
 
 CLOSE = 0.2
@@ -90,6 +94,82 @@ def test_it_is_what_the_training_then_takes(tmp_path, make, steps, halved):
     assert halves["bfloat16"] < halves["float32"]
 
 
+@pytest.mark.parametrize("altered", ["augmented", "dropped out", "every other time"])
+def test_samples_that_come_again_with_other_inputs(tmp_path, altered):
+    data = torch.randn(SAMPLES, 300, generator=torch.Generator().manual_seed(1))
+
+    def make():
+        times = iter(range(1000))
+        odd = altered == "every other time"
+        before = nn.Dropout(0.2) if altered == "dropped out" else nn.Identity()
+        noise = lambda rows: 0.01 * torch.randn(len(rows), 300) * (not odd or next(times) // 4 % 2)  # noqa: E731
+        model = nn.Sequential(before, nn.Linear(300, 24), nn.ReLU(), nn.Linear(24, 5))
+        return model, lambda rows: (data[rows] + (noise(rows) if altered != "dropped out" else 0), rows % 5)
+
+    told = dualform.estimate(training(make, tmp_path / "m", 160), 160, samples=SAMPLES)
+    training(make, tmp_path / "m", 160)()
+    taken = parts(tmp_path / "m")
+    assert told.stored.layers["1"].keys == pytest.approx(taken["keys"] - told.stored.layers["3"].keys, rel=CLOSE)
+    assert told.ways["stored"].bytes == pytest.approx(sum(taken.values()), rel=CLOSE)
+    (note,) = told.notes
+    share = "50%" if altered == "every other time" else "100%"
+    assert note.startswith("Samples came again with other inputs, as augmentation and dropout make them, in 1 (")
+    assert f"in 1 ({share} of the times): samples= (--samples) holds for inputs that come again bit for bit" in note
+
+
+def test_samples_of_which_none_came_again_are_taken_at_their_word(tmp_path):
+    told = dualform.estimate(training(mlp, tmp_path / "m", 30), 100, samples=SAMPLES, tried=4)
+    assert told.stored.layers["0"].keys == SAMPLES * 300 * 4
+    (note,) = told.notes
+    assert note.startswith("No input of 0 came again in 4 steps: samples= (--samples) holds for inputs that come again")
+
+
+def test_texts_that_each_row_has_of_its_own(tmp_path):
+    """Which no dictionary packs, as it would the trial's written again and again."""
+    steps, rows, samples = 400, 256, 200_000
+
+    def train(record=dualform.Recorder):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with record(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+            for step in range(steps):
+                number = torch.randint(samples, (rows,))
+                hashes = [sha256(f"{step} {n}".encode()).hexdigest() for n in number.tolist()]
+                with recorder.step(sample=number, text=np.array(hashes, dtype=object)):
+                    optimizer.zero_grad()
+                    model(torch.ones(rows, 3)).sum().backward()
+                    optimizer.step()
+
+    told = dualform.estimate(train, steps, samples=samples)
+    train()
+    assert told.stored.tables == pytest.approx(parts(tmp_path / "m")["slots"], rel=CLOSE)
+
+
+@pytest.mark.parametrize("distinct", [None, 450])
+def test_more_texts_are_like_those_that_are_there(distinct):
+    rng = np.random.default_rng(0)
+    names = [None if n == 7 else f"train/{n:06d}.{'jpeg' if n % 3 else 'png'}" for n in range(100)]
+    column = pa.chunked_array([names])
+    assert texts.go_on(column)
+    every = texts.more(column, 8, distinct, rng).to_pylist()
+    assert every[:100] == names
+    there = [name for name in every if name is not None]
+    assert every.count(None) == 8
+    assert [place for place, name in enumerate(every) if name is None][1] == 107
+    assert all(name.startswith("train/") and 15 <= len(name) <= 17 for name in there)
+    if distinct is None:
+        assert [*map(len, filter(None, every[100:200]))] == [*map(len, filter(None, names))]
+        assert len({*there}) > 0.98 * len(there)
+    else:
+        assert 300 < len({*there}) <= distinct
+    lengths = ["a" * n for n in range(1, 21)]
+    assert texts.more(pa.chunked_array([lengths]), 2, distinct, rng).to_pylist() == lengths * 2, "nothing to vary"
+    words = pa.chunked_array([["cat", "dog"] * 50])
+    numbers = pa.chunked_array([[*range(100)]])
+    assert not any(map(texts.go_on, (words, numbers, pa.chunked_array([["", ""]]), pa.chunked_array([[None, "a"]]))))
+
+
 def test_tables_that_outgrow_the_keys(tmp_path):
     """512 rows a step, of a layer of few numbers, with keys stored and with digests."""
 
@@ -125,15 +205,15 @@ def test_what_it_says_beside(tmp_path):
 
 
 def test_a_training_that_ends_sooner(tmp_path):
-    told = dualform.estimate(training(mlp, tmp_path / "m", 3), 60, samples=SAMPLES)
+    told = dualform.estimate(training(mlp, tmp_path / "m", 3), 60)
     assert told.tried == 3
-    assert told.notes == ["The training ended after 3 steps: the estimate is made of these."]
+    assert told.notes[1:] == ["The training ended after 3 steps: the estimate is made of these."]
 
 
 def test_a_trial_of_gigabytes_is_a_short_one(tmp_path, monkeypatch):
     monkeypatch.setattr("dualform.costs.trial._MOST_BYTES", 100_000)  # a step takes 22 kB
     told = dualform.estimate(training(mlp, tmp_path / "m", 20), 60, samples=SAMPLES)
-    assert (told.tried, told.notes) == (4, [])
+    assert told.tried == 4
 
 
 def test_what_cannot_be_estimated(tmp_path):

@@ -19,7 +19,11 @@ from dualform_client.cli.printing import print_json, print_line
 @click.command()
 @click.argument("training", metavar="MODULE:FUNCTION")
 @click.option("--steps", type=int, required=True, help="Steps of the whole training.")
-@click.option("--samples", type=int, help="Distinct inputs of the training, over all epochs.")
+@click.option(
+    "--samples",
+    type=int,
+    help="Distinct inputs of the training, over all epochs: of those that come again bit for bit, not augmented.",
+)
 @click.option("--layers", "layers", multiple=True, metavar="PATTERN", help="Layers in place of the training's own.")
 @click.option("--tried", type=int, default=20, show_default=True, help="Steps that are recorded to tell.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where they are written, and removed again.")

@@ -109,8 +109,9 @@ def estimate(
     `train(record)` trains, and calls `record` as it would dualform.Recorder, with a path or without; it is stopped
     after `tried` steps, or fewer where these would take gigabytes. Batches of the steps that follow are taken to be
     like those. `samples`: how many distinct inputs the training has, over all epochs, of which raw ones are stored
-    once; without it each is taken for another. `layers`: patterns in place of the training's own. `folder`: where the
-    trials are written, and removed again; a temporary one where None.
+    once; without it each is taken for another, as augmented ones are, which do not come again bit for bit. `layers`:
+    patterns in place of the training's own. `folder`: where the trials are written, and removed again; a temporary one
+    where None.
 
     Raises BadInput for numbers that are not positive, and for a training that records nothing by `record`.
     """
@@ -142,6 +143,17 @@ def _notes(kept: Stored, trial: Trial) -> list[str]:
         notes.append(
             f"Each distinct input of {listed(kept.told_once)} is stored once: say how many samples there are "
             "(samples=, --samples), or each is taken for another."
+        )
+    if kept.altered:
+        shares = ", ".join(f"{name} ({share:.0%} of the times)" for name, share in kept.altered.items())
+        notes.append(
+            f"Samples came again with other inputs, as augmentation and dropout make them, in {shares}: samples= "
+            "(--samples) holds for inputs that come again bit for bit, and so many of these are taken for others."
+        )
+    if kept.unproven:
+        notes.append(
+            f"No input of {listed(kept.unproven)} came again in {trial.steps} steps: samples= (--samples) holds for "
+            "inputs that come again bit for bit. Augmented ones do not, and take as much as if it were not said."
         )
     if trial.steps < trial.wanted:
         notes.append(f"The training ended after {trial.steps} steps: the estimate is made of these.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dualform.costs.coming_again import share_of_others
 from dualform.costs.tables import Repeats, grown_bytes
 from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
@@ -50,6 +51,10 @@ class Stored:
     """By space."""
     told_once: tuple[str, ...]
     """Layers whose raw inputs are stored once each, and were not said to repeat."""
+    altered: Mapping[str, float]
+    """Layers whose samples came again with other inputs, and in what share of the times they came again."""
+    unproven: tuple[str, ...]
+    """Layers whose inputs are told to come again, as none of those that were tried did."""
 
     @property
     def total(self) -> int:
@@ -66,6 +71,7 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
     segments = memory.table("segments")
     rows_a_sample = _rows_a_sample(memory)
     layers, repeats, once = dict[str, LayerBytes](), dict[str, Repeats](), list[str]()
+    altered, unproven = dict[str, float](), list[str]()
     for layer in memory.layers.values():
         own = segments.filter(pc.equal(segments["layer"], layer.name))
         sizes = {kind: _size(own.filter(pc.equal(own["kind"], kind))) for kind in ("keys", "values")}
@@ -75,6 +81,11 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
         if layer.repeats:
             drawn = entries / layer.key_format.per_row
             most = _most_rows(layer, samples, rows_a_sample.get(layer.name, 0.0))
+            if most is not None and drawn > most and layer.source != "row numbers":
+                others = share_of_others(memory, layer)
+                unproven += [layer.name] * (others is None)
+                altered |= {layer.name: others} if others else {}
+                most += (others or 0.0) * (drawn - most)
             stored = min(drawn, most) if most is not None else stored
             repeats[layer.name] = Repeats(round(stored), drawn > stored, layer.key_format.per_row)
             once += [layer.name] * (most is None)
@@ -86,11 +97,13 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
     kept = memory.manifest.others
     return Stored(
         layers=layers,
-        tables=grown_bytes(memory, scratch, times, repeats),
+        tables=grown_bytes(memory, scratch, times, repeats, samples),
         others=0 if kept is None else kept.form.width * (steps // kept.every + 1),
         weights=sum(mark.bytes for mark in memory.manifest.files.values()),
         slots={space: round(memory.count(space) * times) for space in memory.spaces},
         told_once=tuple(once),
+        altered=altered,
+        unproven=tuple(unproven),
     )
 
 

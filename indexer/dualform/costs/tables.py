@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dualform.costs import texts
 from dualform.store import shard
+from dualform.store.samples import TABLE as SAMPLES
 from dualform.store.snapshot import Snapshot
 from dualform.store.tables import arrow_type
 
@@ -37,9 +39,11 @@ class Repeats:
     """Keys of a stored row."""
 
 
-def grown_bytes(memory: Snapshot, scratch: Path, times: float, repeats: Mapping[str, Repeats]) -> int:
+def grown_bytes(
+    memory: Snapshot, scratch: Path, times: float, repeats: Mapping[str, Repeats], samples: int | None
+) -> int:
     """Bytes of the tables' file once the training is so many times as long; `scratch`: a folder to write to;
-    `repeats`: by layer.
+    `repeats`: by layer; `samples`: how many distinct ones there are, where that is known.
     """
     types = memory.manifest.tables()
     seen = memory.whole_tables(types)
@@ -47,7 +51,7 @@ def grown_bytes(memory: Snapshot, scratch: Path, times: float, repeats: Mapping[
     tiles = max(2, min([ceil(times), *(_most_tiles(rows) for rows in growing.values())]))
     sizes = []
     for count in (1, tiles):
-        more = {name: _tiled(name, rows, count, repeats) for name, rows in growing.items()}
+        more = {name: _tiled(name, rows, count, repeats, samples) for name, rows in growing.items()}
         path = scratch / f"{count}-{shard.FILE}"
         shard.append(path, 0, seen | more, shard.create(path, types, []))
         sizes.append(path.stat().st_size)
@@ -66,7 +70,7 @@ def _most_tiles(rows: pa.Table) -> int:
     return int(min(_MOST_ROWS // rows.num_rows, _MOST_ENTRIES // max(entries, 1)))
 
 
-def _tiled(name: str, rows: pa.Table, count: int, repeats: Mapping[str, Repeats]) -> pa.Table:
+def _tiled(name: str, rows: pa.Table, count: int, repeats: Mapping[str, Repeats], samples: int | None) -> pa.Table:
     """The rows so many times after one another."""
     whole = pa.concat_tables([rows] * count).combine_chunks()
     for place, column in enumerate(whole.column_names):
@@ -76,8 +80,12 @@ def _tiled(name: str, rows: pa.Table, count: int, repeats: Mapping[str, Repeats]
     if name == "digests":  # which no column holds twice
         for column in ("keys", "columns"):
             width = max(len(rows[column][0].as_py() or "") // 2, 1)
-            texts = pa.array([rng.bytes(width).hex() for _ in range(whole.num_rows)])
-            whole = whole.set_column(whole.column_names.index(column), column, texts)
+            digests = pa.array([rng.bytes(width).hex() for _ in range(whole.num_rows)])
+            whole = whole.set_column(whole.column_names.index(column), column, digests)
+    if name == SAMPLES:
+        for column in filter(lambda column: texts.go_on(rows[column]), rows.column_names):
+            more = texts.more(rows[column], count, samples, rng)
+            whole = whole.set_column(whole.column_names.index(column), column, more)
     if name == "key_rows":
         whole = whole.set_column(whole.column_names.index(name), name, _key_rows(whole, rng, repeats))
     return whole
