@@ -197,6 +197,23 @@ def test_what_is_far_from_the_record_is_refused_with_the_reason(options, reason)
     assert case.engine.topk("fc", case.queries[0], k=1).ids.shape == (1,)
 
 
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_layers_that_cannot_be_rebuilt_have_a_line_each(count):
+    names = [f"layer{number}" for number in range(count)]
+    keys = {name: np.ones((4, 2), np.float32) for name in names}
+    values = {name: np.ones((4, 1), np.float32) for name in names}
+    memory = arrays.memory(keys, {"label": [1, 2, 1, 2]}, values=values, rule="")
+    with arrays.engine(memory) as engine, pytest.raises(Inexact) as caught:
+        engine.weights()
+    first, *lines = caught.value.message.splitlines()
+    if count == 1:
+        assert first == "the network cannot be rebuilt: layer 'layer0' cannot be rebuilt: Rprop has no update rule."
+        return
+    assert first == "the network cannot be rebuilt:"
+    said = [f"  layer {name!r} cannot be rebuilt: Rprop has no update rule." for name in names]
+    assert lines == (said if count == 3 else [*said[:10], "  2 more layers."])
+
+
 def test_steps_before_a_jump_can_be_rebuilt():
     case = Case(defects=[(6, "fc", "its weight was used twice in one step.")], watch={6: (0.2, 0.2)})
     wanted = case.output(case.labels >= 0, 6)

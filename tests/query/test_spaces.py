@@ -88,8 +88,19 @@ def test_a_column_of_another_space_is_named_with_the_spaces_that_have_it(made):
     engine, _ = made
     with pytest.raises(NotFound) as caught:
         engine.topk("layer-1", np.ones(5), where="token = 3")
-    assert str(caught.value) == "space 'sample' has no column 'token'. Spaces that have it: token."
+    said = "space 'sample' has no column 'token'. Spaces that have it: token."
+    assert str(caught.value) == said
     assert caught.value.field == "where"
+    further = " Mask these alone, and the others stay whole: --where-space SPACE SQL, in Python where={space: SQL}."
+    with pytest.raises(NotFound) as caught:
+        engine.cancellation("token = 3")
+    assert str(caught.value) == said + further
+    with pytest.raises(NotFound) as caught:
+        engine.cancellation({"sample": "token = 3"})
+    assert str(caught.value) == said
+    with pytest.raises(NotFound) as caught:
+        engine.cancellation("dataset = 'no such'")
+    assert "--where-space" not in str(caught.value)
 
 
 def test_sql_sees_a_view_of_each_space(made):

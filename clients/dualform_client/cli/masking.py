@@ -94,9 +94,11 @@ def describe(removed: Cancellation | None) -> str:
 
 
 def figures(removed: Cancellation | None) -> dict[str, Any]:
-    """As JSON has them."""
+    """As JSON has them; `unmoved`: the layers that the mask moves nothing of, whose figures are undefined, and null."""
     concentrations = {} if removed is None else removed.concentrations
+    shares = {**(removed or {}), **{layer: one.share for layer, one in concentrations.items()}}
     return {
         "cancellation": None if removed is None else dict(removed),
         "concentration": {layer: asdict(one) for layer, one in concentrations.items()},
+        "unmoved": [layer for layer, share in shares.items() if isnan(share)],
     }

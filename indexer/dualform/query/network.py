@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
 
 from dualform.answers import Cancellation, Concentration, Outputs, Scan, Weights
-from dualform.errors import BadInput
+from dualform.errors import BadInput, NotFound
 from dualform.query.resolved import Resolved
 from dualform.query.slots import check_space
 from dualform.query.view import Check, View
@@ -64,7 +65,8 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
     """
     began = time.perf_counter()
     masks = None if question.where is None else _masks(view, question.where)
-    network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
+    with _one_mask_for_all(masks):
+        network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
     found = Weights(
         arrays=_ordered(view, network.arrays),
         grades=network.grades,
@@ -96,7 +98,8 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
     for layer in asked:
         if _mask_of(layer, masks) is None:
             continue
-        selections = _selections(view, layer.stored, masks)
+        with _one_mask_for_all(masks):
+            selections = _selections(view, layer.stored, masks)
         own = selections[layer.stored.name]
         kept[layer.space] = own.count
         if weighs_no_slot(view.snapshot, layer.stored.weights) is None:
@@ -104,6 +107,20 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
         else:
             moves[layer.name] = concentration(view, layer, selections, question.at_step, question.allow_inexact, check)
     return Cancellation(found, _scan(view, kept, began), moves)
+
+
+@contextmanager
+def _one_mask_for_all(masks: str | Mapping[str, str] | None) -> Iterator[None]:
+    """A column that some space lacks is refused with the way to mask those spaces alone that have it."""
+    try:
+        yield
+    except NotFound as refusal:
+        if isinstance(masks, str) and refusal.hint.startswith(mask.HAVING):
+            further = (
+                "Mask these alone, and the others stay whole: --where-space SPACE SQL, in Python where={space: SQL}."
+            )
+            raise NotFound(refusal.message, hint=f"{refusal.hint} {further}", field=refusal.field) from None
+        raise
 
 
 def _selections(view: View, layer: Layer, masks: str | Mapping[str, str]) -> dict[str, Selection]:

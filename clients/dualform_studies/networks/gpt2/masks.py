@@ -65,9 +65,8 @@ def ask_masks(
 
 def _concentration(by_layer: Report) -> Report:
     """The median over the layers that the mask moves, and the furthest move."""
-    shares, moves = (
-        [one[name] for one in by_layer.values() if one[name] is not None] for name in ("share", "greatest")
-    )
+    moved = [one for one in by_layer.values() if one["share"] is not None]
+    shares, moves = ([one[name] for one in moved] for name in ("share", "greatest"))
     return {"share": float(np.median(shares)), "greatest": float(np.median(moves)), "furthest": float(max(moves))}
 
 

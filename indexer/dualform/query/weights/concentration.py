@@ -62,7 +62,7 @@ def _figures(moves: Doubles, way: float) -> Concentration:
     """`moves` float64[entries]: how far each went."""
     furthest = float(moves.max())
     if not furthest:
-        return Concentration(math.nan, math.nan)
+        return Concentration(math.nan, 0.0)
     squares = np.square(moves / furthest)  # no square of a small move underflows
     few = math.ceil(len(squares) / _SHARE)
     held = np.partition(squares, len(squares) - few)[-few:]

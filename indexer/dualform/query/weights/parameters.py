@@ -21,6 +21,9 @@ from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter, whole
 
+_LISTED = 10
+"""Layers that a refusal names."""
+
 
 @dataclass(frozen=True, eq=False)
 class Network:
@@ -82,8 +85,16 @@ def _require_all(
         except Inexact as refusal:
             refusals[layer.name] = refusal
     if refusals:
-        reasons = "; ".join(refusal.message.rstrip(".") for refusal in refusals.values())
-        raise Inexact(f"the network cannot be rebuilt: {reasons}.", hint=_hint(view, refusals))
+        raise Inexact(f"the network cannot be rebuilt:{_listed(refusals)}", hint=_hint(view, refusals))
+
+
+def _listed(refusals: Mapping[str, Inexact]) -> str:
+    """What is said of one layer; of several, a line each."""
+    said = [f"{refusal.message.rstrip('.')}." for refusal in refusals.values()]
+    if len(said) == 1:
+        return f" {said[0]}"
+    more = [f"{len(said) - _LISTED} more layers."] if len(said) > _LISTED else []
+    return "".join(f"\n  {line}" for line in said[:_LISTED] + more)
 
 
 def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:

@@ -23,6 +23,8 @@ from dualform.query.where.expression import Expression, parse
 from dualform.store.layer import Layer
 from dualform.store.space import Space
 
+HAVING = "Spaces that have it: "
+"""How a hint begins where a layer's space lacks a column and others have it."""
 _CHUNK = 4_000_000
 """Slots whose columns are laid out at once."""
 
@@ -101,9 +103,7 @@ def check(space: Space, spaces: Collection[Space], where: str, datasets: Callabl
     for name in expression.columns:
         if name not in space.columns:
             having = ", ".join(one.name for one in spaces if name in one.columns)
-            raise NotFound(
-                f"space {space.name!r} has no column {name!r}.", hint=f"Spaces that have it: {having}.", field="where"
-            )
+            raise NotFound(f"space {space.name!r} has no column {name!r}.", hint=f"{HAVING}{having}.", field="where")
     if expression.datasets:
         known = list(datasets())
         for name in expression.datasets:
@@ -133,9 +133,12 @@ def require_values(
             throughout = bool((null if entries is None else null[entries]).all())
         if throughout and (space.count if entries is None else len(entries)):
             having = [one.name for one in spaces if name in one.columns and not np.all(one.is_null(name))]
+            there = f"{HAVING}{', '.join(having)}." if having else "No space has it."
+            if space.name in having:
+                there = f"Other layers of space {space.name!r} have it."
             raise NotFound(
                 f"column {name!r} is NULL in all slots of layer {layer!r} (space {space.name!r}).",
-                hint=f"Spaces that have it: {', '.join(having)}." if having else "No space has it.",
+                hint=there,
                 field="where",
             )
 
