@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 
 from dualform import kernels
 from dualform.errors import BadInput, Inexact, NotFound
-from dualform.query.score.kinds import absolute
 from dualform.query.sums import absolute_sum, grouping, key_sums
 from tests.query import arrays, oracle
 
@@ -190,7 +189,7 @@ def test_absolute_sums_are_right_whatever_signs_the_groups_and_queries_have(
 def test_keys_and_queries_of_one_sign_are_not_scanned(rng, monkeypatch):
     keys = np.maximum(rng.normal(size=(50, 4)), 0).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": (np.arange(50) % 2).tolist()}))
-    monkeypatch.setattr(absolute, "AbsoluteScan", None)
+    monkeypatch.setattr(grouping, "AbsoluteScan", None)
     signed = engine.group_sum("fc", np.abs(keys[:3]), by="label").sums
     assert engine.group_sum("fc", keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()
     assert engine.group_sum("fc", -keys[:3], by="label", score="abs").sums.tobytes() == signed.tobytes()

@@ -62,6 +62,27 @@ class NormedRule(UpdateRule):
         return State(state.weight - scale.factors * momentum, {"momentum": momentum})
 
 
+class Heavy(torch.optim.SGD):
+    """m' = 0.5 m + g, the first m being g itself;  W - lr m'. Momentum under another name."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr, momentum=0.5)
+
+
+class HeavyRule(UpdateRule):
+    """Keeps the array of the first gradient."""
+
+    name = "heavy"
+    settings = {"lr": "DOUBLE"}  # noqa: RUF012
+    buffers = ("momentum_buffer",)
+    commutes_with = "directions"
+
+    def advance(self, state, gradient, settings, scale=None):
+        before = state.buffers.get("momentum_buffer")
+        momentum = gradient if before is None else 0.5 * before + gradient
+        return State(state.weight - settings["lr"] * momentum, {"momentum_buffer": momentum})
+
+
 class Unruled(torch.optim.SGD):
     """An optimizer that no rule follows: a subclass may change the update."""
 
@@ -82,3 +103,4 @@ class PlainRule(UpdateRule):
 register(Sign, SignRule())
 register(Normed, NormedRule())
 register("tests.rules.own.Plain", PlainRule())
+register("tests.rules.own.Heavy", HeavyRule())

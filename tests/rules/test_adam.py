@@ -131,12 +131,19 @@ def test_the_compiled_loop_gives_the_bits_of_the_arrays(history, seed, masked, r
     ours, our_share = _copy(whole), _copy(kept)
     for number, options in enumerate(history):
         setting = {**rule.read(options), "rounds_factors": rounds, "decoupled_weight_decay": number % 2}
+        setting["amsgrad"] = number % 3 == 1  # which is left to the arrays, and keeps what it knew while it is off
         gradient = generator.normal(size=shape)
         share = np.where(generator.random(shape) < 0.5, gradient, 0.0)
         whole, scale = updated(rule, whole, gradient, setting)
         if masked:
             kept = advanced(rule, kept, share, setting, scale)
-        ours, our_share = rule.advance_both(ours, our_share, gradient, share if masked else None, setting)
+        both = rule.advance_both(ours, our_share, gradient, share if masked else None, setting)
+        assert (both is None) == setting["amsgrad"]
+        if both is None:
+            ours, own = updated(rule, ours, gradient, setting)
+            our_share = advanced(rule, our_share, share, setting, own) if masked else our_share
+        else:
+            ours, our_share = both
     for one, other in ((ours, whole), (our_share, kept)):
         assert set(one.buffers) == set(other.buffers)
         for kind, array in {"": one.weight, **one.buffers}.items():

@@ -17,10 +17,10 @@ from dualform.query.weights import certificate
 from dualform.query.weights.requirement import BOUND
 from tests.record.listed import batches, small_net, snapshot
 
-from .own import Normed, NormedRule, Plain, Sign, SignRule
+from .own import Heavy, Normed, NormedRule, Plain, Sign, SignRule
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
-KINDS = {"sign": Sign, "normed": Normed, "plain": Plain}
+KINDS = {"sign": Sign, "normed": Normed, "plain": Plain, "heavy": Heavy}
 STEPS = 30
 
 

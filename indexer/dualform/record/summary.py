@@ -11,9 +11,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dualform.record.optimizers import rule_of, why_no_rule
+from dualform.record.optimizers import why_no_rule
 from dualform.record.plan import Plan
 from dualform.record.taps import Tap
+from dualform.rules import of_type
 from dualform.store.batch import Batch
 from dualform.store.layer import Layer
 
@@ -125,7 +126,7 @@ def _not_followed(plan: Plan) -> dict[str, list[str]]:
     for tap in plan.taps:
         for place, tensor in tap.parameters.items():
             optimizer = plan.owners.optimizers[plan.owners.of(tensor)]
-            rule = rule_of(optimizer)
+            rule = of_type(type(optimizer))
             reason = "" if rule is None else rule.why_not_block(bool(place.rows or place.columns), tensor.ndim)
             if reason:
                 found.setdefault(f"{type(optimizer).__name__} {reason}", []).append(tap.name)

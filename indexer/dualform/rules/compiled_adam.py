@@ -41,7 +41,7 @@ def advance_both(
         kernels.adam(how, start, stop, whole.weight, averages[0], squares, gradient, *own)
 
     share(range(0, whole.weight.size, _PIECE), work)
-    after = State(whole.weight, {"exp_avg": averages[0], "exp_avg_sq": squares, "step": count})
+    after = State(whole.weight, {**whole.buffers, "exp_avg": averages[0], "exp_avg_sq": squares, "step": count})
     return after, kept if stays is None else State(kept.weight, {**kept.buffers, "exp_avg": averages[1]})
 
 

@@ -103,7 +103,9 @@ class _States:
             self.whole, self.kept = both
             return
         if rule.commutes_with != "entries":
-            self.whole, self.kept = _advanced(rule, self.whole, self.kept, whole, kept, settings)
+            # A rule may keep the array that it is given, as a first momentum; this one is filled again.
+            stays = None if kept is None else kept.copy()
+            self.whole, self.kept = _advanced(rule, self.whole, self.kept, whole.copy(), stays, settings)
             return
         pieces = range(0, whole.size, _PIECE)
         after = [(State(np.empty(0)), State(np.empty(0)))] * len(pieces)
