@@ -21,6 +21,7 @@ from dualform.store.entries import Entries, Integers
 from dualform.store.products import merged
 from dualform.store.shard_tables import Tables, listed_key_rows, taken, whole
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
+from dualform.store.user_columns import as_common
 
 _FROM_ALL = ("defects", "digests")
 
@@ -66,9 +67,10 @@ class MergedTables(Tables):
         for number, part in enumerate(self._parts):
             stop = start + self._kept(number, table)
             own = np.sort(place[(place >= start) & (place < stop)]) - start
+            kind = self.types[table][name]
             known = name in part.types.get(table, {})
             found.append(
-                part.some(table, name, own) if known else pa.nulls(len(own), arrow_type(self.types[table][name]))
+                as_common(name, part.some(table, name, own), kind) if known else pa.nulls(len(own), arrow_type(kind))
             )
             start = stop
         return pa.concat_arrays(found).take(pa.array(np.argsort(order)))
@@ -106,7 +108,7 @@ class MergedTables(Tables):
 
     def key_rows(self, layer: str, rows: Sequence[int]) -> Integers:
         """Shard after shard, whose stored rows follow each other, too."""
-        before = np.cumsum([0, *rows[:-1]]).tolist()
+        before = np.cumsum([0, *rows[:-1]] if rows else [0] * len(self._parts)).tolist()
         own = zip(self._parts, before, strict=True)
         return np.concatenate([listed_key_rows(part, layer) + first for part, first in own])
 
@@ -155,15 +157,15 @@ class MergedTables(Tables):
 
     def _joined(self, table: str, name: str) -> pa.ChunkedArray:
         """A column of all shards, one after the other; NULL where a shard does not have it."""
-        kind = arrow_type(self.types[table][name])
+        kind = self.types[table][name]
         chunks: list[Any] = []
         for number, part in enumerate(self._parts):
             kept = self._kept(number, table)
             if name in part.types.get(table, {}):
-                chunks += self._early(number, table, part.columns(table, [name])[0]).chunks
+                chunks += as_common(name, self._early(number, table, part.columns(table, [name])[0]), kind).chunks
             else:
-                chunks.append(pa.nulls(kept, kind))
-        return pa.chunked_array(chunks, kind)
+                chunks.append(pa.nulls(kept, arrow_type(kind)))
+        return pa.chunked_array(chunks, arrow_type(kind))
 
     def _early(self, part: int, table: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """What a shard's column says of steps up to the last one: rows are now and then told of an earlier step."""

@@ -20,6 +20,7 @@ from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources, Stored, row_count, sources_of, stacked, stored_in_shard
 from dualform.store.shard_tables import ShardTables, Tables
 from dualform.store.tables import OTHERS, TABLES, extents_table
+from dualform.store.user_columns import common_types
 
 _TRIES = 100
 
@@ -169,7 +170,7 @@ def _joined(manifests: Sequence[Manifest]) -> Manifest:
     columns: dict[str, dict[str, str]] = {}
     for manifest in manifests:
         for table, types in manifest.columns.items():
-            columns[table] = {**columns.get(table, {}), **types}
+            columns[table] = common_types(columns.get(table, {}), types)
     return replace(
         first,
         layers=[layers[name] for name in order],

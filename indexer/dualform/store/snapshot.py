@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.answers import ProbeInfo
-from dualform.errors import Damaged, NotFound
+from dualform.errors import BadInput, Damaged, NotFound
 from dualform.store.entries import Entries
 from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.layer import Layer
@@ -296,7 +296,7 @@ class Snapshot:
             for table, types in self._tables.types.items():
                 try:
                     self._tables.columns(table, list(types))
-                except Damaged as error:
+                except (Damaged, BadInput) as error:
                     problems.append(error.message)
         return problems
 

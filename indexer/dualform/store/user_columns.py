@@ -1,4 +1,7 @@
-"""What a user says of samples or of single slots: checked once, then stored under the type of the first time."""
+"""What a user says of samples or of single slots: checked once, then stored under the type of the first time.
+
+Each process of a training has a first time of its own. Where they differ, a reader gives the column a type for all.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.store.tables import KINDS, ColumnTypes, duckdb_type, what_columns_hold
+from dualform.store.tables import KINDS, ColumnTypes, arrow_type, duckdb_type, what_columns_hold
 
 
 def column_types(columns: Mapping[str, NDArray[Any]]) -> dict[str, str]:
@@ -45,6 +49,29 @@ def check_names(types: ColumnTypes, taken: ColumnTypes) -> None:
                 field=name,
             )
         there[name.lower()] = name
+
+
+def common_types(types: ColumnTypes, others: ColumnTypes) -> dict[str, str]:
+    """The columns of two shards: integers and floats are floats, and other types that differ are texts."""
+    return {**types, **{name: _common_type(types.get(name, kind), kind) for name, kind in others.items()}}
+
+
+def _common_type(kind: str, other: str) -> str:
+    if kind == other:
+        return kind
+    return "DOUBLE" if {kind, other} == {"BIGINT", "DOUBLE"} else "VARCHAR"
+
+
+def as_common(name: str, column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array | pa.ChunkedArray:
+    """A shard's column as the type that all shards have in common. Raises BadInput for integers that no float holds."""
+    try:
+        return column.cast(arrow_type(kind))
+    except pa.ArrowInvalid:
+        raise BadInput(
+            f"column {name!r} has integers beyond 2**53 in one shard, and floats in another: no type holds both.",
+            hint="Ask without this column, and give it one type on every rank.",
+            field=name,
+        ) from None
 
 
 def stored(column: NDArray[Any], kind: str) -> NDArray[Any]:
