@@ -7,6 +7,9 @@
 A tensor is known again by its memory, its layout and its version, so that nothing that was written to since is taken
 for what it was. Which rows of the batch those are is told by a layer that took the tensor as its key.
 
+A version rises with every write that autograd sees, and with none through `.data` or NumPy: a tensor whose rows such
+a write puts in another order is still taken for what it was, and slots get the rows of others.
+
 Shapes: n rows of a tensor, over all axes but its last.
 """
 
