@@ -1,4 +1,4 @@
-"""Every file of ours that a page names exists."""
+"""Every file of ours that a page or a source names exists, and CONTRIBUTING knows every room."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 PARENTS = [ROOT, *(ROOT / room for room in ("indexer", "indexer/dualform", "protos", "service", "clients"))]
+SOURCES = [path for parent in PARENTS[1:] for kind in ("*.py", "*.[ch]") for path in parent.rglob(kind)]
 NAMES = {path.name for parent in PARENTS[2:] for path in parent.rglob("*.py")}
 
 
@@ -22,9 +23,29 @@ def exists(path: str) -> bool:
     return any((parent / path).is_file() for parent in PARENTS) if "/" in path else path in NAMES
 
 
+def is_of_torch(path: str) -> bool:
+    return path.startswith("torch/")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page):
     assert [path for path in named(page.read_text(encoding="utf-8")) if not exists(path)] == []
+
+
+def test_every_file_that_a_source_names_exists():
+    """But torch's, whose paths begin with it."""
+    pages = {path.relative_to(ROOT).as_posix(): named(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert len(pages) > 100
+    assert {
+        page: lost for page, own in pages.items() if (lost := [n for n in own if not (exists(n) or is_of_torch(n))])
+    } == {}
+
+
+def test_every_room_of_the_indexer_has_its_row():
+    rooms = {path.parent.name for path in (ROOT / "indexer" / "dualform").glob("*/__init__.py")}
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    of_the_face = {"answers", "questions"}
+    assert {room for room in rooms if f"| `indexer/dualform/{room}/` |" not in page} == of_the_face
 
 
 def test_what_is_found_and_what_is_missed():

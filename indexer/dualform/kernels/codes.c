@@ -1,4 +1,4 @@
-/* Keys in eight bits: see query/codes.py. And what Python asks of the library as a whole. */
+/* Keys in eight bits: see query/search/codes.py. And what Python asks of the library as a whole. */
 
 #include "kernels.h"
 

@@ -1,4 +1,4 @@
-/* Canonical scores: sums in float64, as query/canonical.py defines them. */
+/* Canonical scores: sums in float64, as query/score/canonical.py defines them. */
 
 #include "kernels.h"
 

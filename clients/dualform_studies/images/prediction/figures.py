@@ -83,7 +83,7 @@ def draw_sums(
 
 
 def draw_weighted_sums(path: Path, layers: Sequence[LayerSpotlight], query: Query, datasets: Sequence[Dataset]) -> Path:
-    """The same for attention weights times the norm of the error that each brings (single/error_norm.py)."""
+    """The same for attention weights times the norm of the error that each brings (error_norm.py)."""
     title = "Attention weights times error norms summed over each training class"
     return _draw_sums(path, layers, query, datasets, title, "weighted sums\n" r"$\Sigma\,|\alpha|\,\Vert e\Vert$")
 

@@ -108,7 +108,7 @@ class Tap(ABC):
         """The axis of a key that is the batch, where the layer itself or a module around it tells; else None."""
 
     handle: int = 0
-    """What compiled code knows the tap and its listener by (reports.py), while both are joined; else 0."""
+    """What compiled code knows the tap and its listener by (identity.py), while both are joined; else 0."""
     d_in: int
     d_out: int
     key_form: KeyForm = KeyForm()

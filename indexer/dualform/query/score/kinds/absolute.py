@@ -1,7 +1,7 @@
 """The absolute value of the inner product, as the paper takes it where inputs can be negative.
 
 Where neither a group's keys nor the query change sign, as after a relu, no score changes sign either, and the sum of
-absolute values is the absolute value of the signed sum. Other groups need every score (sums/absolute_sum.py).
+absolute values is the absolute value of the signed sum. Other groups need every score (query/sums/absolute_sum.py).
 """
 
 from __future__ import annotations
