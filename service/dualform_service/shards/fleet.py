@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -70,16 +70,19 @@ class _Member:
 class Fleet:
     """Is what a Front asks (dualform.query.shards.front). Safe to use from several threads. A context manager."""
 
-    def __init__(self, launch: Launch, names: Sequence[str], seconds: float = SECONDS) -> None:
-        """`names`: of the shards, by which errors call them. `seconds`: in which a share must be answered."""
+    def __init__(self, launch: Launch, names: Callable[[], Sequence[str]], seconds: float = SECONDS) -> None:
+        """`names`: reads those of the shards, by which errors call them; called again when one is asked that came
+        later. `seconds`: in which a share must be answered.
+        """
         if not seconds > 0:
             raise BadInput(f"the shards' deadline is {seconds!r} s.", hint="It must be above 0.", field="seconds")
-        self._launch, self._names, self._seconds = launch, list(names), seconds
+        self._launch, self._read_names, self._seconds = launch, names, seconds
+        self._names = list(names())
         self._lock = threading.Lock()
         self._closed = False
-        self._members: list[_Member | None] = [None] * len(names)
+        self._members: list[_Member | None] = [None] * len(self._names)
         try:
-            for number in range(len(names)):
+            for number in range(len(self._names)):
                 self._members[number] = _Member(launch(number))
         except BaseException:
             self.close()
@@ -92,6 +95,8 @@ class Fleet:
         and what `check` raises.
         """
         end = time.monotonic() + self._seconds
+        if new := [number for number in shards if number >= len(self._names)]:
+            self._grow(new)
         members = {number: self._member(number) for number in shards}
         futures = {member.ask(asked, end): number for number, member in members.items()}
         end += _GRACE
@@ -100,7 +105,9 @@ class Fleet:
             check()
             left = end - time.monotonic()
             done, pending = wait(pending, max(0.0, min(_LOOK, left)), FIRST_COMPLETED)
-            if gone := [futures[future] for future in done if _failed(future)]:
+            if gone := {futures[future]: future.exception() for future in done if _failed(future)}:
+                for number, error in gone.items():
+                    _log.warning("the process of %s failed", self._names[number], exc_info=error)
                 raise self._replaced({number: members[number] for number in gone}, "went away before it answered.")
             for future in done:
                 found[futures[future]] = self._answer_of(future.result(), futures[future])
@@ -139,6 +146,17 @@ class Fleet:
         if error is not None:
             raise error
         return reply.answer
+
+    def _grow(self, new: Sequence[int]) -> None:
+        """Know shards that came since: the training was resumed in the memory's folder, as a further run."""
+        names = list(self._read_names())
+        with self._lock:
+            if len(names) > len(self._names):
+                self._members += [None] * (len(names) - len(self._members))
+                self._names = names
+        if missing := [number for number in new if number >= len(names)]:
+            hint = "Its folder was replaced meanwhile: ask again in a moment."
+            raise ShardsMissing(f"the memory has {len(names)} shards by now.", missing, hint=hint)
 
     def _member(self, number: int) -> _Member:
         """That of a shard, started where the last try failed."""

@@ -19,7 +19,7 @@ def opened_on(launch: Launch, path: str | Path, seconds: float = SECONDS) -> Ite
 
     `seconds`: in which an answerer must say its share; whoever misses that is replaced. Raises as dualform.open.
     """
-    with Fleet(launch, names_of_shards(path), seconds) as fleet, open_front(path, fleet) as front:
+    with Fleet(launch, lambda: names_of_shards(path), seconds) as fleet, open_front(path, fleet) as front:
         yield front
 
 

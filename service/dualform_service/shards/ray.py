@@ -7,6 +7,8 @@ so must dualform.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,25 +25,42 @@ _THREADS = 8
 
 
 class _Actor:
-    """Answers for a shard once it is told for which one."""
+    """Answers for a shard once it is told for which one. Opens it when it is first asked, and again where that failed.
+
+    What is wrong with the folder is said to whoever asks. Any other error is raised, so that the actor is replaced.
+    """
 
     def __init__(self, path: str, backend: str | None) -> None:
         self._path, self._backend = path, backend
-        self._engine: Future[ShardEngine] = Future()
+        self._number: Future[int] = Future()
+        self._engine: ShardEngine | None = None
+        self._opening = threading.Lock()
 
     def open(self, number: int) -> None:
-        try:
-            self._engine.set_result(open_shard(self._path, number, self._backend))
-        except DualformError as error:  # what is wrong with the folder is said to whoever asks
-            self._engine.set_exception(error)
+        self._number.set_result(number)
 
     def reply(self, asked: Asked | None, seconds: float) -> Reply:
+        end = time.monotonic() + seconds
         try:
-            return self._engine.result(seconds).reply(asked, seconds)
+            engine = self._opened(end)
         except DualformError as error:
             return Reply(error=error)
+        return engine.reply(asked, max(0.0, end - time.monotonic()))
+
+    def _opened(self, end: float) -> ShardEngine:
+        late = TimedOut("the shard is still being opened.")
+        try:
+            number = self._number.result(max(0.0, end - time.monotonic()))
         except TimeoutError:
-            return Reply(error=TimedOut("the shard is still being opened."))
+            raise late from None
+        if not self._opening.acquire(timeout=max(0.0, end - time.monotonic())):
+            raise late
+        try:
+            if self._engine is None:
+                self._engine = open_shard(self._path, number, self._backend)
+            return self._engine
+        finally:
+            self._opening.release()
 
 
 class RayAnswerer:

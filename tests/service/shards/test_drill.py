@@ -28,7 +28,7 @@ def test_fifty_kills_and_freezes(tmp_path):
     with dualform.open(tmp_path / "memory", backend="numpy") as one:
         expected = one.topk("plain", QUERIES, 5)
     rng, started, late, recovered = np.random.default_rng(0), {}, [], []
-    with Fleet(local_processes(tmp_path / "memory", started), NAMES, DEADLINE) as fleet:
+    with Fleet(local_processes(tmp_path / "memory", started), lambda: NAMES, DEADLINE) as fleet:
         front = open_front(tmp_path / "memory", fleet, "numpy")
 
         def ask() -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
 from dualform.query.shards.shard_engine import Reply
-from dualform_service.shards import fleet as room
+from dualform_service.shards import fleet as room, ray as ray_room
 from dualform_service.shards.fleet import Fleet
 from dualform_service.shards.ray import _Actor, ray_answerers
 from tests.query.shards.memories import write
@@ -47,7 +47,7 @@ def never():
 def fleet_of(*lists, seconds=0.05):
     """A fleet whose shards have answerers of those lists, the next one whenever one is replaced."""
     waiting = [list(own) for own in lists]
-    return Fleet(lambda n: waiting[n].pop(0), [f"shard-{n}" for n in range(len(lists))], seconds)
+    return Fleet(lambda n: waiting[n].pop(0), lambda: [f"shard-{n}" for n in range(len(lists))], seconds)
 
 
 def test_all_answers_come_by_number():
@@ -134,7 +134,7 @@ def test_one_that_cannot_be_started_is_tried_again():
             raise start
         return start
 
-    with Fleet(launch, ["shard-0"], 0.05) as fleet:
+    with Fleet(launch, lambda: ["shard-0"], 0.05) as fleet:
         with pytest.raises(Unavailable, match="went away"):
             fleet("asked", [0], never)
         while len(starts) > 1:
@@ -170,12 +170,32 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
         ray_answerers(tmp_path)
 
 
+def test_a_shard_that_came_later_gets_a_process():
+    names = ["shard-0"]
+    with Fleet(lambda n: Made(Reply(n)), lambda: names, 0.05) as fleet:
+        assert fleet("asked", [0], never) == {0: 0}
+        names = ["shard-0", "run-1/shard-0"]
+        assert fleet("asked", [0, 1], never) == {0: 0, 1: 1}
+        with pytest.raises(Unavailable, match="has 2 shards") as caught:
+            fleet("asked", [1, 2], never)
+        assert caught.value.shards == (2,)
+
+
 def test_an_actor_answers_once_it_is_told_for_which_shard(tmp_path):
     actor = _Actor(str(tmp_path / "memory"), "numpy")
-    assert isinstance(actor.reply("asked", 0.0).error, TimedOut)
+    assert isinstance(actor.reply(None, 0.0).error, TimedOut)
     actor.open(0)
-    assert "no memory" in str(actor.reply("asked", 0.0).error)
+    assert "no memory" in str(actor.reply(None, 1.0).error)
     write(tmp_path / "memory", [[2]])
-    actor = _Actor(str(tmp_path / "memory"), "numpy")
+    assert actor.reply(None, 1.0).error is None
+
+
+def test_an_actor_that_cannot_open_its_shard_fails_so_that_it_is_replaced(monkeypatch):
+    def stale(*_):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(ray_room, "open_shard", stale)
+    actor = _Actor("memory", "numpy")
     actor.open(0)
-    assert actor._engine.result().path == tmp_path / "memory"
+    with pytest.raises(OSError, match="Stale"):
+        actor.reply(None, 1.0)

@@ -37,7 +37,8 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
         return started[number]
 
     try:
-        with dualform.open(tmp_path / "memory", backend="numpy") as one, Fleet(watched, ["a", "b"], 2.0) as fleet:
+        memory, names = dualform.open(tmp_path / "memory", backend="numpy"), ["a", "b"]
+        with memory as one, Fleet(watched, lambda: names, 2.0) as fleet:
             front = open_front(tmp_path / "memory", fleet, "numpy")
             expected = one.topk("plain", QUERIES, 5)
             _log.info("first answer after %.1f s", _answered(front, expected))
