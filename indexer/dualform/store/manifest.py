@@ -126,9 +126,19 @@ class Manifest:
         further = {name: types for name, types in ROUNDING.items() if name in self.columns}
         return {"samples": self.columns["samples"], **extents, **base, **further, **(OTHERS if self.others else {})}
 
+    @property
+    def digest(self) -> str:
+        """The checksum of all that it says."""
+        return checksum(_canonical(self._fields()))
+
     def write(self, folder: Path, file: str = FILE) -> None:
         """Replace memory.json, or a shard's shard.json, durably."""
-        fields = {
+        fields = self._fields()
+        text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
+        write_whole(folder / file, text.encode())
+
+    def _fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "format": self.format,
             "optimizer": for_one(self.optimizers),
             "layers": [layer.to_json() for layer in self.layers],
@@ -156,8 +166,7 @@ class Manifest:
             fields["runs"] = [vars(run) for run in self.runs]
         if self.forgotten is not None:
             fields["forgotten"] = self.forgotten.to_json()
-        text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
-        write_whole(folder / file, text.encode())
+        return fields
 
     @classmethod
     def read(cls, folder: Path, file: str = FILE) -> Manifest:

@@ -5,6 +5,8 @@ Shapes: H entries of a layer in the whole memory, m of them in the shard.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -68,13 +70,10 @@ class Part(Snapshot):
 
 
 def shard_names(memory: Snapshot) -> list[str]:
-    """The folders of a memory's shards; of several runs, those of one after those of the other."""
-    runs = memory.runs
-    return [
-        part.folder if len(runs) == 1 else f"{run.path.name}/{part.folder}"
-        for run in runs
-        for part in run.manifest.shards
-    ]
+    """The folders of a memory's shards, as seen from the folder that all of its runs are in: no two have one name."""
+    runs = [(os.path.abspath(run.path), run.manifest.shards) for run in memory.runs]
+    common = os.path.commonpath([path for path, _ in runs])
+    return [Path(path, part.folder).relative_to(common).as_posix() for path, shards in runs for part in shards]
 
 
 def shard_of_entries(memory: Snapshot, layer: str) -> NDArray[np.int64]:

@@ -77,6 +77,9 @@ class Runs(Snapshot):
     def moved(self) -> bool:
         return any(part.moved() for part in self.runs)
 
+    def _digests(self) -> list[str]:
+        return [digest for part in self.runs for digest in part._digests()]
+
     @property
     def cut_off(self) -> str:
         """Where each recording stands that did not come to its end, in its own steps."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import ProbeInfo
 from dualform.errors import BadInput, Damaged, NotFound
+from dualform.store.durable import checksum
 from dualform.store.entries import Entries
 from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.layer import Layer
@@ -91,9 +92,15 @@ class Snapshot:
         """Number of commits that this snapshot holds."""
         return sum(part.commits for part in self.manifest.shards)
 
-    @property
+    @cached_property
     def moment(self) -> Moment:
-        return Moment(self.commits, self.frames, self.steps)
+        return Moment(self.commits, self.frames, self.steps, checksum("".join(self._digests()).encode()))
+
+    def _digests(self) -> list[str]:
+        """Of the manifests of all shards."""
+        if self._contents is None:
+            return [self.manifest.digest]
+        return [manifest.digest for manifest, _ in self._contents.state]
 
     @property
     def recording(self) -> bool:

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import dualform
@@ -23,7 +24,7 @@ from dualform.query.sums import grouping, key_sums
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
-from dualform.store.part import Part
+from dualform.store.part import Part, shard_names
 from dualform.store.runs import Runs, opened
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import LAYERS, write
@@ -269,11 +270,50 @@ def test_shards_that_see_another_moment_say_so(engines):
     assert "moved on" in str(reply.error)
 
 
+def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_before(tmp_path):
+    write(tmp_path / "memory", SIZES)
+    front, shards = front_of(tmp_path / "memory")
+    front.topk("plain", queries("plain"))  # who has read its keys does not look into the files again
+    shutil.rmtree(tmp_path / "memory")
+    write(tmp_path / "memory", SIZES, seed=9)  # as many commits, frames and steps
+    shards.engines[1] = ShardEngine(opened(tmp_path / "memory"), 1, choose("numpy"))
+    with pytest.raises(Unavailable, match="moved on"):
+        front.topk("plain", queries("plain"))
+    assert front.refresh()
+    with dualform.open(tmp_path / "memory", backend="numpy") as one:
+        same(*(engine.topk("plain", queries("plain")) for engine in (one, front)))
+
+
+def test_a_layer_without_keys_is_refused_as_by_one_engine(tmp_path):
+    layer = torch.nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(layer.parameters())
+    recorder = dualform.Recorder(layer, optimizer, tmp_path / "memory", keys=False)
+    with recorder, recorder.step(label=torch.arange(5)):
+        layer(torch.ones(5, 6)).sum().backward()
+        optimizer.step()
+    front, _ = front_of(tmp_path / "memory")
+    own = np.ones((1, 6), np.float32)
+    for ask in (
+        lambda: front.topk("", own),
+        lambda: front.group_sum("", own, "label"),
+        lambda: front.group_sum("", own, "label", score="abs"),
+    ):
+        with pytest.raises(NotFound, match="keys=False"):
+            ask()
+
+
+def test_no_two_shards_have_one_name(folder, tmp_path):
+    write(tmp_path / folder.name, [[2, 3], [3, 1]])
+    names = shard_names(Runs.of([folder, tmp_path / folder.name]))
+    assert len(set(names)) == len(names) == 5
+    assert shard_names(Runs.of([folder])) == ["shard-00000", "shard-00001", "shard-00002"]
+
+
 def test_runs_of_a_training_that_was_resumed_have_their_shards_one_after_the_other(folder, tmp_path):
     write(tmp_path / "later", [[2, 3], [3, 1]], seed=3)
     runs = Runs.of([folder, tmp_path / "later"])
     front, shards = front_of(runs)
-    assert shards.names[-2:] == ["later/shard-00000", "later/shard-00001"]
+    assert [name.split("/")[-2:] for name in shards.names[-2:]] == [["later", "shard-00000"], ["later", "shard-00001"]]
     with Engine(runs, choose("numpy")) as one:
         for layer in ("plain", "repeated", "late"):
             same(*(engine.topk(layer, queries(layer), 9, "run = 1 OR step < 3") for engine in (one, front)))

@@ -61,7 +61,7 @@ class Shards:
 
     def key_sums(self, grouping: Grouping) -> KeySums:
         layer, groups, check = grouping.layer, grouping.groups, grouping.check
-        source, shards = _source(grouping.selection), shard_of(self._view, layer)
+        source, shards = _source(grouping.selection), self._shard_of(layer)
         summer = KeySummer(len(groups.counts), layer.d_in)
         count = -(-len(grouping.selection.stays) // whole.BLOCK)
         size = max(1, _BYTES // (4 * whole.BLOCK * max(1, layer.d_in)))
@@ -85,7 +85,7 @@ class Shards:
     def scores(self, grouping: Grouping, queries: NDArray[np.float32]) -> NDArray[np.float64]:
         """float64[n, m]: the inner products of the entries of `grouping`, in their order."""
         layer, entries, selection = grouping.layer, grouping.groups.entries, grouping.selection
-        found, shards = np.empty((len(queries), len(entries))), shard_of(self._view, layer)[entries]
+        found, shards = np.empty((len(queries), len(entries))), self._shard_of(layer)[entries]
         size = max(1, _BYTES // (8 * len(queries)))
         for start in range(0, len(entries), size):
             own = slice(start, start + size)
@@ -121,8 +121,14 @@ class Shards:
     def _shards_of(self, layer: Layer, selection: Selection, first: int = 0, last: int | None = None) -> list[int]:
         """Those that have an entry of a selection, or of a range of it, ascending."""
         stays = selection.stays[first:last]
-        found: list[int] = np.unique(shard_of(self._view, layer)[first:last][stays]).tolist()
+        found: list[int] = np.unique(self._shard_of(layer)[first:last][stays]).tolist()
         return found
+
+    def _shard_of(self, layer: Layer) -> NDArray[np.int64]:
+        """int64[H]: the shard of each entry. Raises NotFound where no shard has keys of the layer."""
+        if not layer.keys:
+            self._view.snapshot.keys(layer.name)  # says so, and what to do
+        return shard_of(self._view, layer)
 
 
 def _source(selection: Selection) -> Source:
