@@ -77,6 +77,7 @@ def test_output(dualform, address, engine):
         "standing": 0.0,
         "cancellation": {"fc": 12.5},
         "concentration": {"emb": {"share": 0.75, "greatest": 2.5}},
+        "unmoved": [],
     }
     assert engine.asked[1:] == [
         Output("fc", ProbeRows("test", (0, 1)), "step < 3", 2),
