@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dualform_studies.networks.certificates import show_certificates
+from dualform_studies.networks.commands import show_commands
 from dualform_studies.networks.gpt2.likeness import LIKENESSES
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, MarkedPassage, Table
@@ -33,9 +34,7 @@ def gpt2_page(out: Path, report: Report) -> Page:
     _show_agreement(page, report)
     _show_masks(page, report)
     show_certificates(page, report)
-    page.heading("Asked by")
-    page.paragraph("Everything on this page was answered by these commands; `--json` was given with each.")
-    page.table("commands", "RUN is the memory.", ["command"], [[f"`{command}`"] for command in report["commands"]])
+    show_commands(page, report)
     return page
 
 

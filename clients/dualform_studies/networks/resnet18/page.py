@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dualform_studies.networks.certificates import show_certificates
+from dualform_studies.networks.commands import show_commands
 from dualform_studies.networks.resnet18.figures import short
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
@@ -28,9 +29,7 @@ def resnet18_page(out: Path, report: Report) -> Page:
     _show_labels(page, report)
     _show_masks(page, report)
     show_certificates(page, report)
-    page.heading("Asked by")
-    page.paragraph("Everything on this page was answered by these commands; `--json` was given with each.")
-    page.table("commands", "RUN is the memory.", ["command"], [[f"`{command}`"] for command in report["commands"]])
+    show_commands(page, report)
     return page
 
 

@@ -169,7 +169,7 @@ class _Terms:
 
     def _wide(self, rows: NDArray[Any], what: str) -> Doubles:
         """In float64, in an array that is used again."""
-        if what not in self._scratch or self._scratch[what].shape[1] != rows.shape[1]:
+        if what not in self._scratch:
             self._scratch[what] = np.empty((self._size, rows.shape[1]))
         wide = self._scratch[what][: len(rows)]
         np.copyto(wide, rows)
