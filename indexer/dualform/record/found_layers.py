@@ -31,10 +31,11 @@ from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.record.taps.free import FreeTap, MatrixWatcher
 from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
+from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.named import LISTENING
 from dualform.record.taps.product import Product
 from dualform.record.taps.recalled import LOOKED_UP, recalled
-from dualform.record.taps.tap import Listener, ModuleTap
+from dualform.record.taps.tap import Listener
 from dualform.record.taps.watcher import Shade
 from dualform.store.layer import Layer
 

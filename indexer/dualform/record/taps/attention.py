@@ -20,8 +20,9 @@ from torch.nn.utils import parametrize
 from dualform.errors import RecordingError
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.matrix_block import block_of
+from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.product import Product
-from dualform.record.taps.tap import Call, Listener, ModuleTap, Tap
+from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.record.taps.watcher import SEES_ATTENTION, Watcher
 from dualform.store.parameter import Parameter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from dualform.record.taps.tap import ModuleTap
+from dualform.record.taps.module_tap import ModuleTap
 
 
 class TappedConv1DOfTransformers(ModuleTap, module_type="transformers.pytorch_utils.Conv1D"):

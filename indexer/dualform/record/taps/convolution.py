@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dualform.record.feature_maps import FeatureMaps, Unfolding
-from dualform.record.taps.tap import Call, ModuleTap
+from dualform.record.taps.module_tap import ModuleTap
+from dualform.record.taps.tap import Call
 
 
 class TappedConvolution(ModuleTap):

@@ -20,7 +20,8 @@ from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm, laid_rows
 from dualform.record.projection import Directions, Doubles, Outer, full_precision
 from dualform.record.shape import Shape
 from dualform.record.taps.embedding import no_product
-from dualform.record.taps.tap import Call, ModuleTap
+from dualform.record.taps.module_tap import ModuleTap
+from dualform.record.taps.tap import Call
 from dualform.store.parameter import Parameter
 from dualform.store.sources.row_counts import MOST_MEMBERS, counted, unpacked
 

@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from dualform.errors import RecordingError
 from dualform.record.sharded_parameters import is_sharded
-from dualform.record.taps.tap import Call, ModuleTap
+from dualform.record.taps.module_tap import ModuleTap
+from dualform.record.taps.tap import Call
 from dualform.store.parameter import Parameter
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from dualform.record.feature_maps import Unfolding
 from dualform.record.key_form import KeyForm
-from dualform.record.taps.tap import Call, ModuleTap
+from dualform.record.taps.module_tap import ModuleTap
+from dualform.record.taps.tap import Call
 
 
 class TappedTransposedConvolution(ModuleTap):
