@@ -20,7 +20,7 @@ from dualform.store.snapshot import Snapshot
 from tests.record.test_ranks import COUNT, Fleet
 from tests.walk import Trace, walk
 
-MOST_STOPS = 25
+MOST_STOPS = 26
 RANKS = "record/ranks.py"
 """The stop of trainings with several ranks alone."""
 WALK = walk("A batch's way")

@@ -12,7 +12,7 @@ from typing import Any
 
 from dualform.errors import BadInput
 from dualform.record.recorder import Recorder
-from dualform.record.step_record import Step
+from dualform.record.step import Step
 
 _INSTEAD = {"quiet": True, "resume": False}
 """Arguments of the recorder that a trial does not take from the training."""

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from dualform.answers import LayerInfo, MemoryInfo
 from dualform.errors import BadInput, NotFound, RecordingError
 from dualform.questions import Vectors
+from dualform.record.collector import Collector
 from dualform.record.found_layers import FoundLayers
 from dualform.record.model_arguments import Inputs
 from dualform.record.owners import Owners
 from dualform.record.probes import ProbeTaker
 from dualform.record.state import state_of
-from dualform.record.step_record import Collector
 from dualform.record.taps import ModuleTap, Tap
 from dualform.record.unwrapped import whole_model
 from dualform.store.durable import digest_of

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from dualform.errors import DualformError, RecordingError
+from dualform.record.collector import Collector
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
 from dualform.record.open_models import OPEN
@@ -16,7 +17,7 @@ from dualform.record.plan import Plan
 from dualform.record.ranks import Ranks
 from dualform.record.recording import Recording
 from dualform.record.sharded_parameters import check_unsharded
-from dualform.record.step_record import Collector, StepRecord
+from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap, identity
 from dualform.record.taps.free import FreeTap
 from dualform.record.training_shard import leave

@@ -40,7 +40,7 @@ from dualform.record.selection import compiled_parts, select
 from dualform.record.sharded_parameters import check_sharding
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
-from dualform.record.step_record import Step
+from dualform.record.step import Step
 from dualform.record.summary import Summary, listed, readable, summary_of, tell
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from dualform.errors import BadInput
 from dualform.record.alignment import Aligner
-from dualform.record.column_values import Array, spread
+from dualform.record.column_values import Array
+from dualform.record.extent import extent_of, spread_over_slots
 from dualform.record.followed_rows import Origin, Rows
 from dualform.record.key_form import laid_rows
-from dualform.record.metadata import PLACES, Columns, Metadata
+from dualform.record.metadata import Columns, Metadata
 from dualform.record.sayings import Sayings
-from dualform.record.shape import Shape, misfit
+from dualform.record.shape import Shape
 from dualform.record.signal import Signal
 from dualform.record.spaces import Spaces
 from dualform.record.step_record import StepRecord
@@ -167,7 +168,7 @@ class SlotMaker:
                 ]
             else:
                 own = [metadata.at(space)] * len(calls)
-            extents += [_extent(shape, said | of_call) for shape, of_call in zip(calls, own, strict=True)]
+            extents += [extent_of(shape, said | of_call) for shape, of_call in zip(calls, own, strict=True)]
         return extents
 
 
@@ -204,7 +205,9 @@ def _places(
     if shape.length is None:
         return {"row": slots}
     there = {**said[shape.space.name], **metadata.at(shape.space.name)}
-    position = _of_slots("position", there["position"], shape)[slots] if "position" in there else slots % shape.length
+    position = (
+        spread_over_slots("position", there["position"], shape)[slots] if "position" in there else slots % shape.length
+    )
     return {"row": slots // shape.length, "position": position}
 
 
@@ -246,58 +249,3 @@ def _check_rows(extents: Sequence[Extent], count: int) -> None:
                 hint="Count rows from 0; -1 stands for one that is not known.",
                 field="row",
             )
-
-
-def _extent(shape: Shape, said: Mapping[str, Array]) -> tuple[Extent, Array | None]:
-    """An extent, and which of its slots stay; `said`: columns, `mask`, `position` and `row` of its slots."""
-    space, n = shape.space.name, shape.slots
-    row = _row_of_slots(shape, said.get("row"))
-    said = {name: entry for name, entry in said.items() if entry.ndim == 0 or not shape.untold}
-    mask = _of_slots("mask", said["mask"], shape) if "mask" in said else None
-    kept = None if mask is None or mask.all() else np.flatnonzero(mask)
-    position = _of_slots("position", said["position"], shape) if "position" in said else None
-    if shape.length is not None and kept is not None:
-        position = np.arange(n) % shape.length if position is None else position
-    if shape.length is not None and position is not None and kept is None:
-        position = None if np.array_equal(position, np.arange(n) % shape.length) else position
-    if kept is not None and row is None:
-        row = np.arange(n) // (shape.length or 1)
-    columns = {name: _of_slots(name, entry, shape) for name, entry in said.items() if name not in PLACES}
-    extent = Extent(
-        space,
-        shape.call,
-        rows=0 if shape.space.routed or shape.untold else shape.rows,
-        length=shape.length,
-        row=None if row is None else _chosen(row, kept).astype(np.int32),
-        position=None if position is None else _chosen(position, kept).astype(np.int64),
-        columns={name: _chosen(column, kept) for name, column in columns.items()},
-    )
-    return extent, kept
-
-
-def _row_of_slots(shape: Shape, given: Array | None) -> Array | None:
-    """int64[n]: the row of each slot, where it does not follow from the shape; -1 where it is not known."""
-    if not shape.space.routed:
-        if given is not None:
-            raise BadInput(
-                f"the rows of space {shape.space.name!r} are those of its batch.",
-                hint="Only layers of routed= have rows of their own.",
-                field="row",
-            )
-        return np.full(shape.slots, -1) if shape.untold else None
-    return np.full(shape.slots, -1) if given is None else _of_slots("row", given, shape)
-
-
-def _of_slots(name: str, entry: Array, shape: Shape) -> Array:
-    """An entry as one value a slot, [n]."""
-    if entry.ndim == 0:
-        return spread(entry, entry.dtype, shape.slots)
-    if entry.shape == shape.leading:
-        return entry.reshape(-1)
-    if entry.shape == shape.leading[:1]:
-        return np.repeat(entry, shape.length or 1)
-    raise misfit(name, entry.shape, [shape])
-
-
-def _chosen(array: Array, kept: NDArray[np.int64] | None) -> Array:
-    return array if kept is None else array[kept]

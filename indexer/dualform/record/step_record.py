@@ -1,33 +1,27 @@
-"""What the taps bring in one step, and what the training says of it meanwhile.
+"""What the taps bring in one step.
 
 Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.
 """
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
 from dualform.record.call_order import CallOrder, Moment
-from dualform.record.followed_rows import FollowedRows, Rows
+from dualform.record.followed_rows import Rows
 from dualform.record.key_form import HALVED, owned_rows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
 from dualform.record.passes import Pass, Passes
-from dualform.record.probes import ProbeTaker
 from dualform.record.projection import surely_finite
 from dualform.record.signal import Signal
 from dualform.record.taps import Tap
 from dualform.store.batch import Product
-
-_ARRIVALS = 1 << 32
-"""Numbers that calls of one backward pass of compiled code are counted down from: more than there are."""
 
 
 class StepRecord:
@@ -186,137 +180,3 @@ class StepRecord:
     def _kept(self, tap: Tap, error: Tensor) -> Tensor | None:
         """Where values are not wanted, only what holds NaN or infinity is kept."""
         return owned_rows(error, error.shape[-1]) if tap.values or not surely_finite(error) else None
-
-
-class Step:
-    """A step while it runs, as `recorder.step(...)` yields it: what may be said after its forward pass has begun."""
-
-    def __init__(self, record: StepRecord | None) -> None:
-        """`record`: None where recording has stopped."""
-        self._record = record
-
-    @property
-    def updated(self) -> bool:
-        """Whether an optimizer has made an update of it."""
-        return self._record is not None and bool(self._record.updated)
-
-    def continues(self, earlier: Step) -> None:
-        """Say that it is of the same batch as the step before it: a gradient of that one's forward calls which arrives
-        now belongs to this one. So a generator that ran before the discriminator's update is recorded with its own.
-
-        Raises RecordingError where `earlier` is another step than the one that ran right before.
-        """
-        if self._record is not None and earlier._record is not None:
-            self._record.goes_on(earlier._record)
-
-    def at(self, space: str, **columns: Any) -> None:
-        """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
-        for each token [B, L…]; `position` and `mask` too, and `row` where the model chooses the rows.
-
-        To a routed space it is said before each call: the k-th saying of a column, or of `row` and `position`, belongs
-        to the space's k-th call of the step that a gradient reaches. One value that is said once holds for all calls.
-        Where there are not as many sayings as calls, a first step is refused, and later nothing of it is recorded,
-        with a warning.
-
-        Raises BadInput for what is no column, RecordingError once the step's update has been made.
-        """
-        if self._record is None:
-            return
-        if self._record.settled:
-            raise RecordingError(
-                f"step.at was called after the update of step {self._record.step}.",
-                hint="Say it between the forward pass and optimizer.step().",
-            )
-        self._record.metadata.say(space, columns)
-
-
-class Collector:
-    """Who the taps of a training report to: it hands everything to the step that runs, or to the probe."""
-
-    def __init__(
-        self, owners: Owners, late: Callable[[Tap], None], refused: Callable[[Tap, RecordingError], None]
-    ) -> None:
-        """`late` is told of a gradient that came outside its step, `refused` of a call in a step without keys."""
-        self.step: StepRecord | None = None
-        """The step that runs."""
-        self.probe: ProbeTaker | None = None
-        """The probe that is being taken."""
-        self._before: weakref.ref[StepRecord] | None = None
-        """The step that began last: what it collected is not kept alive for it."""
-        self._owners, self._late, self._refused = owners, late, refused
-        self._calls = 0
-        self.follows = False
-        self._followed: FollowedRows | None = None
-        self._told_unseen = False
-        self._pass, self._arrivals = -1, 0
-        self.began = torch.zeros((), dtype=torch.int64)
-
-    def begin(self, step: int, metadata: Metadata) -> StepRecord:
-        """Collect another step from now on."""
-        self.began = torch.tensor(self._calls)  # another tensor: that of an earlier step may be waited for
-        before = None if self._before is None else self._before()
-        self.step = StepRecord(step, metadata, self._calls, self._owners, before)
-        self._before = weakref.ref(self.step)
-        self._followed = FollowedRows() if self.follows else None
-        return self.step
-
-    @property
-    def followed(self) -> FollowedRows | None:
-        return self._followed if self.forward_mode() == "step" else None
-
-    def forward_mode(self) -> str | None:
-        if self.probe is not None:
-            return "probe"
-        return None if self.step is None else "step"
-
-    def probed(self, tap: Tap, key: Tensor) -> None:
-        if self.probe is not None:
-            self.probe.probed(tap, key)
-
-    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
-        if self.step is not None:
-            self.step.called(tap, raw, self._calls)
-            if rows is not None:
-                self.step.rows[self._calls] = rows
-        self._calls += 1
-        return self._calls - 1
-
-    def arrived(self, tap: Tap, raw: bool, began: int) -> int:
-        if self.step is None or began < self.step.since:
-            return -1
-        backward = torch._C._current_graph_task_id()
-        if backward != self._pass:
-            self._calls += _ARRIVALS
-            self._pass, self._arrivals = backward, self._calls
-        self.step.called(tap, raw)
-        self._arrivals -= 1
-        return self._arrivals
-
-    def called_without_gradient(self, tap: Tap, why: str) -> None:
-        if self.step is not None:
-            self.step.called_without_gradient(tap, why)
-
-    def unseen(self, tap: Tap) -> None:
-        if self.step is None:
-            return
-        self.step.called_unseen(tap)
-        if not self._told_unseen:
-            self._told_unseen = True
-            warnings.warn(
-                f"layer {tap.name!r}: {self.step.unseen[tap.name]}. What such calls add to gradients is not recorded, "
-                "here and wherever it happens again; layers whose weights are trained by it have a grade that says so. "
-                "Train by loss.backward() what is to be recorded.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def refused(self, tap: Tap, error: RecordingError) -> None:
-        if self.probe is not None:
-            raise error
-        self._refused(tap, error)
-
-    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
-        if self.step is not None and call >= self.step.since:
-            self.step.received(tap, call, key, error, cast)
-        else:
-            self._late(tap)

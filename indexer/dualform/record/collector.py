@@ -1,0 +1,113 @@
+"""Who the taps of a training report to."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dualform.errors import RecordingError
+from dualform.record.followed_rows import FollowedRows, Rows
+from dualform.record.metadata import Metadata
+from dualform.record.owners import Owners
+from dualform.record.probes import ProbeTaker
+from dualform.record.step_record import StepRecord
+from dualform.record.taps import Tap
+
+_ARRIVALS = 1 << 32
+"""Numbers that calls of one backward pass of compiled code are counted down from: more than there are."""
+
+
+class Collector:
+    """Who the taps of a training report to: it hands everything to the step that runs, or to the probe."""
+
+    def __init__(
+        self, owners: Owners, late: Callable[[Tap], None], refused: Callable[[Tap, RecordingError], None]
+    ) -> None:
+        """`late` is told of a gradient that came outside its step, `refused` of a call in a step without keys."""
+        self.step: StepRecord | None = None
+        """The step that runs."""
+        self.probe: ProbeTaker | None = None
+        """The probe that is being taken."""
+        self._before: weakref.ref[StepRecord] | None = None
+        """The step that began last: what it collected is not kept alive for it."""
+        self._owners, self._late, self._refused = owners, late, refused
+        self._calls = 0
+        self.follows = False
+        self._followed: FollowedRows | None = None
+        self._told_unseen = False
+        self._pass, self._arrivals = -1, 0
+        self.began = torch.zeros((), dtype=torch.int64)
+
+    def begin(self, step: int, metadata: Metadata) -> StepRecord:
+        """Collect another step from now on."""
+        self.began = torch.tensor(self._calls)  # another tensor: that of an earlier step may be waited for
+        before = None if self._before is None else self._before()
+        self.step = StepRecord(step, metadata, self._calls, self._owners, before)
+        self._before = weakref.ref(self.step)
+        self._followed = FollowedRows() if self.follows else None
+        return self.step
+
+    @property
+    def followed(self) -> FollowedRows | None:
+        return self._followed if self.forward_mode() == "step" else None
+
+    def forward_mode(self) -> str | None:
+        if self.probe is not None:
+            return "probe"
+        return None if self.step is None else "step"
+
+    def probed(self, tap: Tap, key: Tensor) -> None:
+        if self.probe is not None:
+            self.probe.probed(tap, key)
+
+    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
+        if self.step is not None:
+            self.step.called(tap, raw, self._calls)
+            if rows is not None:
+                self.step.rows[self._calls] = rows
+        self._calls += 1
+        return self._calls - 1
+
+    def arrived(self, tap: Tap, raw: bool, began: int) -> int:
+        if self.step is None or began < self.step.since:
+            return -1
+        backward = torch._C._current_graph_task_id()
+        if backward != self._pass:
+            self._calls += _ARRIVALS
+            self._pass, self._arrivals = backward, self._calls
+        self.step.called(tap, raw)
+        self._arrivals -= 1
+        return self._arrivals
+
+    def called_without_gradient(self, tap: Tap, why: str) -> None:
+        if self.step is not None:
+            self.step.called_without_gradient(tap, why)
+
+    def unseen(self, tap: Tap) -> None:
+        if self.step is None:
+            return
+        self.step.called_unseen(tap)
+        if not self._told_unseen:
+            self._told_unseen = True
+            warnings.warn(
+                f"layer {tap.name!r}: {self.step.unseen[tap.name]}. What such calls add to gradients is not recorded, "
+                "here and wherever it happens again; layers whose weights are trained by it have a grade that says so. "
+                "Train by loss.backward() what is to be recorded.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def refused(self, tap: Tap, error: RecordingError) -> None:
+        if self.probe is not None:
+            raise error
+        self._refused(tap, error)
+
+    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
+        if self.step is not None and call >= self.step.since:
+            self.step.received(tap, call, key, error, cast)
+        else:
+            self._late(tap)
