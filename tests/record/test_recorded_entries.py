@@ -1,11 +1,13 @@
-"""Which entries of a weight are watched."""
+"""Which entries of a weight are watched, and what slots bring to them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from dualform.record.recorded_entries import ENTRIES, _choose
+from dualform import kernels
+from dualform.record.recorded_entries import ENTRIES, _choose, add_terms
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (33, 32), (64, 64), (4096, 1), (20_000,), (2, 2048)])
@@ -25,3 +27,21 @@ def test_of_a_larger_one_no_entry_is_drawn_twice_and_rows_and_columns_alike(shap
         assert len(times) == count
         assert times.max() <= -(-ENTRIES // count) + 1
         assert times.min() >= ENTRIES // count - 1
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize("slots", [0, 1, 3, 4, 1030])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_terms_of_entries_are_those_of_the_outer_products(slots, compiled, kind, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    rng = np.random.default_rng(slots)
+    wide = torch.from_numpy(rng.normal(size=(slots, 40))).to(kind)
+    keys, errors = wide[:, 3:14], torch.from_numpy(rng.normal(size=(slots, 7))).float()
+    columns, rows = (torch.from_numpy(rng.integers(0, count, 90)) for count in (11, 7))
+    for key in (keys, keys.contiguous(), keys.T.contiguous().T, keys[:1].expand(slots, 11)):
+        sums, magnitudes = np.ones(90), np.full(90, 2.0)
+        add_terms(key, columns, errors, rows, sums, magnitudes)
+        terms = errors.double().numpy()[:, rows] * key.double().numpy()[:, columns]
+        np.testing.assert_allclose(sums, 1.0 + terms.sum(0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(magnitudes, 2.0 + np.abs(terms).sum(0), rtol=1e-12, atol=1e-12)

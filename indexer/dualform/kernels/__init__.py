@@ -23,7 +23,7 @@ ROWS = 16
 """Rows of a group, as in kernels.h."""
 DIRECTIONS = 8
 """That matrices are projected along, as in kernels.h."""
-_ABI = 13
+_ABI = 14
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 
 _QUESTIONS = ("quantise", "screen", "canonical", "canonical_rows")
@@ -59,11 +59,16 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
     loops.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
     loops.dualform_project_all.argtypes = [c_void_p, c_int64, c_void_p]
     loops.dualform_outer.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
+    loops.dualform_entries.argtypes = [
+        *(c_void_p, c_int64, c_int64, c_void_p),
+        *(c_void_p, c_int64, c_void_p),
+        *(c_int64, c_void_p, c_void_p),
+    ]
     loops.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
     loops.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
     loops.dualform_adam.argtypes = [POINTER(AdamUpdate), c_int64, *[c_void_p] * 7]
     loops.dualform_outer.restype = c_int32
-    for name in (*_QUESTIONS, "project", "project_all", "distances", "compare", "adam"):
+    for name in (*_QUESTIONS, "project", "project_all", "entries", "distances", "compare", "adam"):
         getattr(loops, f"dualform_{name}").restype = None
     return loops
 
@@ -188,6 +193,25 @@ def outer(
     """
     if compiled().dualform_outer(keys, n, d_in, apart, directions, errors, d_out, weighted, summed, squares):
         raise MemoryError("no memory to project the slots of a step")
+
+
+def entries(
+    keys: int,
+    n: int,
+    keys_apart: int,
+    columns: int,
+    errors: int,
+    errors_apart: int,
+    rows: int,
+    count: int,
+    sums: int,
+    magnitudes: int,
+) -> None:
+    """Of n slots with rows of float32 keys and errors, which lie so many numbers from one to the next: add to float64
+    `sums` of `count` entries the sum over slots of error[rows[e]] key[columns[e]], and to `magnitudes` that of its
+    magnitude; `rows` and `columns` int32.
+    """
+    compiled().dualform_entries(keys, n, keys_apart, columns, errors, errors_apart, rows, count, sums, magnitudes)
 
 
 def distances(of: int, expected: int, rebuilt: int, start: int, starts: int, parts: int, out: int) -> None:

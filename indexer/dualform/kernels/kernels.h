@@ -4,7 +4,7 @@
    screen.c    which rows can be among the k best, by the codes alone
    exact.c     canonical scores, as query/score/canonical.py defines them
    measures.c  what the recorder measures at every step
-  updates.c   updates that are run again
+   updates.c   updates that are run again
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
    multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register. */

@@ -1,7 +1,9 @@
-/* What the recorder measures at every step of a training: matrices along directions, and sums by parameter. */
+/* What the recorder measures at every step of a training: matrices along directions, single entries of gradients, and
+   sums by parameter. */
 
 #include "kernels.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* ---- project and fold ----
@@ -166,6 +168,38 @@ int32_t dualform_outer(const float *keys, int64_t n, int64_t d_in, int64_t apart
     free(along);
     free(folded);
     return 0;
+}
+
+/* ---- entries ---- */
+
+/* `n` slots, a constant: their rows lie in the cache while every entry takes its two numbers from each. */
+INLINE void add_entries(const float *keys, int64_t keys_apart, const int32_t *columns, const float *errors,
+                        int64_t errors_apart, const int32_t *rows, int64_t count, const int n, double *sums,
+                        double *magnitudes) {
+    for (int64_t e = 0; e < count; e++) {
+        const float *key = keys + columns[e], *error = errors + rows[e];
+        double sum = 0.0, magnitude = 0.0;
+        for (int t = 0; t < n; t++) {
+            const double term = (double)error[t * errors_apart] * (double)key[t * keys_apart];
+            sum += term;
+            magnitude += fabs(term);
+        }
+        sums[e] += sum;
+        magnitudes[e] += magnitude;
+    }
+}
+
+/* Of n slots with rows of keys and of errors, float32, which lie `keys_apart` and `errors_apart` numbers from one to the
+   next: adds to each of `count` entries the sum over slots of error[rows[e]] key[columns[e]], and that of its magnitude. */
+void dualform_entries(const float *keys, int64_t n, int64_t keys_apart, const int32_t *columns, const float *errors,
+                      int64_t errors_apart, const int32_t *rows, int64_t count, double *sums, double *magnitudes) {
+    int64_t t = 0;
+    for (; t + STREAMS <= n; t += STREAMS)
+        add_entries(keys + t * keys_apart, keys_apart, columns, errors + t * errors_apart, errors_apart, rows, count,
+                    STREAMS, sums, magnitudes);
+    for (; t < n; t++)
+        add_entries(keys + t * keys_apart, keys_apart, columns, errors + t * errors_apart, errors_apart, rows, count, 1,
+                    sums, magnitudes);
 }
 
 /* ---- distances ---- */

@@ -18,7 +18,7 @@ from dualform.record.shape import Shape, laid_out
 from dualform.store.parameter import Parameter
 
 SLOTS_AT_ONCE = 1024
-"""Whose chosen columns are made at once."""
+"""Whose chosen columns, or terms of chosen entries, are made at once."""
 HALVED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Types of half of float32's bytes, by the name that the store has for them, and for keys of them."""
 
@@ -82,12 +82,10 @@ class KeyForm:
         """Slots, and their keys as float32[m, d_in]; few enough at once that they need no great memory."""
         yield slice(0, len(keys)), keys
 
-    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Slots, and the chosen columns of their keys, float32[m, columns]; of SLOTS_AT_ONCE slots at most."""
+    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Slots, a matrix float32[m, c] of theirs, and int64: where in it each chosen column of their keys lies."""
         for slots, own in self.blocks(keys):
-            for start in range(0, len(own), SLOTS_AT_ONCE):
-                part = own[start : start + SLOTS_AT_ONCE]
-                yield slice(slots.start + start, slots.start + start + len(part)), part.index_select(1, chosen)
+            yield slots, own, chosen
 
     def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         """Add what slots bring to a block, as it is stored, along directions; see Directions.add_outer."""

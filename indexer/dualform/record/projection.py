@@ -22,7 +22,7 @@ from dualform.kernels import DIRECTIONS
 from dualform.kernels.arguments import address
 from dualform.rules.update_rule import Doubles
 
-__all__ = ["DIRECTIONS", "Directions", "Doubles", "Parts", "full_precision", "surely_finite"]
+__all__ = ["DIRECTIONS", "Directions", "Doubles", "Parts", "full_precision", "readable", "surely_finite"]
 
 _AT_ONCE = 1 << 22
 """Numbers of a matrix that torch widens at once: the weights of a large layer would take gigabytes."""

@@ -8,7 +8,7 @@ Shapes: d_out and columns of a weight, n slots, P numbers over all parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform import kernels
 from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm
-from dualform.record.projection import Doubles, full_precision
+from dualform.record.projection import Doubles, full_precision, readable
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.store.parameter import Parameter, of_shape
 
@@ -82,17 +83,15 @@ class RecordedEntries:
                 if self._chosen[index].norm_factor == 1 and parameter.directions is not None:
                     self._add_whole(place, keys, errors, form, sums[span], magnitudes[span])
                     continue
-                for terms in self._terms(index, parameter, place, keys, errors, form):
-                    sums[span] += terms.sum(0).cpu().numpy()
-                    magnitudes[span] += terms.abs_().sum(0).cpu().numpy()
+                self._add_chosen(index, parameter, place, keys, errors, form, sums[span], magnitudes[span])
 
     def _add_whole(
         self, place: Parameter, keys: Tensor, errors: Tensor, form: KeyForm, sums: Doubles, magnitudes: Doubles
     ) -> None:
         """Of a block that is taken whole."""
         stop = place.start + form.groups * (place.stop - place.start)
-        for slots, own in form.columns(keys, torch.arange(place.start, stop, device=keys.device)):
-            left, right = errors[slots].double(), own.to(errors.device).double()
+        for slots, own, places in form.columns(keys, torch.arange(place.start, stop, device=keys.device)):
+            left, right = errors[slots].double(), own.index_select(1, places).to(errors.device).double()
             if place.transposed:
                 left, right = right, left
             sums += _summed(left, right, form.groups).cpu().numpy()
@@ -116,21 +115,46 @@ class RecordedEntries:
         own: NDArray[np.bool_] = (rows >= held.start) & (rows < held.stop)
         return own
 
-    def _terms(
-        self, index: int, parameter: RecordedParameter, place: Parameter, keys: Tensor, errors: Tensor, form: KeyForm
-    ) -> Iterator[Tensor]:
-        """float64[m, entries]: what some slots bring to each chosen entry."""
-        rows, columns = (part.to(errors.device) for part in (self._chosen[index].rows, self._chosen[index].columns))
+    def _add_chosen(
+        self,
+        index: int,
+        parameter: RecordedParameter,
+        place: Parameter,
+        keys: Tensor,
+        errors: Tensor,
+        form: KeyForm,
+        sums: Doubles,
+        magnitudes: Doubles,
+    ) -> None:
+        """Of a block of which some entries are chosen, or of a bias."""
+        rows, columns = self._chosen[index].rows, self._chosen[index].columns
+        if parameter.directions is None:  # a bias, whose keys are all 1
+            ones = torch.ones((1, 1), device=errors.device).expand(len(errors), 1)
+            add_terms(ones, columns, errors, rows, sums, magnitudes)
+            return
         if place.transposed:
             rows, columns = columns, rows
-        if parameter.directions is None:  # a bias
-            for start in range(0, len(errors), SLOTS_AT_ONCE):
-                yield errors[start : start + SLOTS_AT_ONCE].index_select(1, rows).double()
-            return
         if form.groups > 1:  # the columns of the group that makes the row
             columns = columns + rows // (parameter.block_shape[0] // form.groups) * (place.stop - place.start)
-        for slots, own in form.columns(keys, columns + place.start):
-            yield errors[slots].index_select(1, rows).double().mul_(own)
+        for slots, own, places in form.columns(keys, (columns + place.start).to(keys.device)):
+            add_terms(own, places, errors[slots], rows, sums, magnitudes)
+
+
+def add_terms(keys: Tensor, columns: Tensor, errors: Tensor, rows: Tensor, sums: Doubles, magnitudes: Doubles) -> None:
+    """Add sums and magnitudes over n slots of error[rows] key[columns], by entry; keys [n, c], errors [n, d_out]."""
+    if readable(keys) and readable(errors) and keys.stride(1) == errors.stride(1) == 1:
+        chosen = [np.ascontiguousarray(part.numpy(), dtype=np.int32) for part in (columns, rows)]
+        own, other = (keys.data_ptr(), len(keys), keys.stride(0)), (errors.data_ptr(), errors.stride(0))
+        outs = sums.ctypes.data, magnitudes.ctypes.data
+        kernels.entries(*own, chosen[0].ctypes.data, *other, chosen[1].ctypes.data, len(rows), *outs)
+        return
+    rows, columns = rows.to(errors.device), columns.to(errors.device)
+    for start in range(0, len(errors), SLOTS_AT_ONCE):
+        part = slice(start, start + SLOTS_AT_ONCE)
+        terms = errors[part].index_select(1, rows).double()
+        terms *= keys[part].to(errors.device).index_select(1, columns)
+        sums += terms.sum(0).cpu().numpy()
+        magnitudes += terms.abs_().sum(0).cpu().numpy()
 
 
 def _summed(left: Tensor, right: Tensor, groups: int) -> Tensor:

@@ -105,10 +105,11 @@ class RowNumbers(KeyForm):
             part = slice(start, start + size)
             yield part, nn.functional.one_hot(keys[part], self._rows).float()
 
-    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        places = torch.arange(len(chosen), device=keys.device)
         for start in range(0, len(keys), SLOTS_AT_ONCE):
             part = slice(start, start + SLOTS_AT_ONCE)
-            yield part, (keys[part, None] == chosen).float()
+            yield part, (keys[part, None] == chosen).float(), places
 
     def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         if not block.transposed or (block.start, block.stop) != (0, self._rows):

@@ -117,14 +117,14 @@ class RowCounts(KeyForm):
             part = slice(start, start + size)
             yield part, torch.from_numpy(counted(*unpacked(keys[part].numpy()), self._rows))
 
-    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         rows, place = np.unique(chosen.cpu().numpy(), return_inverse=True)
         place_of_row = np.full(self._rows + 1, len(rows))
         place_of_row[rows] = np.arange(len(rows))
         for start in range(0, len(keys), SLOTS_AT_ONCE):
             part = slice(start, start + SLOTS_AT_ONCE)
             numbers, weights = unpacked(keys[part].numpy())
-            yield part, torch.from_numpy(counted(place_of_row[numbers], weights, len(rows))[:, place])
+            yield part, torch.from_numpy(counted(place_of_row[numbers], weights, len(rows))), torch.from_numpy(place)
 
     def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
         if not block.transposed or (block.start, block.stop) != (0, self._rows):
