@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from dualform import Recorder
 from dualform.store import writer
 from dualform.store.snapshot import Snapshot
-from tests.record.test_ranks import COUNT, Fleet
+from tests.record.rank_threads import COUNT, Fleet
 from tests.walk import Trace, walk
 
 MOST_STOPS = 26

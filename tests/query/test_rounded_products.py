@@ -16,7 +16,7 @@ from dualform.store.check import check_memory
 from dualform.store.products import Products
 from dualform.store.runs import Runs
 from dualform.store.snapshot import Snapshot
-from tests.record.test_ranks import COUNT, Fleet
+from tests.record.rank_threads import COUNT, Fleet
 
 STEPS, ROWS, LENGTH, TOKENS = 20, 8, 5, 11
 NEAR = 1e-5

@@ -14,7 +14,7 @@ from dualform.record.feature_maps import FeatureMaps, Unfolding
 from dualform.record.taps import ModuleTap
 from tests.networks.capture import patches_of
 
-from .test_blocks import assert_exact, assert_live
+from .block_trainings import assert_exact, assert_live
 
 STEPS, B, CLASSES = 20, 4, 3
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import dualform
 from dualform.errors import NotFound
 
-from .test_blocks import assert_exact, assert_live
+from .block_trainings import assert_exact, assert_live
 
 STEPS, B, L, V, D, CLASSES = 24, 6, 5, 17, 8, 3
 

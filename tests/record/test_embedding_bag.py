@@ -15,7 +15,7 @@ from dualform.record.taps import ModuleTap, embedding_bag
 from dualform.record.taps.embedding_bag import RowCounts
 from dualform.store.sources.row_counts import counted, unpacked
 
-from .test_blocks import adamw, assert_exact, assert_live, sgd
+from .block_trainings import adamw, assert_exact, assert_live, sgd
 
 WORDS, D, CLASSES, B, STEPS = 11, 4, 3, 5, 8
 

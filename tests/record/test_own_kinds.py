@@ -18,7 +18,7 @@ from dualform.store.sources.key_format import KeyFormat, float32_rows
 from dualform.store.sources.made_rows import MadeRows
 from dualform.store.writer import Writer
 
-from .test_blocks import assert_exact
+from .block_trainings import assert_exact
 
 B, STEPS = 4, 6
 

@@ -11,7 +11,7 @@ import dualform
 from dualform.record.recorder import Recorder
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
-from .test_ranks import COUNT, Fleet, data
+from .rank_threads import COUNT, Fleet, data
 
 
 class Sam:

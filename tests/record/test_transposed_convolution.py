@@ -9,7 +9,7 @@ from torch import nn
 import dualform
 from dualform.record.taps import ModuleTap
 
-from .test_blocks import assert_exact
+from .block_trainings import assert_exact
 from .test_convolution import CLASSES, train
 
 KINDS = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import BadInput, NotFound
 
-from .test_blocks import adamw, assert_exact, assert_live, sgd
+from .block_trainings import adamw, assert_exact, assert_live, sgd
 from .test_convolution import CLASSES
 
 STEPS, B, G = 12, 4, 3

@@ -3,173 +3,32 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
-from dualform.errors import Cancelled, Damaged, DualformError, NotFound, Overloaded, TimedOut
+from dualform.answers import Scan
+from dualform.errors import DualformError, Overloaded
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
 from dualform_service import batching
-from dualform_service.batching import Batches, Question
+from dualform_service.batching import Batches
 from dualform_service.config import ServiceConfig
-from dualform_service.limits import Deadline
 from dualform_service.server import Server
 from tests.service.canned import Canned
-
-ASKED_ALONE = 1
-"""The first of a crowd finds no scan under way and is asked at once."""
-
-
-class Call:
-    """A call's context, as far as a deadline needs it."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._seconds, self._active, self._told = seconds, True, list[Callable[[], None]]()
-
-    def time_remaining(self) -> float | None:
-        return self._seconds
-
-    def is_active(self) -> bool:
-        return self._active
-
-    def add_callback(self, tell: Callable[[], None]) -> bool:
-        self._told.append(tell)
-        return self._active
-
-    def end(self) -> None:
-        self._active = False
-        for tell in self._told:
-            tell()
-
-
-class Held:
-    """An engine whose scans wait until they may go on. Query q's answer is slot q; the row 99 of a probe is missing."""
-
-    def __init__(self) -> None:
-        self.go, self.begun = threading.Event(), threading.Semaphore(0)
-        self.asked: list[Question] = []
-        self.stopped = False
-        self.failure: Exception | None = None
-        """What every further question meets."""
-        self.held_row: int | None = None
-        """Of a probe: what asks for it alone waits for `let_go`."""
-        self.let_go = threading.Event()
-
-    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
-        self.asked.append(question)
-        if self.failure is not None:
-            raise self.failure
-        if numbers(question) == [self.held_row]:
-            assert self.let_go.wait(5)
-        if isinstance(question.queries, ProbeRows) and 99 in (question.queries.rows or ()):
-            raise NotFound("no row of probe 'test' has number 99.", field="queries")
-        self.begun.release()
-        while not self.go.is_set():
-            if cancelled is not None and cancelled():
-                self.stopped = True
-                raise Cancelled("stopped")
-            time.sleep(0.001)
-        return answer(question, Scan(len(self.asked), 4, 4, "numpy", 0.25))
-
-
-def numbers(question: Question) -> list[int]:
-    match question.queries:
-        case Vectors(rows):
-            return [int(row[0]) for row in rows]
-        case ProbeRows(_, rows):
-            return list(rows or ())
-        case SlotKeys(slots):
-            return list(slots)
-
-
-def answer(question: Question, scan: Scan) -> Any:
-    own = np.array(numbers(question))
-    match question:
-        case TopK(by=()):
-            # Query q has q % 3 hits, so that parts differ in length.
-            counts = (own % 3)[:, None]
-            ids = np.repeat(own, own % 3)
-            return Hits(ids, ids.astype(np.float32), counts, None, (), scan)
-        case TopK():
-            counts = np.stack([own % 2, own % 3], axis=1)
-            ids = np.repeat(own, own % 2 + own % 3)
-            return Hits(ids, ids.astype(np.float32), counts, ((1,), (2,)), question.by, scan)
-        case GroupSum():
-            return GroupSums(((1,), (2,)), np.stack([own, own + 0.5], axis=1), np.array([3, 4]), question.by, scan)
-    values = np.stack([own, -own], axis=1).astype(np.float32)
-    return Outputs(values, "sample", Grade("exact"), 0.0, scan)
-
-
-def same(got: Any, right: Any) -> bool:
-    """Bit by bit, but for what answering took."""
-    if isinstance(got, Hits):
-        return (
-            np.array_equal(got.ids, right.ids)
-            and np.array_equal(got.flat_scores, right.flat_scores)
-            and np.array_equal(got.counts, right.counts)
-            and (got.groups, got.by) == (right.groups, right.by)
-        )
-    if isinstance(got, GroupSums):
-        return np.array_equal(got.sums, right.sums) and got.groups == right.groups
-    return np.array_equal(got[0], right[0])
-
-
-class Asker(threading.Thread):
-    """One asker; what it got stands in `outcome` once it has ended."""
-
-    def __init__(self, batches: Batches, question: Question, call: Call | None = None) -> None:
-        super().__init__()
-        self.call = call or Call()
-        self.outcome: Any = None
-        self._batches, self._question = batches, question
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.outcome = self._batches.ask(
-                self._question,
-                Deadline(self.call, 10.0),  # type: ignore[arg-type]
-            )
-        except DualformError as error:
-            self.outcome = error
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-@pytest.fixture
-def engine():
-    held = Held()
-    yield held
-    held.go.set()
-
-
-@pytest.fixture
-def batches(engine):
-    made = Batches(engine, 4)
-    yield made
-    engine.go.set()
-    made.close()
-
-
-def crowd(engine: Held, batches: Batches, questions: list[Question]) -> list[Asker]:
-    """Asks the first, and the others while its scan is under way."""
-    first = Asker(batches, questions[0])
-    assert engine.begun.acquire(timeout=5)
-    others = [Asker(batches, question) for question in questions[1:]]
-    until(lambda: batches.waiting() == len(others))
-    return [first, *others]
-
+from tests.service.held_engine import (
+    ASKED_ALONE,
+    Asker,
+    answer,
+    batches as batches,
+    crowd,
+    engine as engine,
+    numbers,
+    same,
+    until,
+)
 
 KINDS = [
     lambda query: TopK("fc", Vectors(np.full((1, 3), query))),
@@ -265,139 +124,6 @@ def test_at_most_so_many_kinds_are_scanned_at_once(engine):
         asker.join()
         assert not isinstance(asker.outcome, DualformError)
     batches.close()
-
-
-def test_one_askers_error_is_nobody_elses(engine, batches):
-    rows = [1, *range(30), 99, *range(30, 50), 99]
-    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in rows])
-    engine.go.set()
-    for asker, row in zip(askers, rows, strict=True):
-        asker.join()
-        if row == 99:
-            assert str(asker.outcome) == "no row of probe 'test' has number 99."
-        else:
-            assert asker.outcome.ids.tolist() == [row] * (row % 3)
-    assert len(engine.asked) < 30, "halving finds the two"
-
-
-def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
-    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in (1, 2, 3)])
-    monkeypatch.setattr(batching, "parts", lambda *_: 1 / 0)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the askers' threads end by it
-    engine.go.set()
-    for asker in askers:
-        asker.join(5)
-        assert not asker.is_alive()
-    until(lambda: batches.waiting() == 0)
-    monkeypatch.undo()
-    again = Asker(batches, TopK("fc", ProbeRows("test", (1,))))
-    again.join()
-    assert again.outcome.ids.tolist() == [1]
-
-
-def test_an_error_that_is_nobodys_fault_is_met_once(engine, batches):
-    """A damaged file would be read again by every half."""
-    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in range(17)])
-    engine.failure = Damaged("keys-000000.faiss was altered.")
-    engine.go.set()
-    for asker in askers:
-        asker.join()
-    assert [str(asker.outcome) for asker in askers[1:]] == ["keys-000000.faiss was altered."] * 16
-    assert [len(numbers(one)) for one in engine.asked] == [1, 16]
-
-
-def test_who_is_answered_does_not_wait_for_the_other_half(engine, batches):
-    rows = [1, 2, 3, 99]
-    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in (1, *rows)])
-    engine.held_row = 3
-    engine.go.set()
-    for asker in askers[1:3]:
-        asker.join(5)
-        assert not asker.is_alive()
-    assert askers[3].is_alive()
-    engine.let_go.set()
-    for asker in askers:
-        asker.join()
-
-
-def test_a_question_that_gets_no_turn_fails_and_the_next_is_asked(engine, batches, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    question = TopK("fc", ProbeRows("test", (1,)))
-    with monkeypatch.context() as patch:
-        patch.setattr(batches._scans, "submit", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            batches.ask(question, Deadline(Call(), 10.0))  # type: ignore[arg-type]
-    engine.go.set()
-    again = Asker(batches, question)
-    again.join()
-    assert again.outcome.ids.tolist() == [1]
-
-
-def test_those_whose_line_gets_no_further_turn_fail(engine, batches, monkeypatch):
-    outcomes: list[BaseException] = []
-
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading, "excepthook", lambda raised: outcomes.append(raised.exc_value))
-    question = TopK("fc", ProbeRows("test", (1,)))
-    askers = crowd(engine, batches, [question] * 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(batches._scans, "submit", refuse)
-        engine.go.set()
-        for asker in askers:
-            asker.join(5)
-            assert not asker.is_alive()
-    assert [str(error) for error in outcomes] == ["can't start new thread"] * 2
-    again = Asker(batches, question)
-    again.join()
-    assert again.outcome.ids.tolist() == [1]
-
-
-def test_a_caller_that_goes_away_ends_its_own_wait_only(engine, batches):
-    question = TopK("fc", ProbeRows("test", (1,)))
-    scanned, waiting, other = crowd(engine, batches, [question] * 3)
-    for asker in (scanned, waiting):
-        asker.call.end()
-        asker.join()
-        assert isinstance(asker.outcome, Cancelled)
-    until(lambda: engine.stopped)
-    assert engine.begun.acquire(timeout=5), "the other's scan begins"
-    engine.go.set()
-    other.join()
-    assert other.outcome.ids.tolist() == [1]
-    assert [numbers(one) for one in engine.asked] == [[1], [1]], "nobody asks for who has gone"
-
-
-def test_a_shared_scan_goes_on_while_anybody_waits_and_then_stops(engine, batches):
-    first, *sharing = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in range(4)])
-    first.call.end()
-    assert engine.begun.acquire(timeout=5)
-    engine.stopped = False
-    for asker in sharing[:2]:
-        asker.call.end()
-        asker.join()
-    time.sleep(0.05)
-    assert not engine.stopped
-    sharing[2].call.end()
-    until(lambda: engine.stopped)
-    sharing[2].join()
-    assert isinstance(sharing[2].outcome, Cancelled)
-
-
-def test_a_deadline_ends_one_askers_wait(engine, batches):
-    question = TopK("fc", ProbeRows("test", (1,)))
-    first = Asker(batches, question)
-    assert engine.begun.acquire(timeout=5)
-    hasty = Asker(batches, question, Call(0.05))
-    hasty.join()
-    assert isinstance(hasty.outcome, TimedOut)
-    assert batches.waiting() == 0
-    engine.go.set()
-    first.join()
-    assert first.outcome.ids.tolist() == [1]
 
 
 def test_a_scan_takes_no_more_queries_than_it_may(engine, batches):

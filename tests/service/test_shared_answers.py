@@ -20,7 +20,7 @@ from dualform_client import Client
 from dualform_service.batching import Question, parts
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.service.test_batching import same
+from tests.service.held_engine import same
 from tests.store import small_memory
 
 WIDTHS = {"layer-0": 6, "layer-1": 5}

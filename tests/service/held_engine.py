@@ -1,0 +1,165 @@
+"""An engine whose scans wait until they may go on, and those who ask it together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
+from dualform.errors import Cancelled, DualformError, NotFound
+from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
+from dualform_service.batching import Batches, Question
+from dualform_service.limits import Deadline
+
+ASKED_ALONE = 1
+"""The first of a crowd finds no scan under way and is asked at once."""
+
+
+class Call:
+    """A call's context, as far as a deadline needs it."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds, self._active, self._told = seconds, True, list[Callable[[], None]]()
+
+    def time_remaining(self) -> float | None:
+        return self._seconds
+
+    def is_active(self) -> bool:
+        return self._active
+
+    def add_callback(self, tell: Callable[[], None]) -> bool:
+        self._told.append(tell)
+        return self._active
+
+    def end(self) -> None:
+        self._active = False
+        for tell in self._told:
+            tell()
+
+
+class Held:
+    """An engine whose scans wait until they may go on. Query q's answer is slot q; the row 99 of a probe is missing."""
+
+    def __init__(self) -> None:
+        self.go, self.begun = threading.Event(), threading.Semaphore(0)
+        self.asked: list[Question] = []
+        self.stopped = False
+        self.failure: Exception | None = None
+        """What every further question meets."""
+        self.held_row: int | None = None
+        """Of a probe: what asks for it alone waits for `let_go`."""
+        self.let_go = threading.Event()
+
+    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
+        self.asked.append(question)
+        if self.failure is not None:
+            raise self.failure
+        if numbers(question) == [self.held_row]:
+            assert self.let_go.wait(5)
+        if isinstance(question.queries, ProbeRows) and 99 in (question.queries.rows or ()):
+            raise NotFound("no row of probe 'test' has number 99.", field="queries")
+        self.begun.release()
+        while not self.go.is_set():
+            if cancelled is not None and cancelled():
+                self.stopped = True
+                raise Cancelled("stopped")
+            time.sleep(0.001)
+        return answer(question, Scan(len(self.asked), 4, 4, "numpy", 0.25))
+
+
+def numbers(question: Question) -> list[int]:
+    match question.queries:
+        case Vectors(rows):
+            return [int(row[0]) for row in rows]
+        case ProbeRows(_, rows):
+            return list(rows or ())
+        case SlotKeys(slots):
+            return list(slots)
+
+
+def answer(question: Question, scan: Scan) -> Any:
+    own = np.array(numbers(question))
+    match question:
+        case TopK(by=()):
+            # Query q has q % 3 hits, so that parts differ in length.
+            counts = (own % 3)[:, None]
+            ids = np.repeat(own, own % 3)
+            return Hits(ids, ids.astype(np.float32), counts, None, (), scan)
+        case TopK():
+            counts = np.stack([own % 2, own % 3], axis=1)
+            ids = np.repeat(own, own % 2 + own % 3)
+            return Hits(ids, ids.astype(np.float32), counts, ((1,), (2,)), question.by, scan)
+        case GroupSum():
+            return GroupSums(((1,), (2,)), np.stack([own, own + 0.5], axis=1), np.array([3, 4]), question.by, scan)
+    values = np.stack([own, -own], axis=1).astype(np.float32)
+    return Outputs(values, "sample", Grade("exact"), 0.0, scan)
+
+
+def same(got: Any, right: Any) -> bool:
+    """Bit by bit, but for what answering took."""
+    if isinstance(got, Hits):
+        return (
+            np.array_equal(got.ids, right.ids)
+            and np.array_equal(got.flat_scores, right.flat_scores)
+            and np.array_equal(got.counts, right.counts)
+            and (got.groups, got.by) == (right.groups, right.by)
+        )
+    if isinstance(got, GroupSums):
+        return np.array_equal(got.sums, right.sums) and got.groups == right.groups
+    return np.array_equal(got[0], right[0])
+
+
+class Asker(threading.Thread):
+    """One asker; what it got stands in `outcome` once it has ended."""
+
+    def __init__(self, batches: Batches, question: Question, call: Call | None = None) -> None:
+        super().__init__()
+        self.call = call or Call()
+        self.outcome: Any = None
+        self._batches, self._question = batches, question
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._batches.ask(
+                self._question,
+                Deadline(self.call, 10.0),  # type: ignore[arg-type]
+            )
+        except DualformError as error:
+            self.outcome = error
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def engine():
+    held = Held()
+    yield held
+    held.go.set()
+
+
+@pytest.fixture
+def batches(engine):
+    made = Batches(engine, 4)
+    yield made
+    engine.go.set()
+    made.close()
+
+
+def crowd(engine: Held, batches: Batches, questions: list[Question]) -> list[Asker]:
+    """Asks the first, and the others while its scan is under way."""
+    first = Asker(batches, questions[0])
+    assert engine.begun.acquire(timeout=5)
+    others = [Asker(batches, question) for question in questions[1:]]
+    until(lambda: batches.waiting() == len(others))
+    return [first, *others]
