@@ -16,9 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from dualform.errors import RecordingError
-from dualform.record.batch_first import batch_dim_of
-from dualform.record.blocks import check_blocks
+from dualform.record.free_taps import FreeTaps
 from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.matrix_uses import MatrixUses
 from dualform.record.owners import Owners
@@ -26,15 +24,14 @@ from dualform.record.patterns import matches
 from dualform.record.plan import Plan
 from dualform.record.sharded_parameters import is_sharded
 from dualform.record.spaces import DEFAULTS
-from dualform.record.stacks import blocks_of, routed_spaces
+from dualform.record.stacks import routed_spaces
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.record.taps.free import FreeTap, MatrixWatcher
-from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
+from dualform.record.taps.matrix_block import MatrixBlock
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.named import LISTENING
 from dualform.record.taps.product import Product
-from dualform.record.taps.recalled import LOOKED_UP, recalled
 from dualform.record.taps.tap import Listener
 from dualform.record.taps.watcher import Shade
 from dualform.store.layer import Layer
@@ -55,36 +52,28 @@ class FoundLayers:
         given: Sequence[Tap] = (),
     ) -> None:
         """As `Recorder` is told; `given`: taps of layers that are no modules."""
-        self._model, self._owners, self._values = model, owners, values
+        self._model, self._owners = model, owners
         self.frozen = FrozenLayers()
         """What does not train yet, of these layers and of all others."""
-        self._modules = dict(model.named_modules())
         self._patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
-        self.skipped: dict[str, str] = {}
+        self._taps = FreeTaps(model, owners, self.frozen, self._wanted, values)
+        self.skipped = self._taps.skipped
         """By parameter, why it is no layer."""
         self.modules: set[str] = set()
         """Those whose parameters are all spoken of here."""
         self.watchers: list[MatrixWatcher] = []
         self.closed = False
         self._listener: Listener | None = None
-        self._taps: dict[tuple[str, MatrixBlock, bool], FreeTap | None] = {}
-        """By name of the layer's parameter, block and whether rows are looked up; None for what is no layer."""
-        self._named: dict[str, FreeTap | None] = {}
-        """By the name that `dualform.tap` was told."""
         self._uses = MatrixUses()
         self.unseen: list[str] = []
         """Parameters that the first step did not touch; it has shown no layer of them."""
         self._shades: list[Shade] = []
         self._said: tuple[dict[str, str], list[str]] = {}, []
-        self._recalled: dict[str, FreeTap] = {}
-        """Layers of a training that is resumed, by name."""
         self._recalled_spaces: dict[str, str] = {}
-        """Their spaces, of those whose rows the model chooses."""
-        self._taken: set[str] = set()
-        """Names of layers."""
+        """Of layers of a training that is resumed, whose rows the model chooses."""
         self._told: set[tuple[str, str]] = set()
         held = {id(tensor) for tap in given for tensor in tap.parameters.values()}
-        for name, module in self._modules.items():
+        for name, module in model.named_modules():
             self._watch(name, module, held)
 
     def _watch(self, name: str, module: nn.Module, held: set[int]) -> None:
@@ -109,19 +98,12 @@ class FoundLayers:
         """
         trained = {name: own for name, own in self._model.named_parameters() if not self._owners.untrained([own], "")}
         for layer in layers:
-            tap = recalled(layer, trained, self._values) if self._wanted(layer.name) else None
-            if tap is None:
+            tap = self._taps.recall(layer, trained, self.names) if self._wanted(layer.name) else None
+            if tap is None or tap not in self._taps.shown.values():
                 continue
-            (path, *_) = (place.name for place in tap.parameters)
-            tap.batch_dim = batch_dim_of(self._modules, path)
-            self._recalled[layer.name] = self._named[layer.name] = tap
-            if path in self.names and _is_plain(layer.name, path, tap.block, trained[path]):
-                self._taps[path, tap.block, layer.source == LOOKED_UP] = tap
-                if tap.block.leading > 1 and layer.space not in DEFAULTS:
-                    self._recalled_spaces[layer.name] = layer.space
-            for place in tap.parameters:
-                self.skipped.pop(place.name, None)
-        return list(self._recalled.values())
+            if tap.block.leading > 1 and layer.space not in DEFAULTS:
+                self._recalled_spaces[layer.name] = layer.space
+        return list(self._taps.recalled.values())
 
     def _wanted(self, name: str) -> bool:
         return self._patterns is None or any(matches(name, pattern) for pattern in self._patterns)
@@ -155,7 +137,7 @@ class FoundLayers:
         """`taps`: all others, of which one may hold a watched parameter, too."""
         self._listener = listener
         listener.follows = bool(self.watchers)
-        self._taken = {tap.name for tap in taps} | self._recalled.keys()
+        self._taps.taken = {tap.name for tap in taps} | self._taps.recalled.keys()
         LISTENING.append(self)
         for watcher in self.watchers:
             watcher.attach(listener)
@@ -178,26 +160,13 @@ class FoundLayers:
     def tap_of(
         self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]
     ) -> FreeTap | None:
-        key = (path, block, product.looks_up)
-        if key not in self._taps and not self.closed:
-            self._add(path, parameter, block, product, own)
-        if key not in self._taps and self._listener is not None and self._listener.forward_mode() == "step":
-            self._taps[key] = None
+        place = (path, block, product.looks_up)
+        if place not in self._taps.shown and not self.closed:
+            self._taps.show(path, parameter, block, product, own)
+        if place not in self._taps.shown and self._listener is not None and self._listener.forward_mode() == "step":
+            self._taps.shown[place] = None
             self._tell_late(path)
-        return self._taps.get(key)
-
-    def _add(
-        self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]
-    ) -> None:
-        stack = blocks_of(path, parameter, block)
-        for plain, each in stack.items():
-            name = next(own for own in (plain, *(f"{plain}.{n}" for n in range(2, 99))) if own not in self._taken)
-            self._taken.add(name)
-            tap = FreeTap(name, path, parameter, each, product.looks_up, self._values)
-            tap.batch_dim = batch_dim_of(self._modules, path)
-            self._taps[path, each, product.looks_up] = tap
-            if product.bias is not None and len(stack) == 1:
-                tap.add_bias(product.bias, own)
+        return self._taps.shown.get(place)
 
     def used(self, path: str, function: str) -> None:
         if not self.closed:
@@ -207,35 +176,20 @@ class FoundLayers:
         """What the network goes on with, of a product that `dualform.tap` was told of by this name."""
         if self._listener is None or self._listener.forward_mode() is None:
             return output
-        if name not in self._named and not self.closed:
-            self._named[name] = self._tap_by_hand(product.weight, name)
-        if name not in self._named and self._listener.forward_mode() == "step":
-            self._named[name] = None
+        if name not in self._taps.told and not self.closed:
+            if name in self._taps.taken:
+                self._warn(name, "is the name of another layer, and was told of by hand")
+                self._taps.told[name] = None
+            else:
+                self._taps.tell(name, product.weight)
+        if name not in self._taps.told and self._listener.forward_mode() == "step":
+            self._taps.told[name] = None
             self._warn(name, "was first told of after the first step")
-        tap = self._named.get(name)
+        tap = self._taps.told.get(name)
         if tap is not None and not tap.stands_for(product.weight):
             self._warn(name, "was told of with another matrix than at first")
             return output
         return output if tap is None else tap.multiplied(self._listener, product, output)
-
-    def _tap_by_hand(self, weight: Tensor, name: str) -> FreeTap | None:
-        """None for a matrix that is no block of a parameter that is trained here, and for a name of another layer."""
-        if name in self._taken:
-            self._warn(name, "is the name of another layer, and was told of by hand")
-            return None
-        self._taken.add(name)
-        for path, parameter in self._model.named_parameters():
-            if is_of(weight, parameter):
-                block = block_of(weight, parameter)
-                why = self._owners.untrained([parameter], "its matrix")
-                if block is not None and not why:
-                    return FreeTap(name, path, parameter, block, False, self._values)
-                if why:
-                    self.frozen.add(name, [parameter], why)
-                self.skipped[name] = why or f"its matrix is no block of {path}"
-                return None
-        self.skipped[name] = "its matrix is no parameter of the model and no view of one"
-        return None
 
     def _tell_late(self, path: str) -> None:
         """A parameter was multiplied in a way that is no layer."""
@@ -259,7 +213,7 @@ class FoundLayers:
         """The plan with the layers that the first step has shown, by what was received in it; the same without any."""
         spaces, routed = self._said
         layers = self._close(plan.taps)
-        chosen = self._routed_spaces(record, (*spaces, *routed, *self._recalled))
+        chosen = self._routed_spaces(record, (*spaces, *routed, *self._taps.recalled))
         chosen |= self._recalled_spaces
         spaces, routed = {**spaces, **chosen}, [*routed, *chosen]
         if not layers and (plan.spaces, plan.routed) == (spaces, routed):
@@ -272,24 +226,12 @@ class FoundLayers:
         Modules of which no matrix is a layer are watched no longer, unless one was not touched yet.
         """
         self.closed = True
-        layers: list[FreeTap] = []
-        for path, every in self._by_parameter().items():
-            found = [tap for tap in every if tap.name not in self._recalled]
-            if why := self._why_not(found, [*others, *layers]):
-                self._drop(path, found, why)
-                continue
-            for name in {place.name for tap in found for place in tap.parameters}:
-                self.skipped.pop(name, None)
-            for tap in found:
-                if self._wanted(tap.name):
-                    layers.append(tap)
-                else:
-                    self._drop(tap.name, [tap], "layers= leaves it out")
+        layers = self._taps.layers(others)
         for path, why in self.skipped.items():
             if why == PENDING:
                 self.skipped[path] = self._uses.why_no_layer(path)
                 self.unseen += [path] if path not in self._uses and self._wanted(path) else []
-        every_layer = [*layers, *self._recalled.values()]
+        every_layer = [*layers, *self._taps.recalled.values()]
         kept = {id(tensor) for tap in every_layer for tensor in tap.parameters.values()}
         for watcher in self.watchers:
             if kept.isdisjoint(map(id, watcher.free.values())) and watcher.free.keys().isdisjoint(self.unseen):
@@ -303,37 +245,8 @@ class FoundLayers:
 
         `said`: names and patterns of layers that were spoken of, which stay as they were said to be.
         """
-        stacks: dict[str, list[str]] = {}
-        for (path, block, _), tap in self._taps.items():
-            if tap is not None and block.leading > 1 and tap.name != path:
-                stacks.setdefault(path, []).append(tap.name)
-        found = routed_spaces(stacks, record)
+        found = routed_spaces(self._taps.stacks, record)
         return {layer: space for layer, space in found.items() if not any(matches(layer, own) for own in said)}
-
-    def _by_parameter(self) -> dict[str, list[FreeTap]]:
-        found: dict[str, list[FreeTap]] = {}
-        for tap in (*self._taps.values(), *self._named.values()):
-            if tap is not None:
-                found.setdefault(next(iter(tap.parameters)).name, []).append(tap)
-        return found
-
-    def _why_not(self, found: Sequence[FreeTap], others: Sequence[Tap]) -> str:
-        try:
-            check_blocks(self._model, [*others, *found])
-        except RecordingError as error:
-            return error.message.rstrip(".")
-        return ""
-
-    def _drop(self, name: str, taps: Sequence[FreeTap], why: str) -> None:
-        self.skipped[name] = why
-        self._taps = {key: None if tap in taps else tap for key, tap in self._taps.items()}
-        self._named = {key: None if tap in taps else tap for key, tap in self._named.items()}
-
-
-def _is_plain(name: str, path: str, block: MatrixBlock, parameter: Tensor) -> bool:
-    """Whether a layer's name is that of its block, as products that were seen have it; else it was told by hand."""
-    (plain,) = (known for known, own in blocks_of(path, parameter, block).items() if own == block)
-    return name == plain or name.startswith(f"{plain}.")
 
 
 def _parameters_of(name: str, module: nn.Module, lists: set[str]) -> Iterator[tuple[str, Tensor]]:
