@@ -5,50 +5,37 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dualform.record.owners import Owners
 from dualform.record.passes import Pass
-from dualform.record.placement import Placement
 from dualform.record.taps import Tap
-from dualform.record.training_shard import TrainingShard
+from dualform.record.training import Training
 from dualform.record.updates import Row, Updates
 from dualform.store.batch import Defect, ParameterGroup, StepLog, WatchLog
-from dualform.store.weights import Buffers
 
 
 class AllUpdates:
     """One `Updates` an optimizer, by the optimizer's number; what they log of one step becomes one log."""
 
-    def __init__(
-        self,
-        owners: Owners,
-        taps: Sequence[Tap],
-        initial: Mapping[str, NDArray[Any]],
-        buffers: Buffers,
-        model: nn.Module,
-        ranks: TrainingShard | None,
-        placement: Placement,
-        halved: Mapping[str, str],
-        measured: Sequence[int] = (),
-    ) -> None:
-        """As Updates says; `measured`: by optimizer."""
-        self._owners, self._ranks = owners, ranks
+    def __init__(self, owners: Owners, taps: Sequence[Tap], training: Training, measured: Sequence[int] = ()) -> None:
+        """`taps` and `measured` as Updates says; `measured`: by optimizer."""
+        self._owners, self._ranks = owners, training.ranks
         self._taps = [[tap for tap in taps if number in owners.among(tap.trained)] for number in owners.numbers]
         self._layers = [dict.fromkeys(tap.name for tap in own) for own in self._taps]
-        told, before = set[tuple[str, str]](), dict(enumerate(measured))
-        alone = len(owners.optimizers) == 1
+        before, alone = dict(enumerate(measured)), len(owners.optimizers) == 1
         self._each = [
             Updates(
-                optimizer, self._taps[number], initial, buffers, model, ranks, placement,
-                None if alone else partial(_holds, owners, number), told, halved, before.get(number, 0),
+                optimizer,
+                self._taps[number],
+                training,
+                None if alone else partial(_holds, owners, number),
+                before.get(number, 0),
             )
             for number, optimizer in enumerate(owners.optimizers)
-        ]  # fmt: skip
+        ]
         self._logged = -1
         """The last step of which a log was taken."""
 

@@ -12,7 +12,7 @@ from dualform.store.batch import Defect
 class LayerDefects:
     """Of the layers that have slots, collected until a batch takes them along."""
 
-    def __init__(self, parameters: RecordedParameters, told: set[tuple[str, str]] | None = None) -> None:
+    def __init__(self, parameters: RecordedParameters, told: set[tuple[str, str]]) -> None:
         """`told`: what of which layer was told of already, of all optimizers."""
         self._parameters = parameters
         self.taps: list[Tap] = []
@@ -20,7 +20,7 @@ class LayerDefects:
         self.joined: set[int] = set()
         """Parameters of layers that have slots, by index."""
         self.joined_names: set[str] = set()
-        self._told: set[tuple[str, str]] = set() if told is None else told
+        self._told = told
         self._found: list[Defect] = []
 
     def join(self, taps: Sequence[Tap]) -> None:

@@ -31,6 +31,7 @@ from dualform.record.step_defects import StepDefects
 from dualform.record.step_record import StepRecord
 from dualform.record.stray_updates import StrayUpdates
 from dualform.record.taps import Tap
+from dualform.record.training import Training
 from dualform.record.training_shard import UPDATES
 from dualform.store.mark import Mark
 from dualform.store.probes import ProbeArrays
@@ -54,10 +55,10 @@ class Recording:
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = Columns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
-        self._updates = AllUpdates(
-            plan.owners, plan.taps, self._start.initial, self._start.buffers, plan.model, plan.ranks,
-            Placement(self._spaces), halved, measured,
-        )  # fmt: skip
+        training = Training(
+            plan.model, self._start.initial, self._start.buffers, halved, plan.ranks, Placement(self._spaces)
+        )
+        self._updates = AllUpdates(plan.owners, plan.taps, training, measured)
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None
         """Of the step that runs, once they are made."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dualform.record.entry_fits import EntryFits
@@ -20,19 +19,17 @@ from dualform.record.observed_weights import ObservedWeights
 from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
 from dualform.record.passes import Pass
 from dualform.record.pending_gradients import PendingGradients
-from dualform.record.placement import Placement
 from dualform.record.projection import Doubles, surely_finite
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.replacements import Replacements
 from dualform.record.rounding_gradients import put, rounding_gradients
 from dualform.record.taps import Tap
-from dualform.record.training_shard import TrainingShard
+from dualform.record.training import Training
 from dualform.record.watch import roundoff
 from dualform.record.watched_image import WatchedImage
 from dualform.rules import UpdateRule
 from dualform.rules.half_precision import lost
 from dualform.store.batch import Defect, Factor, ParameterGroup, Product, RoundingGradient, StepLog, WatchLog
-from dualform.store.weights import Buffers
 
 Row: TypeAlias = tuple[str, Tensor, Tensor | None, Product | None]
 """Of one call of a layer: its name, keys, error signals, and how the training rounded the product of both."""
@@ -46,42 +43,34 @@ class Updates:
         self,
         optimizer: Optimizer,
         taps: Sequence[Tap],
-        initial: Mapping[str, NDArray[Any]] | None = None,
-        buffers: Buffers | None = None,
-        model: nn.Module | None = None,
-        ranks: TrainingShard | None = None,
-        placement: Placement | None = None,
+        training: Training,
         own: Callable[[Tensor], bool] | None = None,
-        told: set[tuple[str, str]] | None = None,
-        halved: Mapping[str, str] | None = None,
         measured: int = 0,
     ) -> None:
-        """Gradients are held against the recorded slots, and weights against the record since `initial`: the model's
-        state dict before the first step, with the optimizer's `buffers` by then. `taps` are all layers that may get
-        slots; what is told begins for each once it has some (`join`). Without values nothing can be rebuilt that
-        gradients would have to explain; where no layer has any, an update is taken to use all steps since the last one.
-        `model`: where another tensor may take a parameter's place. `ranks`: this process among those whose gradients
-        are averaged, and `placement`: the spaces that they must agree on. `own`: which parameters the optimizer holds,
-        where there are several; `told`: what of which layer was told of already, of all of them. `halved`: see Header.
-        `measured`: how many updates were, before the training was resumed.
+        """Gradients are held against the recorded slots, and weights against the record since the training began.
+        `taps` are all layers that may get slots; what is told begins for each once it has some (`join`). Without values
+        nothing can be rebuilt that gradients would have to explain; where no layer has any, an update is taken to use
+        all steps since the last one. `own`: which parameters the optimizer holds, where there are several. `measured`:
+        how many updates were, before the training was resumed.
         """
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
-        self._ranks, self._placement = ranks, placement
+        self._ranks, self._placement = training.ranks, training.placement
         valued = [tap for tap in taps if tap.values]
         self._valued = {tap.name for tap in valued}
         # A generator of its own: the training's random numbers must come out as without the recorder.
         generator = np.random.default_rng(_SEED)
-        self._parameters = RecordedParameters(valued, generator, own, ranks is None or not ranks.number)
+        first = training.ranks is None or not training.ranks.number
+        self._parameters = RecordedParameters(valued, generator, own, first)
         self._factors = GradientFactors(self._parameters, generator, measured) if valued else None
-        watched = WatchedImage.of(self._parameters, self._rule if valued else None, halved or {}, generator)
+        watched = WatchedImage.of(self._parameters, self._rule if valued else None, training.halved, generator)
         self._entries = watched.entries
-        self.defects = LayerDefects(self._parameters, told)
+        self.defects = LayerDefects(self._parameters, training.told)
         self.weights = ObservedWeights(
             self._parameters,
             watched,
-            initial or {},
-            buffers or {},
-            Replacements(self._parameters, model, optimizer, watched.seen or self._rule),
+            training.initial,
+            training.buffers,
+            Replacements(self._parameters, training.model, optimizer, watched.seen or self._rule),
             self.defects,
             self._total if self._parameters.sharded else lambda own: own,
         )
@@ -214,14 +203,13 @@ class Updates:
         """
         if self._ranks is None:
             return None, None
-        seen = [np.zeros(0) if self._placement is None else self._placement.numbers]
+        seen = [self._placement.numbers]
         if self._parameters.sharded and self._factors is not None:
             seen += [self._factors.see(trained), self.weights.see()]
         total = self._pending.sum_over(self._ranks, np.concatenate(seen))
         if total is not None:
             seen = np.split(total, np.cumsum([len(own) for own in seen])[:-1])
-            if self._placement is not None:
-                self._placement.check(seen[0])
+            self._placement.check(seen[0])
         elif self._parameters.sharded:
             self.weights.stop()
         self.tell_parted(step)
