@@ -8,7 +8,7 @@ import torch
 
 from dualform.rules import State, named, updated
 from dualform.rules.half_precision import Half
-from dualform.rules.halved import Halved
+from dualform.rules.half_precision_rule import HalfPrecisionRule
 
 KINDS = [torch.bfloat16, torch.float16]
 SGD = [
@@ -28,7 +28,7 @@ def test_an_update_is_rounded_as_torch_rounds_it(dtype, kind, options):
     # The last numbers of a tensor whose length the processor's vectors do not divide may be rounded elsewise.
     parameter = torch.nn.Parameter((torch.randn(32, 32) * 0.1).to(dtype))
     optimizer = kind([parameter], **options)
-    rule = Halved(named(kind.__name__.lower()), str(dtype).removeprefix("torch."))
+    rule = HalfPrecisionRule(named(kind.__name__.lower()), str(dtype).removeprefix("torch."))
     state = State(parameter.detach().double().numpy().copy())
     for _ in range(30):
         parameter.grad = (torch.randn(32, 32) * 0.1).to(dtype)
@@ -42,7 +42,7 @@ def test_an_update_is_rounded_as_torch_rounds_it(dtype, kind, options):
 
 @pytest.mark.parametrize(("kind", "options"), EVERY, ids=lambda value: getattr(value, "__name__", ""))
 def test_what_rounding_adds_is_nobodys_part(kind, options):
-    rng, rule = np.random.default_rng(0), Halved(named(kind.__name__.lower()), "bfloat16")
+    rng, rule = np.random.default_rng(0), HalfPrecisionRule(named(kind.__name__.lower()), "bfloat16")
     settings = rule.read(
         {"params": [torch.zeros(1, dtype=torch.bfloat16)], **kind([torch.zeros(1)], **options).defaults}
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from dualform.errors import BadInput, EmptyMask
 from dualform.forgetting.leftovers import remove_leftovers
-from dualform.forgetting.picked import Picked, kept_sums, picked
 from dualform.forgetting.probes import probes_that_hold
 from dualform.forgetting.rewritten import rewrite
+from dualform.forgetting.targets import Targets, kept_sums, targets_of
 from dualform.query.score import backends
 from dualform.query.view import View
 from dualform.store.leftovers import leftovers
@@ -98,7 +98,7 @@ def forgetting(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cu
     return _told(view, found, probes)
 
 
-def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Picked]:
+def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Targets]:
     snapshot = opened(folder, SegmentCache())
     if snapshot.recording and not cut_off:
         raise BadInput(
@@ -107,10 +107,10 @@ def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Picked]:
             field="path",
         )
     view = View(snapshot, backends.choose("numpy"), CACHE_BYTES)
-    return view, picked(view, where)
+    return view, targets_of(view, where)
 
 
-def _told(view: View, found: Picked, probes: tuple[str, ...]) -> Forgetting:
+def _told(view: View, found: Targets, probes: tuple[str, ...]) -> Forgetting:
     for name in probes:
         view.snapshot.probe(name)
     sums = kept_sums(view, found.entries)

@@ -13,23 +13,23 @@ from pathlib import Path
 import numpy as np
 
 from dualform.errors import Damaged, RecordingError
-from dualform.forgetting.picked import Picked, touched_blocks
 from dualform.forgetting.sums import sums_of
+from dualform.forgetting.targets import Targets, touched_blocks
 from dualform.query.view import Check, View
 from dualform.store.check import what_is_wrong
 from dualform.store.durable import sync_folder, write_whole
-from dualform.store.forgotten import Forgotten
+from dualform.store.forgotten import ForgottenSamples
 from dualform.store.forgotten_sums import write_sums
 from dualform.store.kept_slots import Stays
 from dualform.store.leftovers import next_name
 from dualform.store.manifest import SHARD_FILE, FileMark, Manifest, Shard
-from dualform.store.rewritten_shard import Dropped, early_rows, manifest_of, rewrite_shard
+from dualform.store.rewritten_shard import Removal, early_rows, manifest_of, rewrite_shard
 from dualform.store.snapshot import Snapshot
 
 _SUMS = "forgotten-{:05d}"
 
 
-def rewrite(view: View, picked: Picked, probes: frozenset[str], check: Check) -> None:
+def rewrite(view: View, targets: Targets, probes: frozenset[str], check: Check) -> None:
     """The memory has none of the picked samples on return; what is left of the old one is leftovers (store/).
 
     `probes`: names of those that go. Raises Damaged where a file is not what was committed, RecordingError where the
@@ -38,7 +38,7 @@ def rewrite(view: View, picked: Picked, probes: frozenset[str], check: Check) ->
     snapshot, made = view.snapshot, list[Path]()
     old = Manifest.read(snapshot.path)
     try:
-        new = _written(view, picked, probes, check, made)
+        new = _written(view, targets, probes, check, made)
         sync_folder(snapshot.path)
         if snapshot.moved() or Manifest.read(snapshot.path) != old:
             raise RecordingError(
@@ -62,10 +62,10 @@ def _remove(made: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _written(view: View, picked: Picked, probes: frozenset[str], check: Check, made: list[Path]) -> Manifest:
+def _written(view: View, targets: Targets, probes: frozenset[str], check: Check, made: list[Path]) -> Manifest:
     """Everything but memory.json; returns what that is to say. `made`: what was written, as far as it came."""
     snapshot = view.snapshot
-    first, *further = _parts(view, picked)
+    first, *further = _parts(view, targets)
     runs = []
     for part, run in zip(further, snapshot.runs[0].manifest.runs, strict=True):
         place = snapshot.path / next_name(run.folder)
@@ -77,9 +77,9 @@ def _written(view: View, picked: Picked, probes: frozenset[str], check: Check, m
     before = manifest.forgotten
     name = _SUMS.format(int(before.sums.rpartition("-")[2]) + 1 if before and before.sums else 0)
     made.append(snapshot.path / "weights" / f"{name}.safetensors")
-    file, mark = write_sums(snapshot.path, name, sums_of(view, picked, check))
+    file, mark = write_sums(snapshot.path, name, sums_of(view, targets, check))
     files = {own: known for own, known in manifest.files.items() if not own.startswith("weights/forgotten-")}
-    entry = Forgotten(picked.samples, picked.first_step, snapshot.steps, name).and_before(before)
+    entry = ForgottenSamples(targets.samples, targets.first_step, snapshot.steps, name).and_before(before)
     return replace(manifest, runs=runs, files={**files, file: mark}, forgotten=entry)
 
 
@@ -92,29 +92,29 @@ class _Part:
     """By shard, bool[datapoints]: which stay, of all that it has on disk."""
     forgotten: Mapping[str, int]
     """By layer, how many slots go."""
-    dropped: Dropped
+    removal: Removal
 
 
-def _parts(view: View, picked: Picked) -> Iterator[_Part]:
-    first, entries = 0, dict.fromkeys(picked.entries, 0)
-    blocks = frozenset(touched_blocks(view, picked.entries))
+def _parts(view: View, targets: Targets) -> Iterator[_Part]:
+    first, entries = 0, dict.fromkeys(targets.entries, 0)
+    blocks = frozenset(touched_blocks(view, targets.entries))
     for run, before in zip(view.snapshot.runs, view.snapshot.first_steps, strict=True):
         stays = []
         for number in range(len(run.contents.shards)):
             own = early_rows(run.contents, number, "samples")
             count = int(own.sum())
-            own[own] = ~picked.datapoints[first : first + count]
+            own[own] = ~targets.datapoints[first : first + count]
             first += count
             stays.append(own)
         gone = {}
         for layer in run.layers:
-            if layer in picked.entries:
+            if layer in targets.entries:
                 start = entries[layer]
                 entries[layer] += run.entries(layer).count
-                low, high = np.searchsorted(picked.entries[layer], [start, entries[layer]]).tolist()
+                low, high = np.searchsorted(targets.entries[layer], [start, entries[layer]]).tolist()
                 gone[layer] = high - low
-        first_step, end = picked.first_step - before, view.snapshot.steps - before
-        yield _Part(run, stays, gone, Dropped(picked.labels, picked.datasets, blocks, first_step, end))
+        first_step, end = targets.first_step - before, view.snapshot.steps - before
+        yield _Part(run, stays, gone, Removal(targets.labels, targets.datasets, blocks, first_step, end))
 
 
 def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: list[Path]) -> Manifest:
@@ -125,7 +125,7 @@ def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: 
         place = folder / next_name(old.shards[0].folder)
         if folder == run.path:
             made.append(place)
-        shards.append(rewrite_shard(run.contents, number, place, stays, part.dropped, check))
+        shards.append(rewrite_shard(run.contents, number, place, stays, part.removal, check))
         if number:
             manifest_of(old, shards[-1:], part.forgotten).write(place, SHARD_FILE)
     first, *others = shards

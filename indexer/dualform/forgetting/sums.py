@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dualform.forgetting.picked import Picked, is_linear, touched_blocks
+from dualform.forgetting.targets import Targets, is_linear, touched_blocks
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import rule_of
 from dualform.query.weights.coefficients import updates
@@ -25,7 +25,7 @@ from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
 
-def sums_of(view: View, picked: Picked, check: Check) -> dict[str, BlockSum]:
+def sums_of(view: View, targets: Targets, check: Check) -> dict[str, BlockSum]:
     """By block, what the picked slots brought up to the end of the memory, with what was forgotten before.
 
     Of blocks that can be rebuilt, and will be.
@@ -33,14 +33,14 @@ def sums_of(view: View, picked: Picked, check: Check) -> dict[str, BlockSum]:
     found = dict[str, BlockSum]()
     for part in view.snapshot.forgotten:  # of one folder there is one at most, as of the same end
         found |= part.sums
-    blocks = touched_blocks(view, picked.entries)
+    blocks = touched_blocks(view, targets.entries)
     for layer in view.snapshot.layers.values():
         if why_scores_only(view, layer) or not is_linear(view, layer):
             continue
         for block in layer.parameters:
             if block.block_name in blocks:
                 blocks.remove(block.block_name)
-                own = _brought(view, block, picked.entries, check)
+                own = _brought(view, block, targets.entries, check)
                 before = found.get(block.block_name)
                 found[block.block_name] = own if before is None else _added(own, before)
     return found

@@ -33,7 +33,7 @@ from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.named import LISTENING
 from dualform.record.taps.product import Product
 from dualform.record.taps.tap import Listener
-from dualform.record.taps.watcher import Shade
+from dualform.record.taps.watcher import ProductHider
 from dualform.store.layer import Layer
 
 PENDING = "the first step will show what it is multiplied with"
@@ -67,7 +67,7 @@ class FoundLayers:
         self._uses = MatrixUses()
         self.unseen: list[str] = []
         """Parameters that the first step did not touch; it has shown no layer of them."""
-        self._shades: list[Shade] = []
+        self._hiders: list[ProductHider] = []
         self._said: tuple[dict[str, str], list[str]] = {}, []
         self._recalled_spaces: dict[str, str] = {}
         """Of layers of a training that is resumed, whose rows the model chooses."""
@@ -142,8 +142,8 @@ class FoundLayers:
         for watcher in self.watchers:
             watcher.attach(listener)
         free = {id(tensor) for watcher in self.watchers for tensor in watcher.free.values()}
-        self._shades = [
-            Shade(tap.module, listener)
+        self._hiders = [
+            ProductHider(tap.module, listener)
             for tap in taps
             if isinstance(tap, ModuleTap) and not free.isdisjoint(map(id, tap.parameters.values()))
         ]
@@ -154,8 +154,8 @@ class FoundLayers:
             LISTENING.remove(self)
         for watcher in self.watchers:
             watcher.detach()
-        for shade in self._shades:
-            shade.detach()
+        for hider in self._hiders:
+            hider.detach()
 
     def tap_of(
         self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]

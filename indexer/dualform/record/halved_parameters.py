@@ -11,7 +11,7 @@ from dualform.record.key_form import HALVED
 from dualform.record.optimizers import rule_of
 from dualform.record.owners import Owners
 from dualform.record.taps import Tap
-from dualform.rules.halved import RoundedRule
+from dualform.rules.half_precision_rule import RoundedRule
 
 _OTHERWISE = ("foreach", "fused", "capturable", "differentiable", "amsgrad")
 """Settings under which an optimizer rounds at other places, or follows another rule."""

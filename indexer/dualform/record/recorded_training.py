@@ -45,7 +45,7 @@ class RecordedTraining:
         self._handles: list[UpdateHooks] = []
 
     @property
-    def begun(self) -> Recording | None:
+    def ongoing(self) -> Recording | None:
         """The recording, once there is a memory."""
         return self.recording if self.recording is not None and self.recording.begun else None
 
@@ -85,7 +85,7 @@ class RecordedTraining:
         """None where recording has stopped."""
         if self.stopped:
             return None
-        if self.begun is None:
+        if self.ongoing is None:
             if not self.plan.sharded:
                 check_unsharded(self.plan.model)
             self.recording = Recording(self.plan)
@@ -94,8 +94,8 @@ class RecordedTraining:
         if told := self._frozen.note(self.plan.skipped, self.plan.owners.optimizers, self.steps):
             warnings.warn(told, RuntimeWarning, stacklevel=4)
         try:
-            if self.begun:
-                self.begun.batches.sink.check()
+            if self.ongoing:
+                self.ongoing.batches.sink.check()
             self.collector.begin(self.steps, Metadata(**said))
         except DualformError as error:
             self.fail(error)
@@ -126,27 +126,27 @@ class RecordedTraining:
 
     def run_out(self) -> None:
         """This rank has no further batch, while others go on."""
-        if isinstance(self.plan.ranks, Ranks) and self.begun is not None and not self.stopped:
+        if isinstance(self.plan.ranks, Ranks) and self.ongoing is not None and not self.stopped:
             self.plan.ranks.run_out()
-            self.begun.tell_parted()
+            self.ongoing.tell_parted()
 
     def flush(self) -> None:
         """As Recorder has it."""
         # How a step ends that is open, nobody knows yet: a training is not resumed in the midst of one.
         self._flush_due = self.collector.step is not None
-        if self.begun is None or self.stopped:
+        if self.ongoing is None or self.stopped:
             return
         try:
             if self._flush_due:
-                self.begun.batches.sink.flush()
+                self.ongoing.batches.sink.flush()
             else:
-                self.begun.flush()
+                self.ongoing.flush()
         except DualformError as error:
             self.fail(error)
 
     def fail(self, error: DualformError) -> None:
         """Raises the error, or warns of it and stops recording."""
-        recording = self.begun
+        recording = self.ongoing
         if self._on_error == "raise" or recording is None:
             raise error
         self.stopped, self.collector.step = True, None

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.found_layers import FoundLayers
+from dualform.record.joinable import Joinable
 from dualform.record.model_arguments import Inputs
 from dualform.record.optimizers import check_followed
 from dualform.record.owners import Owners, optimizers_of
@@ -35,7 +36,6 @@ from dualform.record.probes import ProbeTaker, labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recorded_training import RecordedTraining
 from dualform.record.resumption import resumption_of
-from dualform.record.runs_out import RunsOut
 from dualform.record.selection import compiled_parts, select
 from dualform.record.sharded_parameters import check_sharding
 from dualform.record.sink import Sink
@@ -50,7 +50,7 @@ from dualform.store.probes import ProbeArrays
 from dualform.store.writer import Writer, check_new_folder
 
 
-class Recorder(RunsOut):
+class Recorder(Joinable):
     """Records one training of one model; leave its `with`, and the memory is complete and no hook remains."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Recorder(RunsOut):
             return
         self._training.detach()
         try:
-            if self._training.begun is not None:
+            if self._training.ongoing is not None:
                 self._training.close(error)
             elif error is None and not self._failed:
                 self._tell_empty()
@@ -210,7 +210,7 @@ class Recorder(RunsOut):
         if self._training.collector.step is not None:
             raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
         self._failed = True
-        begun = self._training.begun
+        before = self._training.ongoing
         record = self._training.begin_step(
             dataset=dataset, label=label, sample=sample, position=position, mask=mask, at=at, batch_dim=batch_dim,
             columns=columns,
@@ -222,7 +222,7 @@ class Recorder(RunsOut):
             raise
         self._training.end_step(record, failed=False)
         self._failed = False
-        if begun is None and (recording := self._training.begun) is not None:
+        if before is None and (recording := self._training.ongoing) is not None:
             yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
             if unseen := self._training.unseen:
                 yet += f"; no product was seen with {listed(unseen)}, and later ones are not recorded"
@@ -267,16 +267,16 @@ class Recorder(RunsOut):
         others = self._ranks is not None and self._ranks.number > 0
         if training.stopped or (others and not training.plan.sharded):
             return
-        if training.begun is None:
+        if training.ongoing is None:
             raise RecordingError("there is no memory before the first recorded step.", hint="Take probes after it.")
         labels = labels_of(label)
-        training.collector.probe = taker = ProbeTaker(training.begun.axis_of)
+        training.collector.probe = taker = ProbeTaker(training.ongoing.axis_of)
         try:
             taker.run(training.plan.model, inputs, batch_size, batch_dim)
         finally:
             training.collector.probe = None
         if not others:
-            training.begun.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+            training.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
 
     def _run_out(self) -> None:
         self._training.run_out()

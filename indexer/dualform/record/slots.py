@@ -21,7 +21,7 @@ from dualform.record.extent import extent_of, spread_over_slots
 from dualform.record.followed_rows import Origin, Rows
 from dualform.record.key_form import laid_rows
 from dualform.record.metadata import Columns, Metadata
-from dualform.record.sayings import Sayings
+from dualform.record.routed_columns import RoutedColumns
 from dualform.record.shape import Shape
 from dualform.record.signal import Signal
 from dualform.record.spaces import Spaces
@@ -159,7 +159,7 @@ class SlotMaker:
         for space, said in every.items():
             calls = [shape for shape in shapes if shape.space.name == space]
             if calls[0].space.routed:
-                said_of = Sayings(metadata, self._spaces, record.step, first).of_calls(calls)
+                said_of = RoutedColumns(metadata, self._spaces, record.step, first).of_calls(calls)
                 own = [
                     of_call
                     if "row" in of_call

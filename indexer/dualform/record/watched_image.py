@@ -12,7 +12,7 @@ from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.rules import UpdateRule
 from dualform.rules.half_precision import Half
-from dualform.rules.halved import Halved
+from dualform.rules.half_precision_rule import HalfPrecisionRule
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class WatchedImage:
         if rule is None or not rule.commutes_with:
             return cls(rule)
         dtypes = [halved.get(parameter.parameter) for parameter in parameters]
-        rules = [Halved(rule, dtype) if dtype else rule for dtype in dtypes]
-        halves = {index: own.half for index, own in enumerate(rules) if isinstance(own, Halved)}
+        rules = [HalfPrecisionRule(rule, dtype) if dtype else rule for dtype in dtypes]
+        halves = {index: own.half for index, own in enumerate(rules) if isinstance(own, HalfPrecisionRule)}
         seen = rules[next(iter(halves))] if halves else rule
         if seen.commutes_with != "entries":
             return cls(seen, parameters, None, rules, halves)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.rules.descent import kept
+from dualform.rules.descent import left_by_decay
 from dualform.rules.moments import counted
 from dualform.rules.rounding import factor, rounds_factors
 from dualform.rules.update_rule import Doubles, Scale, Settings, State, UpdateRule
@@ -70,7 +70,7 @@ class Adafactor(UpdateRule):
         factors = 1 / np.sqrt(np.maximum(found, least * least))
         rate = max(settings["eps2"], _rms(weight)) * min(settings["lr"], float(count) ** -0.5)
         factors *= rate / max(1.0, _rms(factors * gradient) / settings["d"])
-        return Scale(-factors if settings["maximize"] else factors, statistics, kept(weight, settings))
+        return Scale(-factors if settings["maximize"] else factors, statistics, left_by_decay(weight, settings))
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert scale is not None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dualform.rules import compiled_adam
-from dualform.rules.descent import kept
+from dualform.rules.descent import left_by_decay
 from dualform.rules.half_precision import Half
 from dualform.rules.moments import AveragedRule, counted, mean_square
 from dualform.rules.rounding import correction
@@ -58,15 +58,15 @@ class Adam(AveragedRule):
         root = np.sqrt(squares / correction(settings["beta2"], count, settings))
         root += settings["eps"]
         factors = settings["lr"] / correction(settings["beta1"], count, settings) / root
-        return Scale(factors, statistics, kept(state.weight, settings, settings["decoupled_weight_decay"]))
+        return Scale(factors, statistics, left_by_decay(state.weight, settings, settings["decoupled_weight_decay"]))
 
     def advance_both(
-        self, whole: State, kept: State, gradient: Doubles, stays: Doubles | None, settings: Settings
+        self, whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings
     ) -> tuple[State, State] | None:
         """As UpdateRule says."""
         if type(self) is not Adam:  # what derives from it may change `scale`
             return None
-        return compiled_adam.advance_both(whole, kept, gradient, stays, settings)
+        return compiled_adam.advance_both(whole, remaining, gradient, stays, settings)
 
     def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
         """As RoundedRule says: single-tensor operations on the processor, without AMSGrad."""

@@ -20,21 +20,21 @@ _PIECE = 1 << 16
 
 
 def advance_both(
-    whole: State, kept: State, gradient: Doubles, stays: Doubles | None, settings: Settings
+    whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings
 ) -> tuple[State, State] | None:
     """As UpdateRule says. None where the loop was not compiled, and for what it does not know: AMSGrad, and buffers of
     another shape than the weight's.
     """
-    held = [own for state in (whole, kept) for kind, own in state.buffers.items() if kind != "step"]
+    held = [own for state in (whole, remaining) for kind, own in state.buffers.items() if kind != "step"]
     if settings.get("amsgrad") or kernels.library() is None or any(own.shape != whole.weight.shape for own in held):
         return None
     count = counted(whole)
     if count.ndim:
         return None
-    states = [whole] if stays is None else [whole, kept]
+    states = [whole] if stays is None else [whole, remaining]
     averages = [_buffer(state, "exp_avg") for state in states]
     squares, how = _buffer(whole, "exp_avg_sq"), _update(settings, count)
-    own = (None,) * 3 if stays is None else (kept.weight, averages[1], stays)
+    own = (None,) * 3 if stays is None else (remaining.weight, averages[1], stays)
 
     def work(_: int, start: int) -> None:
         stop = min(start + _PIECE, whole.weight.size)
@@ -42,7 +42,7 @@ def advance_both(
 
     share(range(0, whole.weight.size, _PIECE), work)
     after = State(whole.weight, {**whole.buffers, "exp_avg": averages[0], "exp_avg_sq": squares, "step": count})
-    return after, kept if stays is None else State(kept.weight, {**kept.buffers, "exp_avg": averages[1]})
+    return after, remaining if stays is None else State(remaining.weight, {**remaining.buffers, "exp_avg": averages[1]})
 
 
 def _buffer(state: State, kind: str) -> Doubles:

@@ -17,7 +17,7 @@ def descent(state: State, gradient: Doubles, settings: Settings) -> Doubles:
     return found
 
 
-def kept(weight: Doubles, settings: Settings, decoupled: float = True) -> Doubles | float:
+def left_by_decay(weight: Doubles, settings: Settings, decoupled: float = True) -> Doubles | float:
     """What decoupled decay leaves of each number of the whole weight; 1.0 where there is none."""
     if not settings["weight_decay"] or not decoupled:
         return 1.0

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dualform.rules.descent import kept
+from dualform.rules.descent import left_by_decay
 from dualform.rules.half_precision import rounded
 from dualform.rules.rounding import factor, rounds_factors
 from dualform.rules.update_rule import Doubles, Scale, Settings, State, UpdateRule
@@ -78,7 +78,7 @@ class Muon(UpdateRule):
         square = float((whole * whole).sum())
         direction = whole / square if square else np.zeros_like(whole)
         rest = rate * (rest.T if tall else rest)
-        return _Orthogonalized(rate * matrix, {}, kept(state.weight, settings), rest=rest, whole=direction)
+        return _Orthogonalized(rate * matrix, {}, left_by_decay(state.weight, settings), rest=rest, whole=direction)
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
         assert isinstance(scale, _Orthogonalized)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dualform.rules.descent import descent, kept
+from dualform.rules.descent import descent, left_by_decay
 from dualform.rules.moments import AveragedRule, average, counted, mean_square
 from dualform.rules.rounding import correction
 from dualform.rules.update_rule import Doubles, Scale, Settings, State
@@ -47,7 +47,7 @@ class NAdam(AveragedRule):
         product = np.asarray(state.buffers.get("mu_product", 1.0) * _mu(count, settings))
         statistics = {"exp_avg_sq": squares, "mu_product": product, "step": count}
         return Scale(
-            settings["lr"] / root, statistics, kept(state.weight, settings, settings["decoupled_weight_decay"])
+            settings["lr"] / root, statistics, left_by_decay(state.weight, settings, settings["decoupled_weight_decay"])
         )
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:

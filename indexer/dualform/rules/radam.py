@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dualform.rules.descent import kept
+from dualform.rules.descent import left_by_decay
 from dualform.rules.moments import AveragedRule, counted, mean_square
 from dualform.rules.rounding import correction
 from dualform.rules.update_rule import Doubles, Scale, Settings, State
@@ -55,5 +55,5 @@ class RAdam(AveragedRule):
         return Scale(
             factors,
             {"exp_avg_sq": squares, "step": count},
-            kept(state.weight, settings, settings["decoupled_weight_decay"]),
+            left_by_decay(state.weight, settings, settings["decoupled_weight_decay"]),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class ForgottenSamples:
     """All that was forgotten so far. Of whom, nobody can tell."""
 
     samples: int
@@ -22,7 +22,7 @@ class Forgotten:
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def and_before(self, before: Forgotten | None) -> Forgotten:
+    def and_before(self, before: ForgottenSamples | None) -> ForgottenSamples:
         """With what was forgotten earlier, of a memory that has as many steps."""
         if before is None:
             return self

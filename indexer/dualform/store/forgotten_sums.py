@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.forgotten import Forgotten
+from dualform.store.forgotten import ForgottenSamples
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_weights, write_weights
 
@@ -35,7 +35,7 @@ class BlockSum:
 class ForgottenPart:
     """What was forgotten of one folder, in the steps of the memory that is asked."""
 
-    entry: Forgotten
+    entry: ForgottenSamples
     folder: Path
     manifest: Manifest
     before: int = 0

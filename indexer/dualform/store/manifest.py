@@ -13,7 +13,7 @@ from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
-from dualform.store.forgotten import Forgotten
+from dualform.store.forgotten import ForgottenSamples
 from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.mark import ContinuedRun, Mark
@@ -110,7 +110,7 @@ class Manifest:
     """Moments at which the training may be resumed, ascending."""
     runs: list[ContinuedRun] = field(default_factory=list)
     """The further runs of a training that was resumed in this folder; of its first run alone."""
-    forgotten: Forgotten | None = None
+    forgotten: ForgottenSamples | None = None
     """What was taken out of the memory, all runs of this folder together; of its first run alone."""
     recording: bool = True
     """False once the recorder has left in good order."""
@@ -214,7 +214,7 @@ class Manifest:
             final=fields.get("final", {}),
             marks=[Mark.from_json(mark) for mark in fields.get("marks", [])],
             runs=[ContinuedRun(**run) for run in fields.get("runs", [])],
-            forgotten=Forgotten(**fields["forgotten"]) if "forgotten" in fields else None,
+            forgotten=ForgottenSamples(**fields["forgotten"]) if "forgotten" in fields else None,
             recording=fields["recording"],
             format=fields["format"],
         )

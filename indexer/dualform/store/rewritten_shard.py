@@ -34,7 +34,7 @@ _SEGMENT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Dropped:
+class Removal:
     """What goes beside the samples, in all shards alike."""
 
     labels: frozenset[tuple[Any, Any]] = frozenset()
@@ -50,7 +50,7 @@ class Dropped:
 
 
 def rewrite_shard(
-    run: FolderContents, number: int, folder: Path, stays: Stays, dropped: Dropped, check: Callable[[], None]
+    run: FolderContents, number: int, folder: Path, stays: Stays, removal: Removal, check: Callable[[], None]
 ) -> Shard:
     """Write one of a run's shards to a new folder; returns what the manifest is to say of it.
 
@@ -61,7 +61,7 @@ def rewrite_shard(
     with old.tables.reading():
         kept = KeptSlots(old.tables, old.manifest, stays, run.last)
         folder.mkdir()
-        tables = _tables(run, number, kept, dropped)
+        tables = _tables(run, number, kept, removal)
         segments = list[tuple[Any, ...]]()
         key_rows = list[tuple[str, int, NDArray[np.int64]]]()
         (folder / "layers").mkdir()
@@ -79,7 +79,7 @@ def rewrite_shard(
         tables["segments"] = rows_table(segments, TABLES["segments"])
         tables["key_rows"] = rows_table(key_rows, TABLES["key_rows"])
         if old.manifest.others is not None:
-            tables |= _others(run, old, folder, dropped, check)
+            tables |= _others(run, old, folder, removal, check)
         views = view_statements(old.manifest.spaces, old.manifest.columns)
         marks = shard.create(folder / shard.FILE, old.manifest.tables(), views)
         commits = old.manifest.shards[0].commits
@@ -98,7 +98,7 @@ def early_rows(run: FolderContents, number: int, table: str) -> Stays:
     return found
 
 
-def _tables(run: FolderContents, number: int, kept: KeptSlots, dropped: Dropped) -> dict[str, pa.Table]:
+def _tables(run: FolderContents, number: int, kept: KeptSlots, removal: Removal) -> dict[str, pa.Table]:
     """Every table but those that speak of files. Digests are not written again: they would confirm a guess."""
     old = run.shards[number]
     found = {"samples": kept.samples(), "products": kept.products()}
@@ -115,13 +115,13 @@ def _tables(run: FolderContents, number: int, kept: KeptSlots, dropped: Dropped)
     found["labels"] = _filtered(
         found["labels"],
         ("dataset", "label"),
-        lambda dataset, label: dataset not in dropped.datasets and (dataset, label) not in dropped.labels,
+        lambda dataset, label: dataset not in removal.datasets and (dataset, label) not in removal.labels,
     )
     if "rounding_gradients" in found:
         found["rounding_gradients"] = _filtered(
             found["rounding_gradients"],
             ("step", "parameter"),
-            lambda step, block: step < dropped.first_step or block not in dropped.blocks,
+            lambda step, block: step < removal.first_step or block not in removal.blocks,
         )
     return found
 
@@ -184,7 +184,7 @@ def _written(
 
 
 def _others(
-    run: FolderContents, old: ShardContents, folder: Path, dropped: Dropped, check: Callable[[], None]
+    run: FolderContents, old: ShardContents, folder: Path, removal: Removal, check: Callable[[], None]
 ) -> Mapping[str, pa.Table]:
     """Rows of no layer, but for moments that are no part of the memory, and for those between the first step that had
     a sample of those that go and the end: from one to the next, a running mean tells of a single batch.
@@ -193,7 +193,7 @@ def _others(
     moments = whole(old.tables, "other_rows")
     at_step = np.asarray(moments["at_step"], dtype=np.int64)
     stays: Stays = np.ones(len(at_step), dtype=np.bool_) if run.last is None else at_step <= run.last + 1
-    stays &= (at_step <= dropped.first_step) | (at_step >= dropped.end)
+    stays &= (at_step <= removal.first_step) | (at_step >= removal.end)
     writer = RowsWriter("", KIND, folder, FOLDER, Blocks())
     rows = [(segment, *rest) for segment, _, _, *rest in _written(writer, old.stored.get(OWNER, []), stays, check)]
     sync_folder(folder / FOLDER)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dualform.errors import Inexact
 from dualform.rules import LinearRule, UpdateRule, named
-from dualform.rules.halved import Halved, RoundedRule
+from dualform.rules.half_precision_rule import HalfPrecisionRule, RoundedRule
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 
@@ -65,4 +65,4 @@ def weighs_no_slot(memory: Snapshot, blocks: Iterable[Parameter]) -> str | None:
 
 
 def _rounded(rule: UpdateRule, dtype: str) -> UpdateRule:
-    return Halved(rule, dtype) if dtype and isinstance(rule, RoundedRule) else rule
+    return HalfPrecisionRule(rule, dtype) if dtype and isinstance(rule, RoundedRule) else rule

@@ -1,6 +1,6 @@
 """What no slot explains of a network as of a step: norms, running statistics, biases of no layer.
 
-No mask moves them: they stand as all of training left them by that step.
+No mask moves them: they are as all of training left them by that step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dualform.query.weights.seams import weights
 
 
 @dataclass(frozen=True)
-class Standing:
+class OtherParameters:
     """A state dict whose recorded blocks are still to be rebuilt."""
 
     arrays: Mapping[str, NDArray[Any]]
@@ -26,7 +26,7 @@ class Standing:
     """Those that are known of the end of the training alone, and stand as they were then."""
 
 
-def standing(view: View, at_step: int | None) -> Standing:
+def as_of(view: View, at_step: int | None) -> OtherParameters:
     """Every parameter and buffer as it was once `at_step` recorded steps were taken; None for all.
 
     Raises Inexact where the recorder kept some, and not of that step: it names the nearest that has them.
@@ -36,11 +36,11 @@ def standing(view: View, at_step: int | None) -> Standing:
     number = bisect_right(snapshot.first_steps, stop) - 1
     run, before = snapshot.runs[number], snapshot.first_steps[number]
     if stop == before:
-        return Standing(weights(view, number, "initial"), frozenset())
+        return OtherParameters(weights(view, number, "initial"), frozenset())
     if run.others is None:
-        return Standing(final, frozenset(_may_have_moved(view, final)))
+        return OtherParameters(final, frozenset(_may_have_moved(view, final)))
     if stop == snapshot.steps and snapshot.ended:
-        return Standing(final, frozenset())
+        return OtherParameters(final, frozenset())
     row = run.others.at(stop - before)
     if row is None:
         moments = [
@@ -54,7 +54,7 @@ def standing(view: View, at_step: int | None) -> Standing:
             hint=f"Ask as of step {nearest}, the nearest that has them; `output` of a recorded layer follows anyway.",
             field="at_step",
         )
-    return Standing({**final, **row}, frozenset(_may_have_moved(view, final) - row.keys()))
+    return OtherParameters({**final, **row}, frozenset(_may_have_moved(view, final) - row.keys()))
 
 
 def _may_have_moved(view: View, final: Mapping[str, NDArray[Any]]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,23 @@ _LISTED = 10
 
 
 @dataclass(frozen=True, eq=False)
+class _Rebuilt:
+    """The parameters of the recorded layers."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    """By name, float32."""
+    partly: Sequence[str]
+    """Names of those of which only some blocks are recorded, and the rest is as it was given."""
+    grades: Mapping[str, Grade]
+    """As Network has them; so are the next two."""
+    standing: Mapping[str, float]
+    kept: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
 class Network:
+    """A whole network."""
+
     arrays: Mapping[str, NDArray[Any]]
     """Every parameter and buffer under the model's own name: those of recorded layers rebuilt, in float32."""
     not_recorded: tuple[str, ...]
@@ -38,7 +54,7 @@ class Network:
     grades: Mapping[str, Grade]
     """By layer."""
     standing: Mapping[str, float]
-    """By layer."""
+    """By layer: the norm of what stands whatever a mask leaves, relative to the way that the weights went."""
     kept: Mapping[str, int]
     """By slot space: how many slots the mask left, of the layer that keeps most."""
 
@@ -53,18 +69,18 @@ def state_dict(
     """
     check_step(at_step, view.snapshot.steps)
     _require_all(view, where, at_step, allow_inexact, check)
-    standing = other_parameters.standing(view, at_step)
-    rebuilt = _recorded(view, standing.arrays, where, at_step, allow_inexact, check)
+    unexplained = other_parameters.as_of(view, at_step)
+    rebuilt = _recorded(view, unexplained.arrays, where, at_step, allow_inexact, check)
     arrays = dict(rebuilt.arrays)
     arrays |= {name: arrays[known] for name, known in view.snapshot.aliases.items() if known in arrays}
-    others = {name: np.array(array) for name, array in standing.arrays.items() if name not in arrays}
-    beside = {**{name: name for name in sorted(others)}, **{name: f"the rest of {name}" for name in rebuilt.others}}
-    left = tuple(said for name, said in beside.items() if name in standing.as_at_the_end)
-    kept = tuple(said for name, said in beside.items() if name not in standing.as_at_the_end)
-    return Network({**arrays, **others}, left, kept, rebuilt.grades, rebuilt.standing, rebuilt.kept)
+    others = {name: np.array(array) for name, array in unexplained.arrays.items() if name not in arrays}
+    names = {**{name: name for name in sorted(others)}, **{name: f"the rest of {name}" for name in rebuilt.partly}}
+    at_end = tuple(said for name, said in names.items() if name in unexplained.as_at_the_end)
+    at_the_step = tuple(said for name, said in names.items() if name not in unexplained.as_at_the_end)
+    return Network({**arrays, **others}, at_end, at_the_step, rebuilt.grades, rebuilt.standing, rebuilt.kept)
 
 
-def _rebuilt(view: View, where: str | Mapping[str, str] | None) -> dict[str, tuple[Layer, str | None]]:
+def _asked(view: View, where: str | Mapping[str, str] | None) -> dict[str, tuple[Layer, str | None]]:
     """The layers that are to be rebuilt, each with its mask.
 
     One that stands for no parameter, as where its weight is computed from others, is so only under a mask: it cannot.
@@ -79,7 +95,7 @@ def _require_all(
 ) -> None:
     """Raises Inexact, naming every layer that cannot be rebuilt well enough."""
     refusals = dict[str, Inexact]()
-    for layer, _ in _rebuilt(view, where).values():
+    for layer, _ in _asked(view, where).values():
         try:
             require(view, layer, at_step, allow_inexact, check)
         except Inexact as refusal:
@@ -111,14 +127,14 @@ def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:
 
 def _recorded(
     view: View,
-    beside: Mapping[str, NDArray[Any]],
+    unexplained: Mapping[str, NDArray[Any]],
     where: str | Mapping[str, str] | None,
     at_step: int | None,
     allow_inexact: bool,
     check: Check,
-) -> Network:
-    """The rebuilt parameters of the recorded layers; `others` are those of which `beside` has a rest."""
-    asked = _rebuilt(view, where)
+) -> _Rebuilt:
+    """`unexplained`: every parameter, from which the rest is taken of those that are recorded in part."""
+    asked = _asked(view, where)
     layers = {name: layer for name, (layer, _) in asked.items()}
     selections = {name: mask.selection(view, layer, own) for name, (layer, own) in asked.items()}
     kept = dict[str, int]()
@@ -132,27 +148,28 @@ def _recorded(
         rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check, selections)
         blocks |= {block: rebuilt.parameters[block.block_name] for block in layer.parameters}
         grades[name], standing[name] = rebuilt.grade, rebuilt.standing
-    arrays, rest = _placed(view, blocks, beside)
-    return Network(arrays, (), tuple(rest), grades, standing, kept)
+    arrays, partly = _placed(view, blocks, unexplained)
+    return _Rebuilt(arrays, partly, grades, standing, kept)
 
 
 def _placed(
-    view: View, blocks: Mapping[Parameter, NDArray[np.float64]], beside: Mapping[str, NDArray[Any]]
+    view: View, blocks: Mapping[Parameter, NDArray[np.float64]], unexplained: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """The blocks in float32 in their parameters, by name; and the names of parameters that have a rest besides, which
-    is that of `beside`.
+    is that of `unexplained`.
     """
     initial = view.stored_weights("initial")
-    arrays, rest = dict[str, NDArray[Any]](), list[str]()
+    arrays, partly = dict[str, NDArray[Any]](), list[str]()
     held = dict[str, list[Parameter]]()
     for block in blocks:
         held.setdefault(block.name, []).append(block)
     for name, own in held.items():
         shape = initial[name].shape
-        last = beside[name] if name in beside and beside[name].shape == shape else initial[name]
+        rest = unexplained.get(name)
+        last = rest if rest is not None and rest.shape == shape else initial[name]
         arrays[name] = last.astype(np.float32, order="C")
         for block in own:
             block.put(arrays[name], blocks[block])
         if not whole(own, shape):
-            rest.append(name)
-    return arrays, rest
+            partly.append(name)
+    return arrays, partly

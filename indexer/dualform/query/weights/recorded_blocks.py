@@ -119,8 +119,8 @@ def _initial(view: View, layer: Layer, block: Parameter, at_step: int | None) ->
     """What of a block no slot brought: a_0 W_0 + a_B B_0."""
     factors = view.coefficients(layer, block.block_name, at_step)
     initial = block.block_of(view.stored_weights("initial")[block.name])
-    standing: Doubles = factors.initial * initial.astype(np.float64)
+    found: Doubles = factors.initial * initial.astype(np.float64)
     held = view.snapshot.buffers().get(block.name, {})
     for kind, factor in factors.buffers.items():
-        standing += factor * block.block_of(held[kind]).astype(np.float64)
-    return standing
+        found += factor * block.block_of(held[kind]).astype(np.float64)
+    return found

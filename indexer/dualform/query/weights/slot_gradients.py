@@ -36,7 +36,7 @@ class SlotGradients:
     def __init__(self, view: View, holders: Sequence[Holder], shape: tuple[int, ...]) -> None:
         """`shape`: of the block."""
         self._shape = shape
-        self._whole, self._kept = _Sum(shape), _Sum(shape)
+        self._whole, self._remaining = _Sum(shape), _Sum(shape)
         self._terms = [_Terms(view, *holder) for holder in holders]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
@@ -46,32 +46,32 @@ class SlotGradients:
         that stay did. The same array where all stay. The caller's until the next call, to write to as well. `half`: the
         type of a gradient that is of half precision itself.
         """
-        kept = None if self.all_stay else self._kept.cleared()
+        remaining = None if self.all_stay else self._remaining.cleared()
         whole = self._whole.cleared()
         for terms in self._terms:
             for start, stop in terms.unrounded(first_step, last_step):
                 check()
-                terms.add(start, stop, whole, kept)
+                terms.add(start, stop, whole, remaining)
         products = [product for terms in self._terms for product in terms.products(first_step, last_step)]
-        rest = np.zeros(self._shape) if kept is not None and products else None
+        rest = np.zeros(self._shape) if remaining is not None and products else None
         for _, of_copy in groupby(sorted(products, key=lambda product: product.order), lambda one: one.order[:2]):
             before = whole.total().copy() if rest is not None else None
-            unrounded = self._add_copy(list(of_copy), whole, kept, half, check)
+            unrounded = self._add_copy(list(of_copy), whole, remaining, half, check)
             if rest is not None and before is not None:
                 rest += whole.total() - before - unrounded
-        if kept is None:
+        if remaining is None:
             return whole.total(), whole.total()
-        return whole.total(), kept.total() if rest is None else kept.total() + rest
+        return whole.total(), remaining.total() if rest is None else remaining.total() + rest
 
     def _add_copy(
-        self, products: Sequence[_Product], whole: _Sum, kept: _Sum | None, half: Half | None, check: Check
+        self, products: Sequence[_Product], whole: _Sum, remaining: _Sum | None, half: Half | None, check: Check
     ) -> Doubles:
         """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
         rounded: Doubles | None = None
         unrounded, own = np.zeros(self._shape), _Sum(self._shape)
         for product in products:
             check()
-            product.terms.add(product.start, product.stop, own.cleared(), kept)
+            product.terms.add(product.start, product.stop, own.cleared(), remaining)
             rounded = with_product(rounded, own.total(), product.dtype)
             unrounded += own.total()
         assert rounded is not None
@@ -155,7 +155,7 @@ class _Terms:
             order = (int(found.step[number]), int(found.copy[number]), int(found.place[number]))
             yield _Product(self, int(found.first[number]), int(found.stop[number]), found.dtype[number], order)
 
-    def add(self, begin: int, end: int, whole: _Sum, kept: _Sum | None) -> None:
+    def add(self, begin: int, end: int, whole: _Sum, remaining: _Sum | None) -> None:
         """Add what a range of entries makes, and those of it that stay."""
         for start in range(begin, end, self._size):
             stop = min(start + self._size, end)
@@ -164,8 +164,8 @@ class _Terms:
                 own = self._keys.entry_block(start, stop)
                 keys = self._wide(own if self._groups > 1 else own[:, self._columns], "keys")
             self._add(whole, values, keys)
-            if kept is not None and len(stay := np.flatnonzero(self._stays[start:stop])):
-                self._add(kept, values[stay], None if keys is None else keys[stay])
+            if remaining is not None and len(stay := np.flatnonzero(self._stays[start:stop])):
+                self._add(remaining, values[stay], None if keys is None else keys[stay])
 
     def _wide(self, rows: NDArray[Any], what: str) -> Doubles:
         """In float64, in an array that is used again."""

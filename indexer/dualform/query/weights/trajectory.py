@@ -21,7 +21,7 @@ from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.where import mask
 from dualform.rules import Settings, State, UpdateRule, advanced, updated
-from dualform.rules.halved import Halved
+from dualform.rules.half_precision_rule import HalfPrecisionRule
 from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter, of_shape
 
@@ -38,10 +38,10 @@ def trajectory(view: View, block: Parameter, holders: Sequence[Holder], at_step:
     key, key_of_whole = _key(block, holders, at_step), _key(block, every, at_step)
 
     def run() -> Doubles:
-        whole, kept = _run(view, block, holders, at_step, check)
+        whole, remaining = _run(view, block, holders, at_step, check)
         if key != key_of_whole:  # it is at hand, and asked for beside a mask (concentration.py)
             view.cache.get(key_of_whole, lambda: whole)
-        return kept
+        return remaining
 
     found: Doubles = view.cache.get(key, run)
     return found.T if block.transposed else found
@@ -63,23 +63,23 @@ def _run(
     stop = view.snapshot.steps if at_step is None else at_step
     for update in updates(view.snapshot, block.block_name, stop):
         rule = rules.at(update.last_step)
-        half = rule.half if isinstance(rule, Halved) else None
-        whole, kept = gradients.of(update.first_step, update.last_step, half, check)
+        half = rule.half if isinstance(rule, HalfPrecisionRule) else None
+        whole, remaining = gradients.of(update.first_step, update.last_step, half, check)
         whole *= update.factor
         stays = None
         if not gradients.all_stay:
-            kept *= update.factor
-            stays = alone.put(update.last_step, kept)
+            remaining *= update.factor
+            stays = alone.put(update.last_step, remaining)
         states.advance(rule, alone.put(update.last_step, whole), stays, update.settings)
-    return states.whole.weight, (states.whole if gradients.all_stay else states.kept).weight
+    return states.whole.weight, (states.whole if gradients.all_stay else states.remaining).weight
 
 
 def _start(view: View, block: Parameter) -> tuple[Doubles, dict[str, Doubles]]:
     """The weight and what the optimizer kept of it before the first step."""
     held = view.snapshot.buffers().get(block.name, {})
     initial = view.stored_weights("initial")[block.name]
-    kept = {kind: of_shape(array, initial.shape) for kind, array in held.items()}
-    parts = {kind: block.stored_block_of(array) if array.ndim else array for kind, array in kept.items()}
+    buffers = {kind: of_shape(array, initial.shape) for kind, array in held.items()}
+    parts = {kind: block.stored_block_of(array) if array.ndim else array for kind, array in buffers.items()}
     return _doubles(block.stored_block_of(initial)), {kind: _doubles(array) for kind, array in parts.items()}
 
 
@@ -94,18 +94,18 @@ class _States:
     def __init__(self, shared: Sequence[str], weight: Doubles, buffers: dict[str, Doubles]) -> None:
         """`shared`: the buffers of which each slot has its share."""
         self.whole = State(weight, buffers)
-        self.kept = State(weight.copy(), {kind: buffers[kind].copy() for kind in shared if kind in buffers})
+        self.remaining = State(weight.copy(), {kind: buffers[kind].copy() for kind in shared if kind in buffers})
 
     @np.errstate(all="ignore")  # as where eps is 0: what is not finite stays so in the answer
-    def advance(self, rule: UpdateRule, whole: Doubles, kept: Doubles | None, settings: Settings) -> None:
+    def advance(self, rule: UpdateRule, whole: Doubles, remaining: Doubles | None, settings: Settings) -> None:
         """One update with the whole gradient, and the part of it that stays; None for all of it."""
-        if (both := rule.advance_both(self.whole, self.kept, whole, kept, settings)) is not None:
-            self.whole, self.kept = both
+        if (both := rule.advance_both(self.whole, self.remaining, whole, remaining, settings)) is not None:
+            self.whole, self.remaining = both
             return
         if rule.commutes_with != "entries":
             # A rule may keep the array that it is given, as a first momentum; this one is filled again.
-            stays = None if kept is None else kept.copy()
-            self.whole, self.kept = _advanced(rule, self.whole, self.kept, whole.copy(), stays, settings)
+            stays = None if remaining is None else remaining.copy()
+            self.whole, self.remaining = _advanced(rule, self.whole, self.remaining, whole.copy(), stays, settings)
             return
         pieces = range(0, whole.size, _PIECE)
         after = [(State(np.empty(0)), State(np.empty(0)))] * len(pieces)
@@ -113,9 +113,9 @@ class _States:
         @np.errstate(all="ignore")  # of this thread
         def work(_: int, number: int) -> None:
             part = slice(pieces[number], pieces[number] + _PIECE)
-            own, share_of = _piece(self.whole, part), _piece(self.kept, part)
+            own, share_of = _piece(self.whole, part), _piece(self.remaining, part)
             gradient = whole.reshape(-1)[part]
-            stays = None if kept is None else kept.reshape(-1)[part]
+            stays = None if remaining is None else remaining.reshape(-1)[part]
             after[number] = _advanced(rule, own, share_of, gradient, stays, settings)
             _write(own, after[number][0])
             if stays is not None:
@@ -123,15 +123,15 @@ class _States:
 
         share(range(len(pieces)), work)
         self.whole = _joined(self.whole, [own for own, _ in after])
-        if kept is not None:
-            self.kept = _joined(self.kept, [own for _, own in after])
+        if remaining is not None:
+            self.remaining = _joined(self.remaining, [own for _, own in after])
 
 
 def _advanced(
-    rule: UpdateRule, whole: State, kept: State, gradient: Doubles, stays: Doubles | None, settings: Settings
+    rule: UpdateRule, whole: State, remaining: State, gradient: Doubles, stays: Doubles | None, settings: Settings
 ) -> tuple[State, State]:
     after, scale = updated(rule, whole, gradient, settings)
-    return after, kept if stays is None else advanced(rule, kept, stays, settings, scale)
+    return after, remaining if stays is None else advanced(rule, remaining, stays, settings, scale)
 
 
 def _piece(state: State, part: slice) -> State:

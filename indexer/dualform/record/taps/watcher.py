@@ -78,7 +78,7 @@ class Watcher(ABC):
             _AROUND.leave()
 
 
-class Shade:
+class ProductHider:
     """Hides the products of a layer that has a tap of its own from a recorder's watchers around it."""
 
     def __init__(self, module: nn.Module, listener: Listener) -> None:

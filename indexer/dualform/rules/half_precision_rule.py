@@ -29,14 +29,14 @@ class RoundedRule(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _HalvedScale(Scale):
+class _HalfPrecisionScale(Scale):
     linear: Scale | None = field(kw_only=True)
     """The rule's own."""
     rest: Arrays = field(kw_only=True)
     """What rounding did to the weight, under "", and to each linear buffer."""
 
 
-class Halved(UpdateRule):
+class HalfPrecisionRule(UpdateRule):
     """A rule, of parameters of half precision."""
 
     commutes_with: ImageKind = "entries"
@@ -62,10 +62,10 @@ class Halved(UpdateRule):
         rest = {kind: found.buffers[kind] - plain.buffers[kind] for kind in self.buffers if kind in plain.buffers}
         statistics = {kind: found.buffers[kind] for kind in self.statistics if kind in found.buffers}
         factors = np.empty(0) if linear is None else linear.factors
-        return _HalvedScale(factors, statistics, linear=linear, rest={"": found.weight - plain.weight, **rest})
+        return _HalfPrecisionScale(factors, statistics, linear=linear, rest={"": found.weight - plain.weight, **rest})
 
     def advance(self, state: State, gradient: Doubles, settings: Settings, scale: Scale | None = None) -> State:
-        assert isinstance(scale, _HalvedScale)
+        assert isinstance(scale, _HalfPrecisionScale)
         after = self._rule.advance(state, gradient, settings, scale.linear)
         buffers = {kind: own + scale.rest.get(kind, 0.0) for kind, own in after.buffers.items()}
         return State(after.weight + scale.rest[""], buffers)

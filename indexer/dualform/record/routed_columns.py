@@ -16,7 +16,7 @@ from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
 
 
-class Sayings:
+class RoutedColumns:
     """What is said to the routed spaces of one step. At the first step what is ambiguous is refused; later it is not
     recorded, with a warning.
     """

@@ -22,7 +22,7 @@ from dualform.store.layer import Layer
 
 
 @dataclass(frozen=True, eq=False)
-class Picked:
+class Targets:
     """What is to go."""
 
     datapoints: NDArray[np.bool_]
@@ -47,17 +47,17 @@ class Picked:
         return int(self.datapoints.sum())
 
 
-def picked(view: View, where: str) -> Picked:
+def targets_of(view: View, where: str) -> Targets:
     """The samples that `where` picks.
 
     Raises BadInput for a mask that names more than columns of the sample, for one that picks every sample, and where
     slots are of rows that are not known; EmptyMask where it picks none; as `mask.check` for what cannot be evaluated.
     """
     with view.snapshot.reading():
-        return _picked(view, where)
+        return _targets_of(view, where)
 
 
-def _picked(view: View, where: str) -> Picked:
+def _targets_of(view: View, where: str) -> Targets:
     datapoints = _datapoints(view, where)
     if not datapoints.any():
         raise EmptyMask(f"where picks no sample: {where}", hint="Nothing was forgotten.", field="where")
@@ -73,7 +73,7 @@ def _picked(view: View, where: str) -> Picked:
             entries[layer.name] = found
     steps = np.asarray(snapshot.space(snapshot.spaces[0]).samples.column("step"), dtype=np.int64)
     having, others = np.unique(steps[datapoints]), np.unique(steps[~datapoints])
-    return Picked(
+    return Targets(
         datapoints,
         entries,
         {name: int(own.sum()) for name, own in stays_of_space.items()},
@@ -107,7 +107,7 @@ def _datapoints(view: View, where: str) -> NDArray[np.bool_]:
 def _labels(
     view: View, datapoints: NDArray[np.bool_]
 ) -> tuple[frozenset[tuple[str | None, int | None]], frozenset[str | None]]:
-    """`labels` and `datasets` of Picked."""
+    """`labels` and `datasets` of Targets."""
     samples = view.snapshot.space(view.snapshot.spaces[0]).samples
     columns = [samples.column(name) for name in ("dataset", "label")]
 

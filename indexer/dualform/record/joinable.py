@@ -18,7 +18,7 @@ from torch import distributed
 from torch.distributed.algorithms.join import JoinHook
 
 
-class RunsOut(ABC):
+class Joinable(ABC):
     """What `Join` asks of what it is given."""
 
     @abstractmethod
