@@ -94,6 +94,16 @@ def test_it_is_what_the_training_then_takes(tmp_path, make, steps, halved):
     assert halves["bfloat16"] < halves["float32"]
 
 
+@pytest.mark.parametrize("make", [embedding, convolution], ids=["embedding", "convolution"])
+def test_what_either_precision_says_of_the_other(tmp_path, make):
+    trainings = [training(make, tmp_path / "m", 6, halved) for halved in (False, True)]
+    whole, half = (dualform.estimate(train, 6, samples=SAMPLES, tried=3).stored.layers for train in trainings)
+    for name, layer in whole.items():
+        assert layer.bytes_in(4) == half[name].bytes_in(4) == layer.keys + layer.values
+        assert layer.bytes_in(2) == half[name].bytes_in(2) == half[name].keys + half[name].values
+    assert sum(layer.values for layer in half.values()) < sum(layer.values for layer in whole.values())
+
+
 @pytest.mark.parametrize("altered", ["augmented", "dropped out", "every other time"])
 def test_samples_that_come_again_with_other_inputs(tmp_path, altered):
     data = torch.randn(SAMPLES, 300, generator=torch.Generator().manual_seed(1))

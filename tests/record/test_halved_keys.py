@@ -1,4 +1,4 @@
-"""Keys of a layer that was computed in bfloat16 or float16 take half the disk, and are read back to the bit."""
+"""Keys and values of a layer that was computed in bfloat16 or float16 take half the disk, and lose no bit."""
 
 from __future__ import annotations
 
@@ -17,37 +17,42 @@ BOTH = pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf
 
 
 def recorded(path, halved, kind=torch.bfloat16):
-    """Train with the steps `halved` under autocast to `kind`; returns the inputs, and the keys of the second layer."""
+    """Train with the steps `halved` under autocast to `kind`; returns the inputs, and the keys and the error signals of
+    the second layer.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs, seen = torch.randn(5, 6), []
+    inputs, seen, errors = torch.randn(5, 6), [], []
     with dualform.Recorder(model, optimizer, path) as recorder:
         for step in range(STEPS):
             dtype = kind if step in halved else torch.float32
             with recorder.step(label=range(5)):
                 with torch.autocast("cpu", kind, enabled=step in halved):
                     hidden = model[:2](inputs)
-                    loss = model[2](hidden).float().square().sum()
+                    out = model[2](hidden)
+                    out.register_hook(lambda error: errors.append(error.float()))
+                    loss = out.float().square().sum()
                 seen.append(hidden.detach().to(dtype).float())
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-    return inputs, torch.cat(seen)
+    return inputs, torch.cat(seen), torch.cat(errors)
 
 
-def stored_bytes(path, layer):
-    return sum(file.stat().st_size for file in (path / "shard-00000" / "layers" / layer).glob("keys-*"))
+def stored_bytes(path, layer, kind="keys"):
+    return sum(file.stat().st_size for file in (path / "shard-00000" / "layers" / layer).glob(f"{kind}-*"))
 
 
 @BOTH
 def test_a_training_under_autocast_stores_half_the_bytes(tmp_path, kind):
-    inputs, seen = recorded(tmp_path / "m", range(STEPS), kind)
+    inputs, seen, errors = recorded(tmp_path / "m", range(STEPS), kind)
     name = str(kind).removeprefix("torch.")
     memory = Snapshot.open(tmp_path / "m")
-    assert [(layer.source, layer.dtype, layer.repeats) for layer in memory.layers.values()] == [
-        (name, name, True), (name, name, False),
+    assert [(layer.source, layer.value_source, layer.dtype, layer.repeats) for layer in memory.layers.values()] == [
+        (name, name, name, True), (name, name, name, False),
     ]  # fmt: skip
+    assert memory.values("2").block(0, 30).tobytes() == errors.numpy().tobytes()
     assert memory.keys("2").block(0, 30).tobytes() == seen.numpy().tobytes()
     assert (
         memory.keys("0").entry_block(0, 30).tobytes() == torch.cat([inputs.to(kind).float()] * STEPS).numpy().tobytes()
@@ -55,23 +60,28 @@ def test_a_training_under_autocast_stores_half_the_bytes(tmp_path, kind):
     header = 128
     assert stored_bytes(tmp_path / "m", "2") == header + 30 * 8 * 2
     assert stored_bytes(tmp_path / "m", "0") == header + 5 * 6 * 2, "each distinct key once"
+    assert stored_bytes(tmp_path / "m", "2", "values") == header + 30 * 3 * 2
     assert check_memory(tmp_path / "m") == []
 
 
 @pytest.mark.parametrize("halved", [range(3), [0, 2, 4]], ids=["autocast ends", "autocast comes and goes"])
 @BOTH
 def test_steps_outside_autocast_lose_no_bit(tmp_path, halved, kind):
-    _, seen = recorded(tmp_path / "m", halved, kind)
+    _, seen, errors = recorded(tmp_path / "m", halved, kind)
     memory = Snapshot.open(tmp_path / "m")
     assert memory.layers["2"].source == str(kind).removeprefix("torch.")
     assert memory.keys("2").block(0, 30).tobytes() == seen.numpy().tobytes()
-    assert (seen.to(kind).float() != seen).any()
+    assert memory.values("2").block(0, 30).tobytes() == errors.numpy().tobytes()
+    for whole in (seen, errors):
+        assert (whole.to(kind).float() != whole).any()
     assert check_memory(tmp_path / "m") == []
 
 
 def test_a_training_in_float32_stores_float32(tmp_path):
     recorded(tmp_path / "m", [])
-    assert {layer.source for layer in Snapshot.open(tmp_path / "m").layers.values()} == {"rows"}
+    layers = Snapshot.open(tmp_path / "m").layers.values()
+    assert {(layer.source, layer.value_source) for layer in layers} == {("rows", "rows")}
+    assert not any("value_source" in layer.to_json() for layer in layers), "what versions before read"
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])

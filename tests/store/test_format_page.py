@@ -56,6 +56,20 @@ def test_the_page_reads_a_memory_without_dualform(tmp_path, monkeypatch, repeats
     assert names["mine"].tobytes() == whole.keys[layer][threes].tobytes()
 
 
+def test_the_page_reads_values_of_every_type(tmp_path, monkeypatch):
+    made, given = twins.writer(tmp_path / "RUN"), [twins.batch(step) for step in range(3)]
+    for one in given:
+        made.append(one)
+    made.close()
+    code, *_ = blocks()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code.replace("layer-0", "mixed-rows"), names)
+    for layer in ("half-repeats", "half16", "mixed", "mixed16", "conv"):
+        wanted = np.concatenate([one.layers[layer][0].values for one in given])
+        assert names["stacked"](layer, "values").tobytes() == wanted.tobytes()
+
+
 def test_the_page_reads_every_key_source(tmp_path):
     made, given = twins.writer(tmp_path / "memory"), [twins.batch(step) for step in (0, 3)]
     for one in given:

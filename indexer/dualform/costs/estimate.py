@@ -51,8 +51,8 @@ class Estimate:
     stored: Stored
     """What takes the bytes of the way `stored`."""
     ways: Mapping[str, Way]
-    """`stored`: as the training computes. `float32`, `bfloat16`: if its linear layers computed in that; values are
-    float32 in any case. `digests`: with keys=False.
+    """`stored`: as the training computes. `float32`, `bfloat16`: if its layers computed in that, as under autocast.
+    `digests`: with keys=False.
     """
     notes: Sequence[str]
     """What the numbers do not know, a sentence each."""
@@ -131,7 +131,7 @@ def estimate(
 
     ways = {"stored": way(kept.total, seconds, read)}
     for name, number_bytes in (("float32", 4), ("bfloat16", 2)):
-        changed = sum(layer.keys_in(number_bytes) - layer.keys for layer in kept.layers.values())
+        changed = sum(layer.bytes_in(number_bytes) - layer.keys - layer.values for layer in kept.layers.values())
         ways[name] = way(kept.total + changed, seconds, read)
     ways["digests"] = way(none.total, again.step_seconds, steps * again.step_seconds + made)
     return Estimate(steps, trial.steps, seconds, kept, ways, _notes(kept, trial))

@@ -12,10 +12,13 @@ import pyarrow.compute as pc
 from dualform.costs.coming_again import share_of_others
 from dualform.costs.tables import Repeats, grown_bytes
 from dualform.store.layer import Layer
+from dualform.store.shard_sources import form_of_file
 from dualform.store.snapshot import Snapshot
 
 _NUMBER_BYTES = {"rows": 4, "bfloat16": 2, "float16": 2}
-"""Of sources whose rows are a key's numbers, in the type that the training computed in."""
+"""Of sources whose rows are numbers in the type that the training computed in."""
+_PRODUCTS = (*_NUMBER_BYTES, "patches")
+"""Key sources of layers that autocast computes in half precision; it looks rows up as they are."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,18 @@ class LayerBytes:
     """Slots."""
     d_in: int
     source: str
+    value_source: str
 
-    def keys_in(self, number_bytes: int) -> int:
-        """Bytes of the keys where the training computes in a type of so many bytes."""
-        own = _NUMBER_BYTES.get(self.source)
-        return self.keys if own is None else self.keys * number_bytes // own
+    def bytes_in(self, number_bytes: int) -> int:
+        """Of keys and values, where the training computes in a type of so many bytes: an error signal has the type of
+        what the layer gives.
+        """
+        keys, values = self.keys, self.values
+        if self.source in _NUMBER_BYTES:
+            keys = keys * number_bytes // _NUMBER_BYTES[self.source]
+        if self.source in _PRODUCTS:
+            values = values * number_bytes // _NUMBER_BYTES[self.value_source]
+        return keys + values
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
     altered, unproven = dict[str, float](), list[str]()
     for layer in memory.layers.values():
         own = segments.filter(pc.equal(segments["layer"], layer.name))
-        sizes = {kind: _size(own.filter(pc.equal(own["kind"], kind))) for kind in ("keys", "values")}
+        sizes = {kind: _size(layer, kind, own) for kind in ("keys", "values")}
         entries = round(memory.entries(layer.name).count * times)
         rows, size = sizes["keys"]
         stored = rows * times
@@ -89,11 +99,11 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
             stored = min(drawn, most) if most is not None else stored
             repeats[layer.name] = Repeats(round(stored), drawn > stored, layer.key_format.per_row)
             once += [layer.name] * (most is None)
-        # A file's header is no part of a row.
-        keys = round(size // rows * stored) if rows else 0
-        values = layer.value_form.row_bytes * round(sizes["values"][0] * times)
+        keys = round(size / rows * stored) if rows else 0
+        values = round(sizes["values"][1] * times)
         numbers = round(stored * layer.key_format.per_row * (1 if layer.source.startswith("row ") else layer.d_in))
-        layers[layer.name] = LayerBytes(keys, values, numbers, entries, layer.d_in, layer.source)
+        sources = layer.source, layer.value_source
+        layers[layer.name] = LayerBytes(keys, values, numbers, entries, layer.d_in, *sources)
     kept = memory.manifest.others
     return Stored(
         layers=layers,
@@ -107,9 +117,12 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
     )
 
 
-def _size(segments: pa.Table) -> tuple[int, int]:
-    """Rows and bytes."""
-    rows, size = (pc.sum(segments[name]).as_py() or 0 for name in ("rows", "bytes"))
+def _size(layer: Layer, kind: str, segments: pa.Table) -> tuple[int, int]:
+    """Rows of a kind and their bytes, without those of the files' headers."""
+    rows, size = 0, 0
+    for own in segments.filter(pc.equal(segments["kind"], kind)).select(["file", "rows"]).to_pylist():
+        rows += own["rows"]
+        size += own["rows"] * form_of_file(layer, kind, Path(own["file"])).row_bytes
     return rows, size
 
 

@@ -149,6 +149,7 @@ def layer_of(tap: Tap, space: str, batch_dim: int, repeats: bool, keys: bool, dt
         repeats=repeats and keys,
         values=tap.values,
         dtype=HALVED.get(dtype, "float32"),
+        value_source=HALVED.get(dtype, "rows") if tap.values and keys else "rows",
         reason=tap.why_no_values,
         geometry=tap.key_form.geometry if keys else {},
         groups=tap.key_form.groups,

@@ -77,7 +77,7 @@ def stored_bytes(batch: Batch, layers: Iterable[Layer]) -> int:
     for layer in layers:
         for rows in batch.layers.get(layer.name, ()):
             total += len(rows.keys) * layer.key_format.forms[0].row_bytes if layer.keys else 0
-            total += 0 if rows.values is None else rows.values.nbytes
+            total += 0 if rows.values is None else len(rows.values) * layer.value_format.forms[0].row_bytes
     return total
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from dualform.errors import BadInput, NotAMemory
-from dualform.store.matrix_file import MatrixForm, npy
 from dualform.store.parameter import Parameter
 from dualform.store.sources import FORMATS, Geometry, KeyFormat
+from dualform.store.value_format import VALUE_SOURCES, ValueFormat
 
 PRECISIONS = ("bfloat16", "float16", "float32")
 """What a layer is computed in, the coarsest first."""
@@ -53,6 +53,8 @@ class Layer:
     batch_dim: int = 0
     """Which axis of its keys was the batch, in the training, where they had tokens."""
 
+    value_source: str = "rows"
+    """How its values are stored: one of VALUE_SOURCES."""
     forgotten: int = 0
     """How many of its slots were taken out of the memory (forgotten.py)."""
 
@@ -99,9 +101,9 @@ class Layer:
             raise BadInput(f"layer {self.name!r}: {error}", field="layers") from None
 
     @cached_property
-    def value_form(self) -> MatrixForm:
+    def value_format(self) -> ValueFormat:
         """How its values are stored."""
-        return npy("<f4", self.d_out)
+        return ValueFormat(self.value_source, self.d_out)
 
     @cached_property
     def keys(self) -> bool:
@@ -124,7 +126,7 @@ class Layer:
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
         fields = asdict(self) | {"parameters": [block.to_json() for block in self.parameters]}
-        later = {"geometry": {}, "groups": 1, "batch_dim": 0, "forgotten": 0}
+        later = {"geometry": {}, "groups": 1, "batch_dim": 0, "value_source": "rows", "forgotten": 0}
         return {name: own for name, own in fields.items() if name not in later or own != later[name]}
 
     @classmethod
@@ -136,6 +138,8 @@ class Layer:
             unread.append(f"source {fields['source']!r}")
         elif geometry.keys() - FORMATS[fields["source"]].geometry_names:
             unread.append(f"geometry {', '.join(sorted(geometry))}")
+        if fields.get("value_source", "rows") not in VALUE_SOURCES:
+            unread.append(f"value source {fields['value_source']!r}")
         said = {name for block in fields["parameters"] for name in block}
         unread += sorted(said - Parameter.__dataclass_fields__.keys())
         if unread:

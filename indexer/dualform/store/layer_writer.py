@@ -29,9 +29,7 @@ class LayerWriter:
         self.layer = layer
         place = f"layers/{layer.folder}"
         self.folder = shard_folder / place
-        self._format, self._forms = layer.key_format, layer.key_format.forms
-        self._form = 0
-        """Which of the forms takes keys until the next commit."""
+        self._format = layer.key_format
         self._keys = RowsWriter(layer.name, "keys", shard_folder, place, blocks)
         self._values = RowsWriter(layer.name, "values", shard_folder, place, blocks)
         self._distinct = DistinctKeys() if layer.repeats and layer.keys else None
@@ -78,9 +76,9 @@ class LayerWriter:
             rows_of_keys, new = self._distinct.rows_of(keys)
             self._key_rows.append(_entry_rows(rows_of_keys, self._format.per_row))
             keys = keys if len(new) == len(keys) else keys[new]
-        written = self._gather_keys(keys)
+        written = self._keys.append_encoded(keys, self._format)
         if self.layer.values and rows.values is not None:
-            written += self._values.append(rows.values, self.layer.value_form)
+            written += self._values.append_encoded(rows.values, self.layer.value_format)
         return written
 
     def _accepted(self, keys: NDArray[Any]) -> NDArray[Any]:
@@ -88,12 +86,6 @@ class LayerWriter:
             return self._format.accepted(keys)
         except ValueError as error:
             raise BadInput(f"layer {self.layer.name!r}: {error}", field="layers") from None
-
-    def _gather_keys(self, keys: NDArray[Any]) -> int:
-        """Once a form does not hold keys without loss, the next one takes those that come before the commit."""
-        while (encoded := self._format.encoded(keys, self._forms[self._form])) is None:
-            self._form += 1
-        return self._keys.append(encoded, self._forms[self._form])
 
     def unseen(self) -> list[RowBytes]:
         """The rows gathered since the last call; they are overwritten once the segment is finished."""
@@ -106,7 +98,6 @@ class LayerWriter:
             sync_folder(self.folder)
         for writer in (self._keys, self._values):
             writer.begin(segment + 1)
-        self._form = 0
         return rows
 
     def discard(self) -> None:

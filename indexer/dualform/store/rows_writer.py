@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,19 @@ from dualform.store.direct_file import BLOCK_BYTES, Blocks, write_durably
 from dualform.store.durable import block_checksum
 from dualform.store.increment import RowBytes
 from dualform.store.matrix_file import MatrixForm
+
+
+class RowFormat(Protocol):
+    """How rows of a layer are stored."""
+
+    @property
+    def forms(self) -> Sequence[MatrixForm]:
+        """The last one holds any rows, those before it some."""
+        ...
+
+    def encoded(self, rows: NDArray[Any], form: MatrixForm, /) -> NDArray[Any] | None:
+        """Rows as those of a form; None where it cannot hold them without loss."""
+        ...
 
 
 class RowsWriter:
@@ -32,7 +46,18 @@ class RowsWriter:
         """Rows of the commits so far."""
         self._open: list[MatrixWriter] = []
         """One for each form that rows came in since the last commit."""
+        self._form = 0
+        """Which of a format's forms takes rows until the next commit."""
         self._seen = 0
+
+    def append_encoded(self, rows: NDArray[Any], rows_format: RowFormat) -> int:
+        """As `append`, in the first form that holds them: once one does not, the next one takes what comes before the
+        commit.
+        """
+        forms = rows_format.forms
+        while (encoded := rows_format.encoded(rows, forms[self._form])) is None:
+            self._form += 1
+        return self.append(encoded, forms[self._form])
 
     def append(self, rows: NDArray[Any], form: MatrixForm) -> int:
         """Add rows [n, *shape] of a form; returns their bytes. A form that gave way comes back after a commit only."""
@@ -70,7 +95,7 @@ class RowsWriter:
     def begin(self, segment: int) -> None:
         """What was gathered is durable: gather for another segment."""
         self._before += sum(writer.rows for writer in self._open)
-        self._open, self._seen, self._segment = [], self._before, segment
+        self._open, self._form, self._seen, self._segment = [], 0, self._before, segment
 
     def discard(self) -> None:
         """Remove what was gathered, with those of its files that were finished before another one failed."""

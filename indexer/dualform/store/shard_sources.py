@@ -17,9 +17,11 @@ from dualform.store.others import OWNER
 from dualform.store.segment import Segment
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import ShardTables, whole
+from dualform.store.sources import KeyFormat
 from dualform.store.sources.held_rows import HeldRows
 from dualform.store.sources.key_source import KeySource, StoredRows
 from dualform.store.sources.segment_rows import SegmentRows
+from dualform.store.value_format import ValueFormat
 
 Sources: TypeAlias = Mapping[tuple[str, str], Sequence[KeySource]]
 """Where rows come from, in order, by (layer, "keys" or "values")."""
@@ -39,7 +41,7 @@ def stored_in_shard(
     for row in whole(tables, "segments").to_pylist():
         layer, kind = layers[row["layer"]], row["kind"]
         segment = Segment(place / row["file"], row["first_row"], row["rows"], row["bytes"], row["blocks"])
-        form = _form_of_file(layer, kind, segment)
+        form = form_of_file(layer, kind, segment.path)
         found.setdefault((layer.name, kind), []).append((form, SegmentRows(segment, form, cache)))
     if manifest.others is not None:
         for row in whole(tables, "other_segments").to_pylist():
@@ -51,7 +53,7 @@ def stored_in_shard(
         before = found.setdefault((name, kind), [])
         for first, content in parts:
             of_others = (name, kind) == OWNER and manifest.others is not None
-            forms = [manifest.others.form] if of_others and manifest.others else _forms(layers[name], kind)
+            forms = [manifest.others.form] if of_others and manifest.others else _format_of(layers[name], kind).forms
             held = _held(journal, name, kind, first, content, forms)
             if held is None or first != row_count([rows for _, rows in before]):
                 raise Damaged(f"{journal} was altered: its {kind} of layer {name!r} do not follow the committed ones.")
@@ -63,22 +65,24 @@ def stored_in_shard(
 def sources_of(manifest: Manifest, stored: Stored) -> Sources:
     """What stored rows stand for."""
     layers = {layer.name: layer for layer in manifest.layers}
-    return {
-        (name, kind): [layers[name].key_format.source(rows) if kind == "keys" else rows for _, rows in own]
-        for (name, kind), own in stored.items()
-    }
+    found: dict[tuple[str, str], list[KeySource]] = {}
+    for owner, own in stored.items():
+        name, kind = owner
+        found[owner] = [rows if owner == OWNER else _format_of(layers[name], kind).source(rows) for _, rows in own]
+    return found
 
 
-def _forms(layer: Layer, kind: str) -> Sequence[MatrixForm]:
-    return layer.key_format.forms if kind == "keys" else (layer.value_form,)
+def _format_of(layer: Layer, kind: str) -> KeyFormat | ValueFormat:
+    return layer.key_format if kind == "keys" else layer.value_format
 
 
-def _form_of_file(layer: Layer, kind: str, segment: Segment) -> MatrixForm:
+def form_of_file(layer: Layer, kind: str, file: Path) -> MatrixForm:
     """The name of a file tells its form. Raises Damaged for one that this kind of file has not."""
-    for form in _forms(layer, kind):
-        if segment.path.name.endswith(f".{form.suffix}"):
+    for form in _format_of(layer, kind).forms:
+        if file.name.endswith(f".{form.suffix}"):
             return form
-    raise Damaged(f"{segment.path} is no file of {kind} of layer {layer.name!r}, whose key source is {layer.source!r}.")
+    source = f"key source is {layer.source!r}" if kind == "keys" else f"values are stored as {layer.value_source!r}"
+    raise Damaged(f"{file} is no file of {kind} of layer {layer.name!r}, whose {source}.")
 
 
 def _held(

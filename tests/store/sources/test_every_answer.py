@@ -136,6 +136,12 @@ def test_keys_of_single_slots(engine, pair):
     assert found.tobytes() == wanted.tobytes()
 
 
+def test_values_of_single_slots(engine, pair):
+    ids = np.array([5, 1, 1, 11, 0])
+    found, wanted = (engine.values(layer.name, ids) for layer in (pair.layer, pair.twin))
+    assert found.tobytes() == wanted.tobytes()
+
+
 def test_certificates(tmp_path):
     found = dualform.open(committed(tmp_path / "memory")).verify()
     for pair in PAIRS:
@@ -150,7 +156,7 @@ def test_nothing_is_wrong_with_the_memory(memory):
 
 def test_a_flipped_byte_is_found_in_every_file(tmp_path):
     folder = committed(tmp_path / "memory")
-    files = sorted(folder.rglob("keys-*"))
+    files = sorted([*folder.rglob("keys-*"), *folder.rglob("mixed/values-000000*")])
     assert {file.suffix for file in files} == {".npy", ".faiss"}
     assert len(files) == len(set(files))
     for file in files:
@@ -184,6 +190,12 @@ def test_files_are_as_small_as_their_source_makes_them(tmp_path):
     assert [type(source).__name__ for source in own["mixed"]] == ["Bfloat16Rows", "SegmentRows"] * 2
     assert [source.stored.dtype.str for source in own["half16"]] == ["<f2", "<f2"]
     assert [type(source).__name__ for source in own["mixed16"]] == ["Float16Rows", "SegmentRows"] * 2
+    values = {pair.layer.name: memory.sources[pair.layer.name, "values"] for pair in PAIRS}
+    assert [source.dtype.str for source in values["half"]] == ["<f4", "<f4"], "as memories before had them"
+    assert [source.stored.dtype.str for source in values["half-repeats"]] == ["<u2", "<u2"]
+    assert [source.stored.dtype.str for source in values["half16"]] == ["<f2", "<f2"]
+    assert [type(source).__name__ for source in values["mixed"]] == ["Bfloat16Rows", "SegmentRows"] * 2
+    assert [type(source).__name__ for source in values["mixed16"]] == ["Float16Rows", "SegmentRows"] * 2
     stored = {name: sum(s.segment.rows for s in sources) for name, sources in own.items()}
     assert stored["conv"] * 6 == entries["conv"]
     assert stored["conv-repeats"] * 8 == entries["conv-repeats"]

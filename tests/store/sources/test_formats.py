@@ -41,6 +41,7 @@ def test_every_source_has_a_twin_in_these_tests():
         ({"source": "sketches"}, "source 'sketches', which this version of dualform does not read"),
         ({"geometry": GEOMETRY | {"groups": (2,)}}, "geometry .*groups.*, which this version of dualform does not"),
         ({"source": "rows"}, "geometry .*, which this version of dualform does not"),
+        ({"value_source": "row numbers"}, "value source 'row numbers', which this version of dualform does not read"),
         ({"d_in": 11}, "its patches have 12 numbers, and its keys 11"),
     ],
 )

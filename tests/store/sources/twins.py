@@ -1,4 +1,6 @@
-"""Memories in which each layer with a key source of its own has a twin with the same keys as float32 rows."""
+"""Memories in which each layer with a key source of its own has a twin with the same keys as float32 rows. The values
+of some, too, are stored in half precision.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Pair:
     def twin(self) -> Layer:
         name = f"{self.layer.name}-rows"
         parameters = affine(self.layer.d_in, f"{name}.weight", f"{name}.bias")
-        return replace(self.layer, name=name, source="rows", geometry={}, parameters=parameters)
+        return replace(self.layer, name=name, source="rows", value_source="rows", geometry={}, parameters=parameters)
 
 
 def layer(name: str, space: str, d_in: int, source: str, **more: Any) -> Layer:
@@ -44,10 +46,10 @@ def layer(name: str, space: str, d_in: int, source: str, **more: Any) -> Layer:
 
 PAIRS = [
     Pair(layer("half", "sample", 5, "bfloat16")),
-    Pair(layer("half-repeats", "sample", 5, "bfloat16", repeats=True)),
-    Pair(layer("mixed", "sample", 5, "bfloat16")),
-    Pair(layer("half16", "sample", 5, "float16")),
-    Pair(layer("mixed16", "sample", 5, "float16")),
+    Pair(layer("half-repeats", "sample", 5, "bfloat16", repeats=True, value_source="bfloat16")),
+    Pair(layer("mixed", "sample", 5, "bfloat16", value_source="bfloat16")),
+    Pair(layer("half16", "sample", 5, "float16", value_source="float16")),
+    Pair(layer("mixed16", "sample", 5, "float16", value_source="float16")),
     Pair(layer("numbers", "token", TOKENS, "row numbers")),
     Pair(layer("numbers-repeat", "token", TOKENS, "row numbers", repeats=True)),
     Pair(layer("counts", "sample", TOKENS, "row counts")),
@@ -86,6 +88,11 @@ def halved(rng: np.random.Generator, dtype: torch.dtype, *shape: int) -> np.ndar
     return torch.from_numpy(rng.normal(size=shape).astype(np.float32)).to(dtype).float().numpy()
 
 
+def is_whole(name: str, step: int) -> bool:
+    """Whether a layer is computed in float32 at a step, and in half precision at others."""
+    return name.startswith("mixed") and step % 4 in (1, 2)
+
+
 def handed_over(rng: np.random.Generator, name: str, step: int) -> tuple[np.ndarray, np.ndarray]:
     """The keys of a batch as a layer's source takes them, and as float32 rows."""
     if name.startswith("numbers"):
@@ -101,7 +108,7 @@ def handed_over(rng: np.random.Generator, name: str, step: int) -> tuple[np.ndar
     keys = halved(rng, torch.float16 if name.endswith("16") else torch.bfloat16, ROWS, 5)
     if name == "half-repeats":
         keys[1:3] = [0.0] * 5, [-0.0] * 5
-    if name.startswith("mixed") and step % 4 in (1, 2):
+    if is_whole(name, step):
         keys = rng.normal(size=(ROWS, 5)).astype(np.float32)
     return keys, keys
 
@@ -112,6 +119,8 @@ def batch(step: int, seed: int = 0) -> Batch:
     for pair in PAIRS:
         keys, rows = handed_over(rng, pair.layer.name, step)
         values = rng.normal(size=(len(rows), D_OUT)).astype(np.float32)
+        if pair.layer.value_source != "rows" and not is_whole(pair.layer.name, step):
+            values = halved(rng, getattr(torch, pair.layer.value_source), len(rows), D_OUT)
         layers[pair.layer.name] = [LayerRows(0, keys, values)]
         layers[pair.twin.name] = [LayerRows(0, rows, values)]
     extents = [
