@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from dualform.record.patterns import matches
+from dualform.patterns import matches
 from dualform.record.suggested_spaces import suggested_spaces
 
 BLOCK = ("layer.0.SelfAttention.q", "layer.0.SelfAttention.o", "layer.1.EncDecAttention.q", "layer.2.wi", "layer.2.wo")

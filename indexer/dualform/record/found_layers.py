@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from dualform.patterns import matches
 from dualform.record.free_taps import FreeTaps
 from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.matrix_uses import MatrixUses
 from dualform.record.owners import Owners
-from dualform.record.patterns import matches
 from dualform.record.plan import Plan
 from dualform.record.sharded_parameters import is_sharded
 from dualform.record.spaces import DEFAULTS

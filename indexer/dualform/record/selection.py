@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dualform.errors import NotFound, RecordingError
+from dualform.patterns import matches
 from dualform.record.batch_first import batch_dim_of
 from dualform.record.found_layers import FoundLayers
 from dualform.record.owners import Owners
-from dualform.record.patterns import matches
 from dualform.record.taps import ModuleTap, Tap
 from dualform.record.taps.identity import COMPILES
 

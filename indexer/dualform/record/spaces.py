@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from dualform.errors import BadInput, NotFound
+from dualform.patterns import matches
 from dualform.record.lookups import lookup_of
-from dualform.record.patterns import matches
 from dualform.record.signal import Signal
 from dualform.record.space import Space
 from dualform.record.taps import Tap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from dualform.record.patterns import matches
+from dualform.patterns import matches
 
 
 def suggested_spaces(shapes: Mapping[str, Hashable], space: str, elsewhere: Sequence[str] = ()) -> dict[str, str]:
