@@ -16,16 +16,16 @@ from dualform import kernels
 from dualform.query.score import rescoring
 from dualform.query.score.canonical import canonical_scores
 from dualform.query.score.rescoring import score_pairs
-from dualform.query.search import codes
+from dualform.query.search import codes_cache
 from dualform.query.search.codes import (
     WIDEST,
     Codes,
-    CodesCache,
     can_quantise,
     quantise,
     quantise_queries,
     quantise_source,
 )
+from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.screen import Request, screen
 from dualform.store.rows import Keys
 from dualform.store.sources.held_rows import HeldRows
@@ -243,7 +243,7 @@ def test_the_size_of_codes_is_known_before_they_are_made(rows, width):
 def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
     keys, queries = rng.normal(size=(96, 1)).astype(np.float32), np.ones((1, 1), np.float32)
     made = []
-    monkeypatch.setattr(codes, "quantise_source", lambda source: made.append(source) or quantise_source(source))
+    monkeypatch.setattr(codes_cache, "quantise_source", lambda source: made.append(source) or quantise_source(source))
     # Codes of keys of one number take more room than the keys: padding to four numbers, and four numbers a row.
     cache = CodesCache(Codes.bytes_of(16, 1))
     screen(arrays.keys_of(keys, 16), cache, queries, Request(2, 1, None, False), lambda: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -14,9 +15,19 @@ def remove_leftovers(folder: Path) -> None:
     found = leftovers(folder)
     for path in found:
         if path.is_dir():
-            shutil.rmtree(path)
+            _remove(path)
         else:
             path.unlink()
     for parent in {path.parent for path in found}:
         if parent.is_dir():
             sync_folder(parent)
+
+
+def _remove(folder: Path) -> None:
+    """Once more, where a process that has the memory open put a file of codes there while it was removed."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        shutil.rmtree(folder)

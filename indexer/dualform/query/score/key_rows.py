@@ -12,13 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import Inexact
+from dualform.kernels.workers import share
 from dualform.query.score.bound import norms
+from dualform.query.search.stored_codes import StoredCodes
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
 from dualform.store.rows import Keys
+from dualform.store.sources.key_source import KeySource
 
 _NORM_ROWS, _NORM_BYTES = 1 << 14, 256 << 20
 """Keys that are measured at once, at most."""
+_NORM_TASK = 1 << 11
+"""Keys that a worker measures at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +99,31 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
     def measure() -> NDArray[np.float64]:
         keys = view.snapshot.keys(layer)
         found = np.empty(keys.rows)
-        for first, block in keys.blocks(min(_NORM_ROWS, max(1, _NORM_BYTES // (4 * max(1, keys.width))))):
+        for source in keys.sources:
             check()
-            found[first : first + len(block)] = norms(block[:, start:last])
+            own = found[source.first_row : source.first_row + source.rows]
+            stored = StoredCodes.of(source) if (start, last) == (0, source.width) else None
+            kept = stored.norms() if stored else None
+            if kept is not None:
+                own[:] = kept
+            else:
+                _measure(source, slice(start, last), own, check)
         return found
 
     return view.cache.get(("norms", layer, start, last), measure)
+
+
+def _measure(source: KeySource, columns: slice, found: NDArray[np.float64], check: Check) -> None:
+    size = min(_NORM_ROWS, max(1, _NORM_BYTES // (4 * max(1, source.width))))
+    for first in range(0, source.rows, size):
+        check()
+        block = source.read(first, min(first + size, source.rows))
+
+        def work(_: int, start: int, block: NDArray[np.float32] = block, first: int = first) -> None:
+            part = block[start : start + _NORM_TASK, columns]
+            found[first + start : first + start + len(part)] = norms(part)
+
+        share(range(0, len(block), _NORM_TASK), work)
 
 
 def _refuse(rows: KeyRows, view: View, layer: str) -> None:

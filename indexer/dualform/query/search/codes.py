@@ -12,9 +12,6 @@ with the codes, rounded up, and with the rounding of the float32 formula itself;
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +51,16 @@ class Codes:
         """`nbytes` of the codes that keys float32[rows, width] get."""
         return -(-rows // kernels.ROWS) * kernels.ROWS * (4 * -(-width // 4) + 16)
 
+    @staticmethod
+    def room(rows: int, width: int) -> Codes:
+        """Zeros, for the codes of float32[rows, width]."""
+        groups, words = -(-rows // kernels.ROWS), -(-width // 4)
+        return Codes(
+            np.zeros((groups, words, kernels.ROWS, 4), np.uint8),
+            np.zeros((4, groups * kernels.ROWS), np.float32),
+            rows,
+        )
+
     def as_argument(self, first: int, group: NDArray[np.int32] | None) -> arguments.KeyCodes:
         """For the loops. `first` is the source's first row in the layer, `group` int32[all rows of the layer]."""
         return arguments.KeyCodes(
@@ -71,7 +78,7 @@ def quantise(keys: NDArray[np.float32], *, plain: bool = False) -> Codes:
 
     `plain` leaves the fast instructions aside.
     """
-    made = _room(*keys.shape)
+    made = Codes.room(*keys.shape)
     _fill(made, keys, plain)
     return made
 
@@ -80,21 +87,12 @@ def quantise_source(source: KeySource) -> Codes:
     """The codes of a key source; of keys that are made, block by block."""
     if not source.made:
         return quantise(source.read(0, source.rows))
-    made, size = _room(source.rows, source.width), max(1, _MADE_BYTES // (4 * kernels.ROWS * max(1, source.width)))
+    made, size = Codes.room(source.rows, source.width), max(1, _MADE_BYTES // (4 * kernels.ROWS * max(1, source.width)))
     for first in range(0, len(made.codes), size):
         start, stop = first * kernels.ROWS, min((first + size) * kernels.ROWS, source.rows)
         numbers = made.numbers[:, start : start + size * kernels.ROWS]
         _fill(Codes(made.codes[first : first + size], numbers, stop - start), source.read(start, stop), plain=False)
     return made
-
-
-def _room(rows: int, width: int) -> Codes:
-    groups, words = -(-rows // kernels.ROWS), -(-width // 4)
-    return Codes(
-        np.zeros((groups, words, kernels.ROWS, 4), np.uint8),
-        np.zeros((4, groups * kernels.ROWS), np.float32),
-        rows,
-    )
 
 
 def _fill(made: Codes, keys: NDArray[np.float32], plain: bool) -> None:
@@ -156,37 +154,3 @@ def _in_tiles(codes: NDArray[np.float64]) -> NDArray[np.int8]:
 def _norm(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     lengths: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", rows, rows))
     return lengths
-
-
-class CodesCache:
-    """Codes of key sources, which never change; the least recently used dropped beyond a number of bytes."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self._held: OrderedDict[Hashable, Codes] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._making = threading.Lock()
-
-    def get(self, source: KeySource) -> Codes:
-        """The codes of a key source, made where they are not held."""
-        identity = source.identity
-        if (held := self._look(identity)) is not None:
-            return held
-        with self._making:  # makers share all cores: one at a time is as fast, and never makes the same twice
-            if (held := self._look(identity)) is not None:
-                return held
-            made = quantise_source(source)
-        with self._lock:
-            if made.nbytes <= self.most_bytes:
-                self._held[identity] = made
-                self._bytes += made.nbytes
-                while self._bytes > self.most_bytes:
-                    self._bytes -= self._held.popitem(last=False)[1].nbytes
-        return made
-
-    def _look(self, identity: Hashable) -> Codes | None:
-        with self._lock:
-            if identity in self._held:
-                self._held.move_to_end(identity)
-            return self._held.get(identity)

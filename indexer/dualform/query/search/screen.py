@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,11 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.kernels import arguments
 from dualform.kernels.workers import cores, share
-from dualform.query.search.codes import Codes, CodesCache, quantise_queries
+from dualform.query.search.codes import Codes, quantise_queries
+from dualform.query.search.codes_cache import CodesCache
+from dualform.query.search.stored_codes import StoredCodes
 from dualform.query.view import Check
+from dualform.store.derived import aligned
 from dualform.store.rows import Keys
 from dualform.store.sources.key_source import KeySource
 
@@ -65,6 +69,18 @@ class Candidates:
     """bool[n]: queries with too many candidates to be worth scoring; their candidates are not listed."""
 
 
+class Room:
+    """Memory of one worker, for one block of stored codes after the other."""
+
+    def __init__(self) -> None:
+        self._bytes = aligned(0)
+
+    def of(self, size: int) -> NDArray[np.uint8]:
+        if len(self._bytes) < size:
+            self._bytes = aligned(size)
+        return self._bytes
+
+
 class _WorkerCandidates:
     """The candidates of one worker, with the floors that they have to reach."""
 
@@ -77,14 +93,26 @@ class _WorkerCandidates:
         self.high = np.empty((count, request.capacity), np.float32)
         self.counts = np.zeros(count, np.int64)
         self.crowded = np.zeros(count, np.uint8)
+        self.room = Room()
         arrays = (self.best, self.held, self.floors, self.rows, self.high, self.counts, self.crowded)
         self.argument = arguments.Candidates(request.k, request.groups, request.capacity, *arrays)
 
 
 def screen(
-    keys: Keys, codes: CodesCache, queries: NDArray[np.float32], request: Request, check: Check, *, plain: bool = False
+    keys: Keys,
+    codes: CodesCache,
+    queries: NDArray[np.float32],
+    request: Request,
+    check: Check,
+    *,
+    norms: NDArray[np.float64] | None = None,
+    plain: bool = False,
 ) -> Candidates:
-    """The candidates of float32[n, d], n at most `request.batch`. `plain` leaves the fast instructions aside."""
+    """The candidates of float32[n, d], n at most `request.batch`.
+
+    `norms`: float64[R], the canonical norms of the keys, to be stored with codes that are made. `plain` leaves the fast
+    instructions aside.
+    """
     # With few queries and many rows to find, second codes cost less than the candidates that they rule out.
     columns = 2 if len(queries) <= _FEW_QUERIES and request.k * request.groups >= _MANY_ROWS else 1
     coded = quantise_queries(queries, columns)
@@ -93,35 +121,80 @@ def screen(
 
     def work(worker: int, task: _Task) -> None:
         check()
-        kernels.screen(task.argument, query, workers[worker].argument, task.begin, task.end, plain)
+        argument, begin, end = task.argument(workers[worker].room)
+        kernels.screen(argument, query, workers[worker].argument, begin, end, plain)
 
     sources = keys.sources if request.sources is None else request.sources
-    if sum(Codes.bytes_of(source.rows, keys.width) for source in sources) <= codes.most_bytes:
+    fits = sum(Codes.bytes_of(source.rows, keys.width) for source in sources) <= codes.most_bytes
+    tasks = _Tasks(codes, request.group, norms)
+    passing = {source.identity: codes.passing(source, fits) for source in sources}
+    if fits:
         # All codes fit the cache. Made here, each takes all cores; below, one worker makes it and the others wait.
         for source in sources:
             check()
-            codes.get(source)
-    share(_tasks(codes, sources, request.group), work, len(workers))
+            if passing[source.identity] is None:
+                tasks.codes_of(source)
+    share((task for source in sources for task in tasks.of(source, passing[source.identity])), work, len(workers))
     return _together(workers, request)
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
+class _Task(Protocol):
     """Some groups of rows of a key source."""
 
-    argument: arguments.KeyCodes
+    def argument(self, room: Room) -> tuple[arguments.KeyCodes, int, int]:
+        """Codes that hold them, with the first of these groups there and the one past the last."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _HeldTask:
+    codes: arguments.KeyCodes
     begin: int
     end: int
 
+    def argument(self, room: Room) -> tuple[arguments.KeyCodes, int, int]:
+        return self.codes, self.begin, self.end
 
-def _tasks(cache: CodesCache, sources: Sequence[KeySource], group: NDArray[np.int32] | None) -> Iterator[_Task]:
-    for source in sources:
-        codes = cache.get(source)
-        argument = codes.as_argument(source.first_row, group)
+
+@dataclass(frozen=True, eq=False)
+class _StoredTask:
+    """A block of codes that were stored; where it was altered, the same rows of codes that are made."""
+
+    tasks: _Tasks
+    source: KeySource
+    stored: StoredCodes
+    number: int
+
+    def argument(self, room: Room) -> tuple[arguments.KeyCodes, int, int]:
+        first, last = self.stored.groups(self.number)
+        block = self.stored.block(self.number, room.of(self.stored.block_bytes))
+        if block is None:
+            codes = self.tasks.codes_of(self.source)
+            return codes.as_argument(self.source.first_row, self.tasks.group), first, last
+        row = self.source.first_row + first * kernels.ROWS
+        return block.as_argument(row, self.tasks.group), 0, last - first
+
+
+@dataclass(frozen=True, eq=False)
+class _Tasks:
+    cache: CodesCache
+    group: NDArray[np.int32] | None
+    norms: NDArray[np.float64] | None
+
+    def codes_of(self, source: KeySource) -> Codes:
+        rows = slice(source.first_row, source.first_row + source.rows)
+        return self.cache.get(source, None if self.norms is None else self.norms[rows])
+
+    def of(self, source: KeySource, passing: StoredCodes | None) -> Iterator[_Task]:
+        if passing is not None:
+            yield from (_StoredTask(self, source, passing, number) for number in range(passing.blocks))
+            return
+        codes = self.codes_of(source)
+        argument = codes.as_argument(source.first_row, self.group)
         groups = len(codes.codes)
         size = max(2, _TASK_BYTES // max(1, codes.codes[0].nbytes) // 2 * 2)
         for begin in range(0, groups, size):
-            yield _Task(argument, begin, min(begin + size, groups))
+            yield _HeldTask(argument, begin, min(begin + size, groups))
 
 
 def _together(workers: list[_WorkerCandidates], request: Request) -> Candidates:

@@ -19,7 +19,8 @@ from dualform.query.score.key_rows import KeyRows
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.score.score import ProductScore
 from dualform.query.search.cells import best_of_cells
-from dualform.query.search.codes import WIDEST, Codes, CodesCache, can_quantise
+from dualform.query.search.codes import WIDEST, Codes, can_quantise
+from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.screen import Request, screen
 from dualform.query.search.searcher import Ranked, Search
 from dualform.store.sources.key_source import KeySource
@@ -48,7 +49,7 @@ class ScreenSearcher:
     def _screened(self, search: Search, queries: NDArray[np.float32], request: Request) -> list[Ranked | None]:
         """None for a query that has more candidates than are worth scoring."""
         rows, k = search.rows, search.k
-        near = screen(rows.keys, self.codes, queries, request, search.check)
+        near = screen(rows.keys, self.codes, queries, request, search.check, norms=rows.norms)
         search.check()
         began = time.perf_counter()
         scores = self.score.of(score_pairs(rows.keys, near.rows, near.query, queries))

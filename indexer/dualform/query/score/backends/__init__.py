@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.errors import MissingPackage, NotFound
 from dualform.query.score.backends.faiss import check_faiss
-from dualform.query.search.codes import CodesCache
+from dualform.query.search.codes_cache import CodesCache
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 

@@ -1,0 +1,121 @@
+"""Codes and norms of a key source, kept beside the segment that its keys come from.
+
+Shapes: R rows of the source, G groups of kernels.ROWS rows, g of them in a block, W words of four dimensions.
+
+    KEYS.codes    a derived file: the norms float64[R], then block after block uint8[g, W, ROWS, 4] with its numbers
+                  float32[4, g * ROWS]
+
+A block is all that a screen needs of its rows, so that the first question of a process screens each block where it was
+read, and holds none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform import kernels
+from dualform.query.search.codes import Codes
+from dualform.store.derived import DerivedFile, write_derived
+from dualform.store.durable import checksum
+from dualform.store.sources.key_source import KeySource
+
+KIND = "codes 1"
+LEAST_BYTES = 4 << 20
+"""Of a segment whose codes are kept: smaller ones are made within milliseconds."""
+_BLOCK_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class StoredCodes:
+    file: DerivedFile
+    rows: int
+    width: int
+
+    @classmethod
+    def of(cls, source: KeySource) -> StoredCodes | None:
+        """None where there are none, or those of something else."""
+        place = _place(source)
+        file = None if place is None else DerivedFile.open(place, KIND, _origin(source))
+        return None if file is None else cls(file, source.rows, source.width)
+
+    def norms(self) -> NDArray[np.float64] | None:
+        """float64[R]; None where the file was altered, as of the other methods."""
+        part = self.file.read(0)
+        return None if part is None else part.view(np.float64)
+
+    @property
+    def blocks(self) -> int:
+        return len(self.file.sizes) - 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Of the largest block."""
+        return max(self.file.sizes[1:])
+
+    def groups(self, block: int) -> tuple[int, int]:
+        """The first group of a block, and the one past its last."""
+        size = block_groups(self.width)
+        return block * size, min((block + 1) * size, -(-self.rows // kernels.ROWS))
+
+    def block(self, number: int, room: NDArray[np.uint8] | None = None) -> Codes | None:
+        """The codes of a block's rows; they lie in `room` where that is given."""
+        part = self.file.read(number + 1, room)
+        if part is None:
+            return None
+        first, last = self.groups(number)
+        words, padded = -(-self.width // 4), (last - first) * kernels.ROWS
+        codes = part[: padded * words * 4].reshape(last - first, words, kernels.ROWS, 4)
+        numbers = part[codes.size :].view(np.float32).reshape(4, padded)
+        return Codes(codes, numbers, min(padded, self.rows - first * kernels.ROWS))
+
+    def whole(self) -> Codes | None:
+        """All codes."""
+        made, room = Codes.room(self.rows, self.width), np.empty(self.block_bytes, np.uint8)
+        for number in range(self.blocks):
+            block, (first, last) = self.block(number, room), self.groups(number)
+            if block is None:
+                return None
+            made.codes[first:last] = block.codes
+            made.numbers[:, first * kernels.ROWS : last * kernels.ROWS] = block.numbers
+        return made
+
+
+def keep(source: KeySource, codes: Codes, norms: NDArray[np.float64]) -> None:
+    """Keep what was made of a source, where that is worth it."""
+    if (place := _place(source)) is None:
+        return
+    size = block_groups(source.width)
+    blocks = [
+        (
+            codes.codes[first : first + size],
+            np.ascontiguousarray(codes.numbers[:, first * kernels.ROWS : (first + size) * kernels.ROWS]),
+        )
+        for first in range(0, len(codes.codes), size)
+    ]
+    write_derived(place, KIND, _origin(source), [(np.ascontiguousarray(norms),), *blocks])
+
+
+def block_groups(width: int) -> int:
+    """g, of keys of a width."""
+    return max(1, _BLOCK_BYTES // Codes.bytes_of(kernels.ROWS, width))
+
+
+def _place(source: KeySource) -> Path | None:
+    """None for keys of which a segment is but a part, as those of a view, and for those that are not worth a file."""
+    segment = source.segment
+    if segment is None or source.identity != segment.path or not source.width:
+        return None
+    worth = segment.size >= LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
+    return segment.path.with_name(f"{segment.path.name}.codes") if worth else None
+
+
+def _origin(source: KeySource) -> str:
+    """What the codes are of: the content of a segment, the form of its keys, and how the codes lie."""
+    assert source.segment is not None
+    return (
+        f"{checksum(source.segment.checksums)} {source.rows}x{source.width} {kernels.ROWS} {block_groups(source.width)}"
+    )

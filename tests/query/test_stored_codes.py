@@ -1,0 +1,246 @@
+"""Codes that are kept beside keys: the same answers with them, without them, and whatever became of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from torch import nn
+
+import dualform
+from dualform import kernels
+from dualform.answers import Scan
+from dualform.query.score.bound import norms
+from dualform.query.search import codes_cache, stored_codes
+from dualform.query.search.codes import quantise_source
+from dualform.query.search.stored_codes import StoredCodes
+from dualform.store import derived
+from dualform.store.check import check_memory
+from dualform.store.sources.some_columns import SomeColumns
+from tests.wire.values import same
+
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the loops are not compiled")
+WIDTH, HIDDEN, ROWS, STEPS = 24, 20, 32, 9
+QUERIES = {"0": np.random.default_rng(1).normal(size=(3, WIDTH)).astype(np.float32)}
+QUERIES["2"] = QUERIES["0"][:, :HIDDEN]
+QUESTIONS = [
+    ("topk", {"k": 4}),
+    ("topk", {"k": 3, "where": "label <> 1"}),
+    ("topk", {"k": 2, "by": "label", "score": "abs"}),
+    ("topk", {"k": 5, "score": "cosine"}),
+    ("group_sum", {"by": "label"}),
+    ("group_sum", {"by": "label", "score": "abs", "where": "step > 2"}),
+    ("output", {"where": "label <> 2"}),
+]
+
+
+class Training:
+    """A recorder with what it records."""
+
+    def __init__(self, path: Path) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.recorder = dualform.Recorder(self.model, self.optimizer, path)
+
+    def go_on(self, steps: int) -> None:
+        """A segment every three steps."""
+        for step in range(steps):
+            x, y = torch.randn(ROWS, WIDTH), torch.randint(3, (ROWS,))
+            with self.recorder.step(label=y):
+                self.optimizer.zero_grad()
+                nn.functional.cross_entropy(self.model(x), y).backward()
+                self.optimizer.step()
+            if step % 3 == 2:
+                self.recorder.flush()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory beside which nothing is kept."""
+    path = tmp_path_factory.mktemp("codes") / "plain"
+    training = Training(path)
+    with training.recorder:
+        training.go_on(STEPS)
+    return path
+
+
+@pytest.fixture
+def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes of small segments are kept, too, in several blocks."""
+    monkeypatch.setattr(stored_codes, "LEAST_BYTES", 0)
+    monkeypatch.setattr(stored_codes, "_BLOCK_BYTES", 2000)
+
+
+@pytest.fixture
+def run(plain: Path, tmp_path: Path, worth_it: None) -> Path:
+    return Path(shutil.copytree(plain, tmp_path / "run"))
+
+
+@pytest.fixture
+def derived_run(run: Path) -> Path:
+    with dualform.open(run, backend="int8") as memory:
+        for layer, queries in QUERIES.items():
+            memory.topk(layer, queries, k=3)
+    assert len(files(run)) == 2 * STEPS // 3
+    return run
+
+
+def files(run: Path) -> list[Path]:
+    return sorted(run.rglob("*.codes"))
+
+
+def answers(run: Path) -> list[Any]:
+    """Every question of a process, twice: the first time codes pass by, the second time they are held."""
+    with dualform.open(run, backend="int8") as memory:
+        return [list(_answers(memory)) for _ in range(2)]
+
+
+def bare(answer: Any) -> Any:
+    """Without what it took to find it."""
+    return replace(answer, scan=Scan())
+
+
+def _answers(memory: Any) -> Iterator[Any]:
+    for layer, queries in QUERIES.items():
+        for method, rest in QUESTIONS:
+            yield bare(getattr(memory, method)(layer, queries, **rest))
+
+
+@pytest.fixture
+def expected(plain: Path) -> list[Any]:
+    with dualform.open(plain, backend="numpy") as memory:
+        return [list(_answers(memory)) for _ in range(2)]
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        for own, known in zip(one, other, strict=True):
+            assert same(own, known)
+
+
+def test_a_process_that_finds_codes_makes_none_and_answers_the_same(derived_run, expected, monkeypatch):
+    monkeypatch.setattr(codes_cache, "quantise_source", lambda source: pytest.fail("codes were made again"))
+    assert_same(answers(derived_run), expected)
+
+
+def test_what_is_stored_is_what_would_be_made(derived_run):
+    with dualform.open(derived_run) as memory:
+        for source in memory._view.snapshot.sources["0", "keys"]:
+            stored, made = StoredCodes.of(source), quantise_source(source)
+            assert stored.blocks > 1
+            assert np.array_equal(stored.norms(), norms(source.read(0, source.rows)))
+            whole = stored.whole()
+            assert np.array_equal(whole.codes, made.codes)
+            assert np.array_equal(whole.numbers, made.numbers)
+
+
+def test_the_first_question_holds_no_codes_and_the_second_does(derived_run):
+    with dualform.open(derived_run, backend="int8") as memory:
+        held = memory._view.backend.codes._held
+        memory.topk("0", QUERIES["0"], k=3)
+        assert not held
+        memory.topk("0", QUERIES["0"], k=3)
+        assert len(held) == STEPS // 3
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_file_is_never_believed_and_is_made_again(derived_run, expected, data):
+    file = data.draw(st.sampled_from(files(derived_run)))
+    before = file.read_bytes()
+    content = bytearray(before)
+    place = data.draw(st.integers(0, len(content) - 1))
+    match data.draw(st.sampled_from(["flipped", "cut", "zeroed"])):
+        case "flipped":
+            content[place] ^= 1 << data.draw(st.integers(0, 7))
+        case "cut":
+            del content[place:]
+        case "zeroed":
+            content[place : place + 3000] = bytes(len(content[place : place + 3000]))
+    file.write_bytes(content)
+    with dualform.open(derived_run, backend="int8") as memory:
+        for number in range(2):
+            for layer, own in (("0", expected[0][0]), ("2", expected[0][len(QUESTIONS)])):
+                assert same(bare(memory.topk(layer, QUERIES[layer], k=4)), own), (number, layer)
+    # Bytes between two parts are nobody's; all others make the file anew.
+    assert file.read_bytes() in (before, bytes(content))
+    with dualform.open(derived_run) as memory:
+        sources = [own for (_, kind), parts in memory._view.snapshot.sources.items() if kind == "keys" for own in parts]
+        assert all(StoredCodes.of(own).whole() for own in sources)
+    file.write_bytes(before)
+
+
+def test_check_has_nothing_to_say_of_damaged_codes(derived_run):
+    for file in files(derived_run):
+        file.write_bytes(b"nothing")
+    assert check_memory(derived_run) == []
+
+
+def test_the_file_of_another_segment_is_none(derived_run, expected):
+    first, second, *_ = files(derived_run)
+    content = first.read_bytes()
+    shutil.copy(second, first)
+    assert_same(answers(derived_run), expected)
+    assert first.read_bytes() == content
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(run, expected, monkeypatch):
+    for keys in run.rglob("keys-*"):
+        keys.with_name(keys.name + ".codes.tmp").mkdir()  # no file can be opened under this name
+    assert_same(answers(run), expected)
+    assert files(run) == []
+
+
+def test_a_disk_that_is_nearly_full_is_not_filled(run, expected, monkeypatch):
+    usage = shutil._ntuple_diskusage(100 << 30, 96 << 30, 4 << 30)
+    monkeypatch.setattr(derived.shutil, "disk_usage", lambda path: usage)
+    assert_same(answers(run), expected)
+    assert files(run) == []
+
+
+def test_small_segments_have_no_files(plain, expected):
+    assert_same(answers(plain), expected)
+    assert files(plain) == []
+
+
+def test_a_part_of_the_columns_is_not_taken_for_all(derived_run):
+    with dualform.open(derived_run) as memory:
+        source = memory._view.snapshot.sources["0", "keys"][0]
+        assert StoredCodes.of(source) is not None
+        assert StoredCodes.of(SomeColumns(source, 0, WIDTH)) is None
+
+
+def test_forgetting_takes_the_codes_of_what_was_forgotten_along(derived_run):
+    dualform.forget(derived_run, "step = 4")
+    assert files(derived_run) == []
+    found = answers(derived_run)
+    assert len(files(derived_run)) > 0
+    for file in files(derived_run):
+        file.unlink()
+    assert_same(answers(derived_run), found)
+
+
+def test_a_recording_that_grows_adds_files_and_leaves_those_there_are(tmp_path, worth_it):
+    training = Training(tmp_path / "run")
+    with training.recorder:
+        training.go_on(3)
+        with dualform.open(tmp_path / "run", backend="int8") as memory:
+            memory.topk("0", QUERIES["0"], k=3)
+            before = {file: file.stat().st_mtime_ns for file in files(tmp_path / "run")}
+            training.go_on(3)
+            assert memory.refresh()
+            grown = memory.topk("0", QUERIES["0"], k=3)
+    after = {file: file.stat().st_mtime_ns for file in files(tmp_path / "run")}
+    assert len(before) == 1
+    assert len(after) == 2
+    assert before.items() <= after.items()
+    with dualform.open(tmp_path / "run", backend="numpy") as memory:
+        assert same(bare(memory.topk("0", QUERIES["0"], k=3)), bare(grown))
