@@ -7,7 +7,8 @@ first shard writes it; each other shard has a shard.json of the same form in its
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,28 @@ def first_manifest(header: Header, shards: list[Shard]) -> Manifest:
         halved=dict(header.halved),
         others=header.others,
         shards=shards,
+    )
+
+
+def joined(
+    manifests: Sequence[Manifest],
+    base: Manifest,
+    columns: dict[str, dict[str, str]],
+    layer_of: Callable[[Sequence[Layer]], Layer],
+) -> Manifest:
+    """The manifest of several shards or runs: the layers, spaces and shards that any of them has, in their order.
+
+    All else is what `base` says, with these types of `columns`; `layer_of` makes one layer of those of one name.
+    """
+    layers: dict[str, list[Layer]] = {}
+    for layer in (layer for manifest in manifests for layer in manifest.layers):
+        layers.setdefault(layer.name, []).append(layer)
+    return replace(
+        base,
+        layers=[layer_of(own) for own in layers.values()],
+        spaces=list(dict.fromkeys(space for manifest in manifests for space in manifest.spaces)),
+        columns=columns,
+        shards=[shard for manifest in manifests for shard in manifest.shards],
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from dualform.errors import Damaged, NotAMemory
 from dualform.store import shard
 from dualform.store.extents import PLAIN
 from dualform.store.journal import Frames, journal_path, read_frames
-from dualform.store.manifest import SHARD_FILE, Manifest
+from dualform.store.manifest import SHARD_FILE, Manifest, joined
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
 from dualform.store.segment_cache import SegmentCache
@@ -81,7 +82,7 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
         shards.append(ShardContents(place, manifest, table, stored))
     tables, sources = [own.tables for own in shards], [sources_of(own.manifest, own.stored) for own in shards]
     _check_spaces(folder, [manifest for manifest, _ in state])
-    manifest = _joined([manifest for manifest, _ in state])
+    manifest = _of_all([manifest for manifest, _ in state])
     last = _last_of_all(tables, state)
     if cut is not None:
         _check_reaches(folder, cut.steps, tables, state)
@@ -162,23 +163,14 @@ def _check_spaces(folder: Path, manifests: Sequence[Manifest]) -> None:
                 )
 
 
-def _joined(manifests: Sequence[Manifest]) -> Manifest:
+def _of_all(manifests: Sequence[Manifest]) -> Manifest:
     """The manifest of the whole: what any shard has seen."""
-    first = manifests[0]
-    layers = {layer.name: layer for manifest in reversed(manifests) for layer in manifest.layers}
-    order = dict.fromkeys(layer.name for manifest in manifests for layer in manifest.layers)
     columns: dict[str, dict[str, str]] = {}
     for manifest in manifests:
         for table, types in manifest.columns.items():
             columns[table] = common_types(columns.get(table, {}), types)
-    return replace(
-        first,
-        layers=[layers[name] for name in order],
-        spaces=list(dict.fromkeys(space for manifest in manifests for space in manifest.spaces)),
-        columns=columns,
-        shards=[manifest.shards[0] for manifest in manifests],
-        recording=any(manifest.recording for manifest in manifests),
-    )
+    base = replace(manifests[0], recording=any(manifest.recording for manifest in manifests))
+    return joined(manifests, base, columns, itemgetter(0))
 
 
 def _merged(tables: Sequence[ShardTables], manifest: Manifest, last: int | None, cut: Cut | None) -> MergedTables:

@@ -6,6 +6,7 @@ Shapes: H entries of a layer in the whole memory, m of them in the shard.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,8 @@ class Part(Snapshot):
         super().__init__(whole.path, whole.manifest, whole._tables, sources)
         self._whole, self.number = whole, number
         self._places: dict[str, Integers] = {}
+        self._orders: dict[tuple[str, str], Integers | None] = {}
+        """By layer and kind, the row of each entry: to order those of the whole memory takes long."""
 
     def places(self, layer: str) -> Integers:
         """int64[m], ascending: the entries of the whole that are the shard's."""
@@ -57,16 +60,21 @@ class Part(Snapshot):
         return self._entries[found.name]
 
     def _row_of_entry(self, layer: Layer) -> Integers | None:
-        return self._own_rows(layer, "keys", self._whole._row_of_entry(layer))
+        return self._order(layer, "keys", self._whole._row_of_entry)
 
     def _row_of_value(self, layer: Layer) -> Integers | None:
-        return self._own_rows(layer, "values", self._whole._row_of_value(layer))
+        return self._order(layer, "values", self._whole._row_of_value)
 
-    def _own_rows(self, layer: Layer, kind: Literal["keys", "values"], rows: Integers | None) -> Integers | None:
-        places = self.places(layer.name)
-        start, stop = _rows_of(self._whole, layer, kind, self.number)
-        own = (places if rows is None else rows[places]) - start
-        return None if len(own) == stop - start and np.array_equal(own, np.arange(len(own))) else own
+    def _order(
+        self, layer: Layer, kind: Literal["keys", "values"], of_whole: Callable[[Layer], Integers | None]
+    ) -> Integers | None:
+        if (layer.name, kind) not in self._orders:
+            places, rows = self.places(layer.name), of_whole(layer)
+            start, stop = _rows_of(self._whole, layer, kind, self.number)
+            own = (places if rows is None else rows[places]) - start
+            in_order = len(own) == stop - start and np.array_equal(own, np.arange(len(own)))
+            self._orders[layer.name, kind] = None if in_order else own
+        return self._orders[layer.name, kind]
 
 
 def shard_names(memory: Snapshot) -> list[str]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput, NotFound
 from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.layer import PRECISIONS, Layer
-from dualform.store.manifest import Manifest
+from dualform.store.manifest import Manifest, joined
 from dualform.store.mark import cuts
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Rows
@@ -39,7 +39,7 @@ class Runs(Snapshot):
 
         Raises BadInput where the runs are not of one network, or say things of one name and other types.
         """
-        manifest = _joined([part.manifest for part in parts], [part.path for part in parts], alone=len(folders) == 1)
+        manifest = _of_all([part.manifest for part in parts], [part.path for part in parts], alone=len(folders) == 1)
         self._folders = folders
         first_steps = np.cumsum([0, *(part.steps for part in parts[:-1])]).tolist()
         spaces = {layer.name: layer.space for layer in manifest.layers}
@@ -163,23 +163,19 @@ def _runs_in(folder: Path, cache: SegmentCache) -> list[Snapshot]:
             return found
 
 
-def _joined(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -> Manifest:
+def _of_all(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -> Manifest:
     """What all runs have in common, and what any of them has seen."""
     first, last = manifests[0], manifests[-1]
     for manifest, path in zip(manifests[1:], paths[1:], strict=True):
         _check_alike(first, manifest, paths[0], path, alone)
-    layers = dict.fromkeys(layer.name for manifest in manifests for layer in manifest.layers)
-    return replace(
+    base = replace(
         last,
-        layers=[_layer([own[name] for own in map(_by_name, manifests) if name in own]) for name in layers],
         optimizers=joined_optimizers([manifest.optimizers for manifest in manifests]),
-        spaces=list(dict.fromkeys(space for manifest in manifests for space in manifest.spaces)),
-        columns=_columns(manifests, paths),
-        shards=[part for manifest in manifests for part in manifest.shards],
         files={},
         forgotten=None,
         probes={name: probe for manifest in manifests for name, probe in manifest.probes.items()},
     )
+    return joined(manifests, base, _columns(manifests, paths), _layer)
 
 
 def _by_name(manifest: Manifest) -> dict[str, Layer]:

@@ -24,6 +24,7 @@ from dualform.query.sums import grouping, key_sums
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
+from dualform.store.merged_tables import MergedTables
 from dualform.store.part import Part, shard_names
 from dualform.store.runs import Runs, opened
 from tests.query.shards.in_process import front_of
@@ -232,6 +233,20 @@ def test_an_answerer_reads_no_other_shard(engines, folder, tmp_path):
     for query, (entries, _) in enumerate(replies[1].answer.ranked):
         assert entries.tolist() == [slot for slot in expected.slots[query].tolist() if slot in theirs]
     assert "shard-00002" in str(replies[2].error)
+
+
+def test_the_order_of_a_shards_rows_is_made_once(engines, monkeypatch):
+    one, _, _ = engines
+    made, order = [], MergedTables.entry_order
+    monkeypatch.setattr(MergedTables, "entry_order", lambda self, layer: made.append(layer) or order(self, layer))
+    part = Part(one._view.snapshot, 1)
+    for layer in ("plain", "repeated"):
+        first = part.keys(layer), part.values(layer)
+        made.clear()
+        again = part.keys(layer), part.values(layer)
+        assert made == []
+        for before, after in zip(first, again, strict=True):
+            np.testing.assert_array_equal(before.take(np.arange(before.rows)), after.take(np.arange(after.rows)))
 
 
 def test_errors_are_those_of_one_engine(engines, asked):
