@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from dualform.errors import Cancelled, EmptyMask
+from dualform.query import groups
+from dualform.query.cache import Cache
+from dualform.query.where import mask
 from dualform.questions import GroupSum, Output, TopK, Vectors
 from tests.query import arrays
 
@@ -62,6 +67,52 @@ def test_a_question_stops_at_any_moment_and_can_be_asked_again(question):
     asked.ask(question)
     with pytest.raises(Cancelled, match="the question was given up before its answer was ready"):
         asked.ask(question, cancelled=lambda: True)
+
+
+@pytest.mark.parametrize("where", ["label <> 1", "slot <> 1"], ids=["of samples", "of slots"])
+def test_a_mask_is_given_up_between_blocks_of_slots(monkeypatch, where):
+    monkeypatch.setattr(mask, "_CHUNK", 10)
+    evaluated, evaluate = [], mask._evaluate
+    monkeypatch.setattr(mask, "_evaluate", lambda *own: evaluated.append(1) or evaluate(*own))
+    asked = engine()
+    with pytest.raises(Cancelled):
+        asked.ask(TopK("fc", QUERY, where=where), cancelled=lambda: len(evaluated) == 2)
+    assert len(evaluated) == 2
+    assert asked.ask(TopK("fc", QUERY, where=where)).scan.slots_matching in (33, 49)
+    assert len(evaluated) == 2 + 5
+
+
+@pytest.mark.parametrize("by", ["label", "slot", "dataset"])
+def test_groups_are_given_up_between_blocks_of_slots(monkeypatch, by):
+    monkeypatch.setattr(groups, "_BLOCK", 10)
+    checks, ranked, asked = [], [], engine()
+    monkeypatch.setattr(groups, "_dense", lambda *own: ranked.append(own))
+    with pytest.raises(Cancelled):
+        asked.ask(GroupSum("fc", QUERY, by=(by,)), cancelled=lambda: checks.append(1) or len(checks) == 7)
+    assert ranked == []
+
+
+def test_who_waits_for_what_another_makes_may_give_up_alone():
+    cache, made, go = Cache(1000), threading.Event(), threading.Event()
+
+    def make():
+        made.set()
+        assert go.wait(5)
+        return 1
+
+    def gone():
+        raise Cancelled("gone")
+
+    found = []
+    maker = threading.Thread(target=lambda: found.append(cache.get("a", make)))
+    maker.start()
+    assert made.wait(5)
+    with pytest.raises(Cancelled):
+        cache.get("a", lambda: 2, gone)
+    go.set()
+    maker.join(5)
+    assert found == [1]
+    assert cache.get("a", lambda: 2, gone) == 1
 
 
 def test_a_memory_without_slots_says_so():

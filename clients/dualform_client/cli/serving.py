@@ -85,7 +85,9 @@ def serve(
         return
     from dualform_service.shards.opening import opened_on_ray
 
-    serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline))
+    # Small questions share as many scans as there are places for others (dualform_service.batching).
+    asked_at_once = 2 * max_concurrent
+    serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline, asked_at_once))
 
 
 @click.command()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
+_LOOK = 0.05
+"""Seconds between looks whether whoever waits for a value still has to."""
 _SMALL = 100
 """Bytes of a value that does not say its size: a number, a text, None."""
 
@@ -23,8 +25,9 @@ class Cache:
         self._making: dict[Hashable, threading.Event] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value of `key`, made by `make` where it is not there; other threads asking for it meanwhile wait.
+    def get(self, key: Hashable, make: Callable[[], Value], check: Callable[[], None] | None = None) -> Value:
+        """The value of `key`, made by `make` where it is not there; other threads asking for it meanwhile wait,
+        each until its own `check` raises something.
 
         Where `make` raises, its own caller gets the error and one of the waiting threads tries again: the asker that
         went away must not cancel the others.
@@ -39,7 +42,9 @@ class Cache:
                 if made is None:
                     self._making[key] = made = threading.Event()
                     break
-            made.wait()
+            while not made.wait(None if check is None else _LOOK):
+                assert check is not None
+                check()
         try:
             value = make()
             self._keep(key, value)

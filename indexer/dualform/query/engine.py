@@ -107,11 +107,11 @@ class Engine(Answers):
         view = self._view
         match question:
             case TopK():
-                return top_k(resolve(view, question), check)
+                return top_k(resolve(view, question, check), check)
             case GroupSum():
-                return group_sum(resolve(view, question), check)
+                return group_sum(resolve(view, question, check), check)
             case Output():
-                return network.output(resolve(view, question), check)
+                return network.output(resolve(view, question, check), check)
             case NetworkWeights():
                 return network.weights(view, question, check)
             case MaskCancellation():

@@ -5,6 +5,7 @@ Shapes: m entries that the mask leaves, H entries of the layer, T slots of its s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,14 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
 from dualform.errors import NotFound
-from dualform.query.view import View
+from dualform.query.view import Check, View, never
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 from dualform.store.samples import as_numpy
 from dualform.store.space import Space
+
+_BLOCK = 1_000_000
+"""Entries whose values are ranked at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +43,19 @@ class Groups:
         return self.entries.nbytes + self.numbers.nbytes + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
 
 
-def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str, ...]) -> Groups:
-    """The selected entries of a layer by columns of their slots. Raises NotFound for an unknown column."""
+def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str, ...], check: Check = never) -> Groups:
+    """The selected entries of a layer by columns of their slots.
+
+    Raises NotFound for an unknown column, and what `check` raises, which is called between blocks of work.
+    """
     key = ("groups", layer.space, selection.identity, by)
     space, slots = view.snapshot.space(layer.space), view.snapshot.entries(layer.name).slots
-    return view.cache.get(key, lambda: group(space, slots, selection, by))
+    return view.cache.get(key, lambda: group(space, slots, selection, by, check), check)
 
 
-def group(space: Space, slots: NDArray[np.int64] | None, selection: Selection, by: tuple[str, ...]) -> Groups:
+def group(
+    space: Space, slots: NDArray[np.int64] | None, selection: Selection, by: tuple[str, ...], check: Check = never
+) -> Groups:
     """The groups of the selected entries by columns; with no column, all are one group.
 
     `slots` is int64[H]: the slot of each entry, None where entries are slots. Raises NotFound for a column that the
@@ -61,7 +70,8 @@ def group(space: Space, slots: NDArray[np.int64] | None, selection: Selection, b
     numbers = np.zeros(len(entries), dtype=np.int64)
     keys: list[GroupKey] = [()]
     for name in by:
-        codes, values = _codes_of_slots(space, name, chosen)
+        check()
+        codes, values = _codes_of_slots(space, name, chosen, check)
         # Dense again after every column, so that the product of the cardinalities cannot overflow.
         present, numbers = _dense(numbers * len(values) + codes, len(keys) * len(values))
         keys = [(*keys[code // len(values)], values[code % len(values)]) for code in present.tolist()]
@@ -69,12 +79,14 @@ def group(space: Space, slots: NDArray[np.int64] | None, selection: Selection, b
     return Groups(by, tuple(keys), entries, numbers.astype(np.int64), counts)
 
 
-def _codes_of_slots(space: Space, name: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Any]]:
+def _codes_of_slots(
+    space: Space, name: str, slots: NDArray[np.int64], check: Check
+) -> tuple[NDArray[np.int64], list[Any]]:
     """As `_codes`, of some slots. What is the same for all slots of a datapoint is ranked once a datapoint."""
     if name in space.sample_columns:
-        codes, values = _codes(as_numpy(space.sample_table([name])[name]))
+        codes, values = _codes(as_numpy(space.sample_table([name])[name]), check)
         return np.asarray(space.spread(codes)[slots]), values
-    return _codes(space.column(name)[slots])
+    return _codes(space.column(name)[slots], check)
 
 
 def _dense(codes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -86,21 +98,30 @@ def _dense(codes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDAr
     return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
 
 
-def _codes(column: NDArray[Any]) -> tuple[NDArray[np.int64], list[Any]]:
+def _codes(column: NDArray[Any], check: Check) -> tuple[NDArray[np.int64], list[Any]]:
     """The rank of each entry among the column's values, NULL last, and those values."""
     if column.dtype == object:
-        return _text_codes(column)
+        return _text_codes(np.ma.filled(column, None), check)
     nulls = np.ma.getmaskarray(column)
-    values, inverse = np.unique(np.ma.getdata(column)[~nulls], return_inverse=True)
+    known = np.ma.getdata(column)[~nulls]
+    values = np.unique(np.concatenate([known[:0], *(np.unique(block) for block in _blocks(known, check))]))
+    ranks = [np.searchsorted(values, block) for block in _blocks(known, check)]
     codes = np.full(len(column), len(values), dtype=np.int64)
-    codes[~nulls] = inverse
+    codes[~nulls] = np.concatenate([np.empty(0, np.int64), *ranks])
     return codes, [*values.tolist(), *([None] if nulls.any() else [])]
 
 
-def _text_codes(column: NDArray[Any]) -> tuple[NDArray[np.int64], list[Any]]:
-    texts = np.ma.filled(column, None).tolist()
-    distinct = sorted({text for text in texts if text is not None})
-    rank: dict[Any, int] = {text: number for number, text in enumerate(distinct)}
-    nulls = [None] if None in set(texts) else []
-    rank[None] = len(distinct)
-    return np.fromiter((rank[text] for text in texts), dtype=np.int64, count=len(texts)), [*distinct, *nulls]
+def _text_codes(column: NDArray[Any], check: Check) -> tuple[NDArray[np.int64], list[Any]]:
+    texts = set[str | None]().union(*(block.tolist() for block in _blocks(column, check)))
+    distinct = sorted(text for text in texts if text is not None)
+    rank: dict[str | None, int] = {text: number for number, text in enumerate([*distinct, None])}
+    ranks = [
+        np.fromiter((rank[text] for text in block.tolist()), np.int64, len(block)) for block in _blocks(column, check)
+    ]
+    return np.concatenate([np.empty(0, np.int64), *ranks]), [*distinct, *([None] if None in texts else [])]
+
+
+def _blocks(column: NDArray[Any], check: Check) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(column), _BLOCK):
+        check()
+        yield column[start : start + _BLOCK]

@@ -37,7 +37,7 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
             grade, standing = weighed.grade, weighed.standing
         case "linear":
             at_step, inexact = question.at_step, question.allow_inexact
-            partners = tied(view, layer.stored, question.where)
+            partners = tied(view, layer.stored, question.where, check)
             weights = rebuild(view, layer.stored, resolved.selection, at_step, inexact, check, partners)
             if not question.initial:
                 weights = weights.less(rebuild_without_slots(view, layer.stored, at_step, inexact, check))
@@ -99,7 +99,7 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
         if _mask_of(layer, masks) is None:
             continue
         with _one_mask_for_all(masks):
-            selections = _selections(view, layer.stored, masks)
+            selections = _selections(view, layer.stored, masks, check)
         own = selections[layer.stored.name]
         kept[layer.space] = own.count
         if weighs_no_slot(view.snapshot, layer.stored.weights) is None:
@@ -123,7 +123,7 @@ def _one_mask_for_all(masks: str | Mapping[str, str] | None) -> Iterator[None]:
         raise
 
 
-def _selections(view: View, layer: Layer, masks: str | Mapping[str, str]) -> dict[str, Selection]:
+def _selections(view: View, layer: Layer, masks: str | Mapping[str, str], check: Check) -> dict[str, Selection]:
     """What the masks leave of a layer, and of the others that hold one of its blocks."""
     blocks = {block.block_name for block in layer.parameters}
     holders = [
@@ -131,7 +131,7 @@ def _selections(view: View, layer: Layer, masks: str | Mapping[str, str]) -> dic
         for other in view.snapshot.layers.values()
         if other.name == layer.name or not blocks.isdisjoint(block.block_name for block in other.parameters)
     ]
-    return {other.name: mask.selection(view, other, _mask_of(other, masks)) for other in holders}
+    return {other.name: mask.selection(view, other, _mask_of(other, masks), check) for other in holders}
 
 
 def _mask_of(layer: Layer, masks: str | Mapping[str, str]) -> str | None:

@@ -17,7 +17,7 @@ from dualform.errors import BadInput
 from dualform.query.groups import Groups, group_entries
 from dualform.query.score import kinds
 from dualform.query.slots import entries_of, within
-from dualform.query.view import View
+from dualform.query.view import Check, View, never
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
@@ -54,15 +54,15 @@ class Resolved(Generic[Q]):
         return self.view.scan(self.began, len(self.selection.stays), self.selection.count, backend)
 
 
-def resolve(view: View, question: Q) -> Resolved[Q]:
-    """Raises NotFound, BadInput, BadMask or EmptyMask, naming what is wrong with the question."""
+def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
+    """Raises NotFound, BadInput, BadMask or EmptyMask, naming what is wrong with the question; and as `check`."""
     began = time.perf_counter()
     layer = view.snapshot.layer(question.layer)
     _require_one(layer, question)
     queries = vectors(view, layer, question.queries)
-    selection = mask.require_entries(mask.selection(view, layer, question.where), question.where, view.datasets)
+    selection = mask.require_entries(mask.selection(view, layer, question.where, check), question.where, view.datasets)
     by = () if isinstance(question, Output) else question.by
-    groups = group_entries(view, layer, selection, by) if by else None
+    groups = group_entries(view, layer, selection, by, check) if by else None
     return Resolved(question, view, layer, queries, selection, groups, began)
 
 

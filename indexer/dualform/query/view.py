@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from dualform.query.shards.shards import Shards
 
 Check: TypeAlias = Callable[[], None]
-"""Called between blocks of work; raises Cancelled where nobody waits for the answer any more."""
+"""Called between blocks of work; raises Cancelled where nobody waits for the answer any more, and TimedOut where it has
+taken too long."""
+
+
+def never() -> None:
+    """A Check of work that nobody can give up."""
 
 
 class View:

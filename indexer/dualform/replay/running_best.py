@@ -18,8 +18,9 @@ from dualform.query.score.key_rows import key_rows
 from dualform.query.search.cells import best_of_cells
 from dualform.query.search.searcher import Search
 from dualform.query.search.top_k import best
+from dualform.query.view import never
 from dualform.questions import TopK
-from dualform.replay.window import Window, never
+from dualform.replay.window import Window
 
 _PENDING = 1 << 16
 """Hits that wait at least before they are merged. With many groups they wait until they are as many as those kept, so

@@ -23,8 +23,9 @@ from dualform.query.score.kinds import ProductKind
 from dualform.query.score.rescoring import score_every, score_rows
 from dualform.query.sums.grouping import Grouping, many
 from dualform.query.sums.key_sums import KeySummer
+from dualform.query.view import never
 from dualform.questions import GroupSum
-from dualform.replay.window import Window, never
+from dualform.replay.window import Window
 
 _BATCH = 16
 """Queries whose scores of a window are held at once."""

@@ -29,10 +29,6 @@ _CACHE_BYTES = 256 << 20
 """For what the questions about one window share: norms and masks."""
 
 
-def never() -> None:
-    """The check of a question that nobody gives up."""
-
-
 @dataclass(frozen=True, eq=False)
 class Window:
     """Consecutive entries of one layer, to be asked as a memory of their own, in which they count from 0."""

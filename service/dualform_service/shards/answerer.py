@@ -22,6 +22,12 @@ class ShardAnswerer(Protocol):
         """
         ...
 
+    def give_up(self, name: str) -> None:
+        """Nobody waits for what was asked under that name any more: the engine's `give_up`, while it works. Returns at
+        once.
+        """
+        ...
+
     def close(self) -> None:
         """End the process, whatever state it is in. May take its time."""
         ...

@@ -51,12 +51,19 @@ class _Member:
 
         def send(ready: Future[Reply]) -> None:
             left = end - time.monotonic()
-            if left > 0:
+            if left > 0 and not answer.cancelled():
                 sent = ready if _failed(ready) else self._asked(asked, left)
                 sent.add_done_callback(lambda done: _pass_on(done, answer))
 
         self.ready.add_done_callback(send)
         return answer
+
+    def give_up(self, asked: Asked, answer: Future[Reply]) -> None:
+        """Nobody waits for this answer any more."""
+        answer.cancel()
+        if self.ready.done():  # else it was not sent, and is not sent any more
+            with suppress(Exception):  # a process that is gone works no longer
+                self.answerer.give_up(asked.name)
 
     def _asked(self, asked: Asked | None, seconds: float) -> Future[Reply]:
         try:
@@ -92,14 +99,24 @@ class Fleet:
         """The answers of some shards, all of them.
 
         Raises ShardsMissing within the deadline where one is gone or says nothing, what a shard raises of its share,
-        and what `check` raises.
+        and what `check` raises. What the others work on is given up then.
         """
         end = time.monotonic() + self._seconds
         if new := [number for number in shards if number >= len(self._names)]:
             self._grow(new)
         members = {number: self._member(number) for number in shards}
         futures = {member.ask(asked, end): number for number, member in members.items()}
-        end += _GRACE
+        try:
+            return self._answers(futures, members, end + _GRACE, check)
+        finally:
+            for future, number in futures.items():
+                if not future.done():
+                    members[number].give_up(asked, future)
+
+    def _answers(
+        self, futures: Mapping[Future[Reply], int], members: Mapping[int, _Member], end: float, check: Check
+    ) -> dict[int, Any]:
+        """What is asked of each shard, by its number. Raises as `__call__`."""
         pending, found = set(futures), dict[int, Any]()
         while pending:
             check()
@@ -204,6 +221,8 @@ def _failed(future: Future[Reply]) -> bool:
 
 
 def _pass_on(done: Future[Reply], answer: Future[Reply]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return  # it was given up
     if _failed(done):
         answer.set_exception(ConnectionError("the process is gone") if done.cancelled() else done.exception())
     else:

@@ -10,7 +10,7 @@ from dualform.query.shards.front import Front, open_front
 from dualform.query.shards.shard_engine import names_of_shards
 from dualform_service.shards.answerer import Launch
 from dualform_service.shards.fleet import SECONDS, Fleet
-from dualform_service.shards.ray import ray_answerers
+from dualform_service.shards.ray import QUESTIONS, ray_answerers
 
 
 @contextmanager
@@ -24,7 +24,9 @@ def opened_on(launch: Launch, path: str | Path, seconds: float = SECONDS) -> Ite
 
 
 @contextmanager
-def opened_on_ray(path: str | Path, address: str | None = None, seconds: float = SECONDS) -> Iterator[Front]:
-    """The same on the machines of a Ray cluster; `address` as in `ray_answerers`. Raises MissingPackage."""
-    with opened_on(ray_answerers(path, address), path, seconds) as front:
+def opened_on_ray(
+    path: str | Path, address: str | None = None, seconds: float = SECONDS, questions: int = QUESTIONS
+) -> Iterator[Front]:
+    """The same on the machines of a Ray cluster. Arguments as `ray_answerers` has them; raises MissingPackage."""
+    with opened_on(ray_answerers(path, address, questions=questions), path, seconds) as front:
         yield front

@@ -20,8 +20,10 @@ from dualform.query.shards.shard_engine import Reply, ShardEngine, open_shard
 from dualform.query.shards.shards import Asked
 from dualform_service.shards.answerer import Launch, ShardAnswerer
 
-_THREADS = 8
-"""Questions that an actor works on at once; the front holds back more."""
+QUESTIONS = 8
+"""That an actor works on at once."""
+_GIVE_UP = "giving up"
+"""The actor's thread that hears what it is to give up, however many questions it works on."""
 
 
 class _Actor:
@@ -46,6 +48,10 @@ class _Actor:
         except DualformError as error:
             return Reply(error=error)
         return engine.reply(asked, max(0.0, end - time.monotonic()))
+
+    def give_up(self, name: str) -> None:
+        if self._engine is not None:  # else no share has come
+            self._engine.give_up(name)
 
     def _opened(self, end: float) -> ShardEngine:
         late = TimedOut("the shard is still being opened.")
@@ -73,13 +79,24 @@ class RayAnswerer:
         future: Future[Reply] = self._actor.reply.remote(asked, seconds).future()
         return future
 
+    def give_up(self, name: str) -> None:
+        self._actor.give_up.options(concurrency_group=_GIVE_UP).remote(name)
+
     def close(self) -> None:
         """Of a frozen process Ray takes some seconds."""
         self._ray.kill(self._actor, no_restart=True)
 
 
-def ray_answerers(path: str | Path, address: str | None = None, backend: str | None = None, **settings: Any) -> Launch:
+def ray_answerers(
+    path: str | Path,
+    address: str | None = None,
+    backend: str | None = None,
+    questions: int = QUESTIONS,
+    **settings: Any,
+) -> Launch:
     """Starts actors that answer for the shards of the memory at `path`, spread over the machines of a Ray cluster.
+
+    `questions`: how many are asked at once, at most; a further one waits, and looks as if its actor said nothing.
 
     `address`: of the cluster, as ray.init takes it; None for that of the environment, or for one of this machine's own,
     which is started. `settings` go to ray.init, unless Ray was initialised before. Raises MissingPackage.
@@ -88,7 +105,13 @@ def ray_answerers(path: str | Path, address: str | None = None, backend: str | N
     if not ray.is_initialized():
         ray.init(address, **{"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR", **settings})
     # No restart: the front starts another one at once, which takes less than Ray's own look at what died.
-    actor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=_THREADS, scheduling_strategy="SPREAD")(_Actor)
+    actor = ray.remote(
+        num_cpus=0,
+        max_restarts=0,
+        max_concurrency=questions,
+        concurrency_groups={_GIVE_UP: 1},
+        scheduling_strategy="SPREAD",
+    )(_Actor)
     return _Launch(ray, lambda: actor.remote(str(Path(path).absolute()), backend))
 
 

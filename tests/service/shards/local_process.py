@@ -1,4 +1,5 @@
-"""Answerers that are processes of this machine, which can be killed and stopped by their numbers.
+"""Answerers that are processes of this machine, which can be killed and stopped by their numbers, and work on one share
+at a time.
 
 A server of processes imports what they need once and then forks them: a new one takes milliseconds.
 """
@@ -8,11 +9,12 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dualform.query.shards.shard_engine import Reply, open_shard
+from dualform.query.shards.shards import Asked
 from dualform_service.shards.answerer import Launch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -20,10 +22,19 @@ _CONTEXT.set_forkserver_preload(["pytest", "tests.service.shards.local_process"]
 
 
 def _answer(connection: Connection, path: Path, number: int) -> None:
-    engine = open_shard(path, number, "numpy")
+    engine, workers, sending = open_shard(path, number, "numpy"), ThreadPoolExecutor(1), threading.Lock()
+
+    def reply(name: int, asked: Asked | None, seconds: float) -> None:
+        answer = engine.reply(asked, seconds)
+        with sending:
+            connection.send((name, answer))
+
     while True:
-        name, asked, seconds = connection.recv()
-        connection.send((name, engine.reply(asked, seconds)))
+        match connection.recv():
+            case str(given_up):
+                engine.give_up(given_up)
+            case asked:
+                workers.submit(reply, *asked)
 
 
 class LocalProcess:
@@ -46,6 +57,10 @@ class LocalProcess:
             self._futures[name] = future
             self._connection.send((name, asked, seconds))
         return future
+
+    def give_up(self, name):
+        with self._lock:
+            self._connection.send(name)
 
     def _read(self) -> None:
         try:

@@ -10,6 +10,7 @@ import pytest
 
 from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
 from dualform.query.shards.shard_engine import Reply
+from dualform.query.shards.shards import Asked
 from dualform_service.shards import fleet as room, ray as ray_room
 from dualform_service.shards.fleet import Fleet
 from dualform_service.shards.ray import _Actor, ray_answerers
@@ -20,7 +21,7 @@ class Made:
     """An answerer whose reply is known beforehand: a Reply, an error of the process, or None for none at all."""
 
     def __init__(self, reply, ready=True):
-        self.reply, self.ready, self.closed, self.seconds = reply, ready, threading.Event(), []
+        self.reply, self.ready, self.closed, self.seconds, self.given_up = reply, ready, threading.Event(), [], []
 
     def ask(self, asked, seconds):
         future = Future()
@@ -36,8 +37,14 @@ class Made:
             future.set_exception(self.reply)
         return future
 
+    def give_up(self, name):
+        self.given_up.append(name)
+
     def close(self):
         self.closed.set()
+
+
+ASKED = Asked(None, None)
 
 
 def never():
@@ -52,7 +59,7 @@ def fleet_of(*lists, seconds=0.05):
 
 def test_all_answers_come_by_number():
     with fleet_of([Made(Reply("a"))], [Made(Reply("b"))], [Made(Reply("c"))]) as fleet:
-        assert fleet("asked", [2, 0], never) == {2: "c", 0: "a"}
+        assert fleet(ASKED, [2, 0], never) == {2: "c", 0: "a"}
 
 
 def test_an_error_of_the_question_is_raised_and_replaces_nobody():
@@ -60,7 +67,7 @@ def test_an_error_of_the_question_is_raised_and_replaces_nobody():
     with fleet_of([made]) as fleet:
         for _ in range(2):
             with pytest.raises(Inexact, match="not so"):
-                fleet("asked", [0], never)
+                fleet(ASKED, [0], never)
         assert not made.closed.is_set()
 
 
@@ -68,22 +75,22 @@ def test_one_that_is_gone_is_named_and_replaced():
     dead = Made(ConnectionError("end of file"))
     with fleet_of([Made(Reply("a"))], [dead, Made(Reply("b"))]) as fleet:
         with pytest.raises(Unavailable, match="shard-1 went away") as caught:
-            fleet("asked", [0, 1], never)
+            fleet(ASKED, [0, 1], never)
         assert caught.value.shards == (1,)
-        assert fleet("asked", [0, 1], never) == {0: "a", 1: "b"}
+        assert fleet(ASKED, [0, 1], never) == {0: "a", 1: "b"}
         assert dead.closed.wait(5)
 
 
 def test_one_that_is_silent_is_named_in_time_and_replaced():
     silent = Made(Reply("b"))
     with fleet_of([Made(Reply("a"))], [silent, Made(Reply("new"))]) as fleet:
-        fleet("asked", [1], never)
+        fleet(ASKED, [1], never)
         silent.reply = None
         began = time.monotonic()
         with pytest.raises(Unavailable, match=r"shard-1 did not answer within 0.05 s"):
-            fleet("asked", [0, 1], never)
+            fleet(ASKED, [0, 1], never)
         assert time.monotonic() - began < 0.05 + 0.2
-        assert fleet("asked", [1], never) == {1: "new"}
+        assert fleet(ASKED, [1], never) == {1: "new"}
         assert silent.closed.wait(5)
 
 
@@ -92,10 +99,10 @@ def test_one_that_starts_is_given_time_and_is_not_asked_what_nobody_waits_for(mo
     with fleet_of([starting, Made(Reply("new"))]) as fleet:
         for _ in range(2):
             with pytest.raises(Unavailable, match="did not answer"):
-                fleet("asked", [0], never)
+                fleet(ASKED, [0], never)
         starting.begin.set_result(Reply())
         assert starting.seconds == []
-        assert fleet("asked", [0], never) == {0: "ready"}
+        assert fleet(ASKED, [0], never) == {0: "ready"}
         assert len(starting.seconds) == 1
 
 
@@ -103,25 +110,25 @@ def test_one_that_never_begins_is_replaced(monkeypatch):
     monkeypatch.setattr(room, "START_SECONDS", 0.0)
     with fleet_of([Made(None, ready=False), Made(Reply("new"))]) as fleet:
         with pytest.raises(Unavailable, match="did not answer"):
-            fleet("asked", [0], never)
-        assert fleet("asked", [0], never) == {0: "new"}
+            fleet(ASKED, [0], never)
+        assert fleet(ASKED, [0], never) == {0: "new"}
 
 
 def test_one_that_dies_while_it_begins_is_named_at_once():
     with fleet_of([Made(None, ready=False), Made(Reply("new"))], seconds=30.0) as fleet:
         fleet._members[0].ready.set_exception(ConnectionError("end of file"))
         with pytest.raises(Unavailable, match="shard-0 went away"):
-            fleet("asked", [0], never)
-        assert fleet("asked", [0], never) == {0: "new"}
+            fleet(ASKED, [0], never)
+        assert fleet(ASKED, [0], never) == {0: "new"}
 
 
 def test_one_that_says_that_it_is_late_is_at_work_and_stays():
     slow = Made(Reply(error=TimedOut("too slow")))
     with fleet_of([slow]) as fleet:
         with pytest.raises(Unavailable, match=r"shard-0 did not answer within 0.05 s\. It is at work"):
-            fleet("asked", [0], never)
+            fleet(ASKED, [0], never)
         slow.reply = Reply("a")
-        assert fleet("asked", [0], never) == {0: "a"}
+        assert fleet(ASKED, [0], never) == {0: "a"}
         assert not slow.closed.is_set()
 
 
@@ -136,18 +143,44 @@ def test_one_that_cannot_be_started_is_tried_again():
 
     with Fleet(launch, lambda: ["shard-0"], 0.05) as fleet:
         with pytest.raises(Unavailable, match="went away"):
-            fleet("asked", [0], never)
+            fleet(ASKED, [0], never)
         while len(starts) > 1:
             time.sleep(0.001)
-        assert fleet("asked", [0], never) == {0: "a"}
+        assert fleet(ASKED, [0], never) == {0: "a"}
 
 
 def test_whoever_gave_up_is_not_kept_waiting():
     def check():
         raise Cancelled("gone")
 
-    with fleet_of([Made(None)], seconds=60.0) as fleet, pytest.raises(Cancelled):
-        fleet("asked", [0], check)
+    there, busy = Made(Reply("a")), Made(None)
+    with fleet_of([there], [busy], seconds=60.0) as fleet:
+        with pytest.raises(Cancelled):
+            fleet(ASKED, [0, 1], check)
+        assert (there.given_up, busy.given_up) == ([], [ASKED.name])
+
+
+@pytest.mark.parametrize("end", [Reply(error=Inexact("not so")), ConnectionError("end of file")])
+def test_an_answer_that_cannot_be_whole_is_given_up_by_the_other_shards(end):
+    busy = Made(None)
+    with fleet_of([Made(end), Made(Reply("a"))], [busy], seconds=60.0) as fleet:
+        with pytest.raises((Inexact, Unavailable)):
+            fleet(ASKED, [0, 1], never)
+        assert busy.given_up == [ASKED.name]
+        assert not busy.closed.is_set()
+
+
+def test_what_was_given_up_before_a_process_began_is_not_sent():
+    def check():
+        raise Cancelled("gone")
+
+    starting = Made(Reply("ready"), ready=False)
+    with fleet_of([starting], seconds=60.0) as fleet:
+        with pytest.raises(Cancelled):
+            fleet(ASKED, [0], check)
+        starting.begin.set_result(Reply())
+        assert (starting.seconds, starting.given_up) == ([], [])
+        assert fleet(ASKED, [0], never) == {0: "ready"}
 
 
 def test_closing_ends_all_and_no_question_starts_one_again():
@@ -156,7 +189,7 @@ def test_closing_ends_all_and_no_question_starts_one_again():
     fleet.close()
     assert all(one.closed.is_set() for one in made)
     with pytest.raises(Unavailable, match="ended"):
-        fleet("asked", [0], never)
+        fleet(ASKED, [0], never)
 
 
 def test_a_deadline_must_be_above_0():
@@ -173,17 +206,18 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
 def test_a_shard_that_came_later_gets_a_process():
     names = ["shard-0"]
     with Fleet(lambda n: Made(Reply(n)), lambda: names, 0.05) as fleet:
-        assert fleet("asked", [0], never) == {0: 0}
+        assert fleet(ASKED, [0], never) == {0: 0}
         names = ["shard-0", "run-1/shard-0"]
-        assert fleet("asked", [0, 1], never) == {0: 0, 1: 1}
+        assert fleet(ASKED, [0, 1], never) == {0: 0, 1: 1}
         with pytest.raises(Unavailable, match="has 2 shards") as caught:
-            fleet("asked", [1, 2], never)
+            fleet(ASKED, [1, 2], never)
         assert caught.value.shards == (2,)
 
 
 def test_an_actor_answers_once_it_is_told_for_which_shard(tmp_path):
     actor = _Actor(str(tmp_path / "memory"), "numpy")
     assert isinstance(actor.reply(None, 0.0).error, TimedOut)
+    actor.give_up("nothing yet")
     actor.open(0)
     assert "no memory" in str(actor.reply(None, 1.0).error)
     write(tmp_path / "memory", [[2]])

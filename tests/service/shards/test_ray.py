@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform.errors import Unavailable
+from dualform.errors import Cancelled, Unavailable
 from dualform.query.shards.front import open_front
+from dualform.query.shards.shards import Asked
 from dualform_client import Client
 from dualform_service.server import Server
 from dualform_service.shards.fleet import Fleet
 from dualform_service.shards.ray import ray_answerers
 from tests.query.shards.memories import write
+from tests.service.shards.test_giving_up import Endless
 
 ray = pytest.importorskip("ray", reason="Ray is not installed, an extra of its own: pip install 'dualform[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,10 +31,13 @@ QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     write(tmp_path / "memory", SIZES)
-    launch = ray_answerers(tmp_path / "memory", "local", "numpy", num_cpus=2, object_store_memory=80_000_000)
-    started = {}
+    launch = ray_answerers(
+        tmp_path / "memory", "local", "numpy", questions=1, num_cpus=2, object_store_memory=80_000_000
+    )
+    started, launched = {}, []
 
     def watched(number):
+        launched.append(number)
         started[number] = launch(number)
         return started[number]
 
@@ -42,6 +47,11 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
             front = open_front(tmp_path / "memory", fleet, "numpy")
             expected = one.topk("plain", QUERIES, 5)
             _log.info("first answer after %.1f s", _answered(front, expected))
+            _given_up_in_the_midst(fleet, front, tmp_path / "begun")
+            began = time.monotonic()
+            assert _answered(front, expected) < 2  # an actor that works on would be replaced
+            _log.info("the next answer came %.2f s after one was given up", time.monotonic() - began)
+            assert list(launched) == [0, 1]
             began = time.monotonic()
             for _ in range(20):
                 front.topk("plain", QUERIES, 5)
@@ -66,6 +76,15 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
                     assert took < 5
     finally:
         ray.shutdown()
+
+
+def _given_up_in_the_midst(fleet, front, begun):
+    def gone():
+        if begun.exists():
+            raise Cancelled("gone")
+
+    with pytest.raises(Cancelled):
+        fleet(Asked(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
 
 
 def _answered(front, expected) -> float:

@@ -89,7 +89,7 @@ def key_rows(view: View, layer: str, selection: Selection, check: Check) -> KeyR
             _refuse(found, view, layer)
         return found
 
-    return view.cache.get(("rows", layer, selection.identity), lay_out)
+    return view.cache.get(("rows", layer, selection.identity), lay_out, check)
 
 
 def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
@@ -110,7 +110,7 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
                 _measure(source, slice(start, last), own, check)
         return found
 
-    return view.cache.get(("norms", layer, start, last), measure)
+    return view.cache.get(("norms", layer, start, last), measure, check)
 
 
 def _measure(source: KeySource, columns: slice, found: NDArray[np.float64], check: Check) -> None:

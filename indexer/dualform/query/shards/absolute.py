@@ -30,8 +30,8 @@ class AbsoluteShare:
     def answer(self, shard: OneShard, check: Check) -> NDArray[np.float64]:
         """float64[n, g]."""
         layer = shard.layer(self.layer)
-        groups = shard.grouped(layer, self.source, self.by)
+        groups = shard.grouped(layer, self.source, self.by, check)
         assert groups is not None, "a sum has columns to group by"
-        grouping = Grouping(shard.part, layer, groups, shard.selected(layer, self.source), check)
+        grouping = Grouping(shard.part, layer, groups, shard.selected(layer, self.source, check), check)
         known = grouping.key_sums().sums[self.groups]
         return grouping.absolute(self.groups, known, score_rows(known, self.queries), self.queries)

@@ -43,7 +43,8 @@ class BestShare:
 
     def answer(self, shard: OneShard, check: Check) -> ShardsBest:
         layer = shard.layer(self.layer)
-        selection, groups = shard.selected(layer, self.source), shard.grouped(layer, self.source, self.by)
+        selection = shard.selected(layer, self.source, check)
+        groups = shard.grouped(layer, self.source, self.by, check)
         rows = key_rows(shard.part, layer.name, selection, check)
         search = Search(shard.part, layer.name, rows, groups, self.k, check)
         found = best(search, kinds.named(self.score).searchers(shard.part.backend), self.queries)

@@ -61,17 +61,17 @@ class Front(Engine):
         answered: Callable[[Any, Check], Any]
         whole: Resolved[Any]
         if isinstance(question, TopK):
-            answered, whole = top_k, resolve(self._view, question)
+            answered, whole = top_k, resolve(self._view, question, check)
         else:
-            answered, whole = group_sum, resolve(self._view, question)
+            answered, whole = group_sum, resolve(self._view, question, check)
         missing = set[int]()
         while True:
-            own = _less(whole, tuple(sorted(missing)))
+            own = _less(whole, tuple(sorted(missing)), check)
             try:
                 found = answered(own, check)
             except ShardsMissing as error:
                 missing.update(error.shards)
-                if not _less(whole, tuple(sorted(missing))).selection.count:
+                if not _less(whole, tuple(sorted(missing)), check).selection.count:
                     raise
                 continue
             names = shard_names(whole.view.snapshot)
@@ -79,13 +79,13 @@ class Front(Engine):
             return replace(found, scan=scan)
 
 
-def _less(whole: Resolved[Any], shards: tuple[int, ...]) -> Resolved[Any]:
+def _less(whole: Resolved[Any], shards: tuple[int, ...], check: Check) -> Resolved[Any]:
     """The question without the slots of some shards."""
     if not shards:
         return whole
     view, layer, by = whole.view, whole.layer, whole.question.by
     selection = without(view, layer, whole.selection, shards)
-    groups = group_entries(view, layer, selection, by) if by else None
+    groups = group_entries(view, layer, selection, by, check) if by else None
     return replace(whole, selection=selection, groups=groups)
 
 

@@ -76,7 +76,7 @@ def _rows_of(
     shard: OneShard, share: KeySumsShare | KeyColumnsShare, blocks: Sequence[int], check: Check
 ) -> list[tuple[int, SortedRows]]:
     layer = shard.layer(share.layer)
-    groups = shard.grouped(layer, share.source, share.by)
+    groups = shard.grouped(layer, share.source, share.by, check)
     assert groups is not None, "a sum has columns to group by"
     keys, places = shard.rows.keys(layer.name), shard.rows.places(layer.name)[groups.entries]
     found = []

@@ -30,7 +30,7 @@ class ScoresShare:
     def answer(self, shard: OneShard, check: Check) -> NDArray[np.float64]:
         """float64[n, m]: canonical inner products with the shard's entries of the range."""
         layer = shard.layer(self.layer)
-        selection = shard.selected(layer, self.source)
+        selection = shard.selected(layer, self.source, check)
         rows = key_rows(shard.part, layer.name, selection, check)
         places = shard.rows.places(layer.name)[selection.entries]
         own = selection.entries[slice(*np.searchsorted(places, [self.first, self.last]).tolist())]

@@ -6,8 +6,9 @@ Shapes: n queries, d of a layer, m entries that a mask leaves, G groups, g of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,8 @@ class Asked:
 
     share: Share[Any]
     moment: Moment
+    name: str = field(default_factory=lambda: uuid4().hex)
+    """By which whoever asked may give it up."""
 
 
 AskShards: TypeAlias = Callable[[Asked, Sequence[int], Check], Mapping[int, Any]]

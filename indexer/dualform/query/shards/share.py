@@ -33,20 +33,20 @@ class OneShard:
     def layer(self, name: str) -> Layer:
         return self.whole.snapshot.layer(name)
 
-    def selected(self, layer: Layer, source: Source) -> Selection:
+    def selected(self, layer: Layer, source: Source, check: Check) -> Selection:
         """The shard's entries that a selection of the whole leaves, numbered within the shard."""
-        whole = selection(self.whole, layer, source)
+        whole = selection(self.whole, layer, source, check)
         return self.part.cache.get(
             ("selection", layer.name, whole.identity),
             lambda: Selection(whole.identity, whole.stays[self.rows.places(layer.name)]),
         )
 
-    def grouped(self, layer: Layer, source: Source, by: tuple[str, ...]) -> Groups | None:
+    def grouped(self, layer: Layer, source: Source, by: tuple[str, ...], check: Check) -> Groups | None:
         """The same by group. Groups are those of the whole, and may have no entry here; None for no columns."""
         if not by:
             return None
-        chosen = selection(self.whole, layer, source)
-        whole = group_entries(self.whole, layer, chosen, by)
+        chosen = selection(self.whole, layer, source, check)
+        whole = group_entries(self.whole, layer, chosen, by, check)
 
         def made() -> Groups:
             entries, there = self.rows.own(layer.name, whole.entries)
@@ -65,9 +65,9 @@ class Share(Protocol, Generic[A_co]):
         ...
 
 
-def selection(view: View, layer: Layer, source: Source) -> Selection:
+def selection(view: View, layer: Layer, source: Source, check: Check) -> Selection:
     """What a source says, of the whole memory."""
-    found = mask.selection(view, layer, source.where)
+    found = mask.selection(view, layer, source.where, check)
     return without(view, layer, found, source.without) if source.without else found
 
 

@@ -18,11 +18,11 @@ class SlotSumShare:
 
     def answer(self, shard: OneShard, check: Check) -> SlotSum:
         layer = shard.layer(self.layer)
-        chosen = selection(shard.whole, layer, self.source)
+        chosen = selection(shard.whole, layer, self.source, check)
         key = ("slot sum", layer.name, chosen.identity, self.at_step)
 
         def made() -> SlotSum:
             coefficients = slot_coefficients(shard.whole, layer, chosen, self.at_step)
             return sum_of_shard(shard.rows, layer, coefficients, check)
 
-        return shard.part.cache.get(key, made)
+        return shard.part.cache.get(key, made, check)

@@ -80,7 +80,7 @@ class Grouping:
                 return shards.key_sums(self)
             return key_sums(self.view.snapshot.keys(self.layer.name), self.groups, self.check, numbers)
 
-        sums = self.view.cache.get(key, made)
+        sums = self.view.cache.get(key, made, self.check)
         if not sums.finite:
             self.rows()  # refuses, and names the slot
         return sums

@@ -136,7 +136,7 @@ def _recorded(
     """`unexplained`: every parameter, from which the rest is taken of those that are recorded in part."""
     asked = _asked(view, where)
     layers = {name: layer for name, (layer, _) in asked.items()}
-    selections = {name: mask.selection(view, layer, own) for name, (layer, own) in asked.items()}
+    selections = {name: mask.selection(view, layer, own, check) for name, (layer, own) in asked.items()}
     kept = dict[str, int]()
     for name, selection in selections.items():
         kept[layers[name].space] = max(kept.get(layers[name].space, 0), selection.count)

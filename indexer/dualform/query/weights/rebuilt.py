@@ -84,7 +84,7 @@ def rebuild(
     check_step(at_step, view.snapshot.steps)
     grade = require(view, layer, at_step, allow_inexact, check)
     key = ("weights", layer.name, selection.identity, _identity(partners), at_step)
-    return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, grade, check, partners))
+    return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, grade, check, partners), check)
 
 
 def rebuild_without_slots(
@@ -123,7 +123,7 @@ def _rebuild(
     return _joined(layer, parameters, grade, standing)
 
 
-def tied(view: View, layer: Layer, where: str | None) -> dict[str, Selection]:
+def tied(view: View, layer: Layer, where: str | None, check: Check) -> dict[str, Selection]:
     """The entries that a mask leaves of the other layers that hold a block of this one.
 
     Raises BadInput where one of them has slots of another space, and the mask names more than columns of the sample: it
@@ -141,7 +141,7 @@ def tied(view: View, layer: Layer, where: str | None) -> dict[str, Selection]:
                 hint="Name columns of the sample alone, or ask for the weights, with a mask for each space.",
                 field="where",
             )
-        found[other.name] = mask.selection(view, other, where)
+        found[other.name] = mask.selection(view, other, where, check)
     return found
 
 

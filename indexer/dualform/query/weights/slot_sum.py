@@ -93,7 +93,7 @@ def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None
         parts = (view.cache.get(("part", n), partial(Part, view.snapshot, n)) for n in range(shards))
         return _added(layer, (sum_of_shard(part, layer, slots, check) for part in parts))
 
-    return view.cache.get(("slot sum", layer.name, selection.identity, at_step), made)
+    return view.cache.get(("slot sum", layer.name, selection.identity, at_step), made, check)
 
 
 def sum_of_shard(part: Part, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
@@ -133,7 +133,7 @@ def bias_sum(
             found += coefficients[part] @ chosen.astype(np.float64)
         return found
 
-    return view.cache.get(("bias sum", layer.name, selection.identity, at_step, tuple(own)), summed)
+    return view.cache.get(("bias sum", layer.name, selection.identity, at_step, tuple(own)), summed, check)
 
 
 def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:

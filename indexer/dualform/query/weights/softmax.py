@@ -72,7 +72,8 @@ def softmax(
         beside, standing = score_rows(initial.weight, queries), initial.standing
         if initial.bias is not None:
             beside += initial.bias + bias_sum(view, layer, selection, at_step, check)
-        for name, kept in tied(view, layer.stored, question.where).items():  # no weight is shared: that was refused
+        # No weight is shared: that was refused.
+        for name, kept in tied(view, layer.stored, question.where, check).items():
             other = view.snapshot.layer(name)
             beside += bias_sum(view, other, kept, at_step, check, shared_with=layer.stored)[layer.own_values]
     rows = _Rows.of(key_rows(view, layer.name, selection, check), slots.entries)

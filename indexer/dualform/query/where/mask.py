@@ -7,7 +7,7 @@ Shapes: T slots of a space, D datapoints, H entries of a layer (the slots of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,15 +18,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.errors import BadMask, EmptyMask, NotFound
-from dualform.query.view import View
+from dualform.query.view import Check, View, never
 from dualform.query.where.expression import Expression, parse
 from dualform.store.layer import Layer
 from dualform.store.space import Space
 
 HAVING = "Spaces that have it: "
 """How a hint begins where a layer's space lacks a column and others have it."""
-_CHUNK = 4_000_000
-"""Slots whose columns are laid out at once."""
+_CHUNK = 500_000
+"""Slots or datapoints whose columns are laid out, and evaluated, at once."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,11 @@ class Selection:
         return self.stays.nbytes + 8 * self.count
 
 
-def selection(view: View, layer: Layer, where: str | None) -> Selection:
+def selection(view: View, layer: Layer, where: str | None, stop: Check = never) -> Selection:
     """The entries of a layer that a mask leaves, which may be none.
 
-    Raises BadMask or NotFound as `check`, `require_values` and `select` say.
+    Raises BadMask or NotFound as `check`, `require_values` and `select` say, and what `stop` raises, which is called
+    between blocks of work.
     """
     entries, space = view.snapshot.entries(layer.name), view.snapshot.space(layer.space)
     # Layers that have every slot of their space share what was made for one of them.
@@ -82,14 +83,15 @@ def selection(view: View, layer: Layer, where: str | None) -> Selection:
 
     def made() -> Selection:
         require_values(layer.name, space, spaces, entries.slots, expression.valued)
-        stays = view.cache.get(("mask", layer.space, expression.identity), lambda: select(space, expression))
+        key = "mask", layer.space, expression.identity
+        stays = view.cache.get(key, lambda: select(space, expression, stop), stop)
         own = stays if entries.slots is None else stays[entries.slots]
         selection = Selection(within + expression.identity, own, Source(where))
         if not selection.count:  # NOT (x IS NULL), and whatever else comes to the same
             require_values(layer.name, space, spaces, entries.slots, expression.columns)
         return selection
 
-    return view.cache.get(("selection", *whose, expression.identity), made)
+    return view.cache.get(("selection", *whose, expression.identity), made, stop)
 
 
 def check(space: Space, spaces: Collection[Space], where: str, datasets: Callable[[], Iterable[str]]) -> Expression:
@@ -143,7 +145,7 @@ def require_values(
             )
 
 
-def select(space: Space, expression: Expression) -> NDArray[np.bool_]:
+def select(space: Space, expression: Expression, stop: Check = never) -> NDArray[np.bool_]:
     """bool[T]: the slots for which the expression is true; NULL is not true.
 
     Evaluated once a datapoint where it names only what is the same for all slots of one, else once a slot. Raises
@@ -155,12 +157,10 @@ def select(space: Space, expression: Expression) -> NDArray[np.bool_]:
             alone = pa.table({"slot": pa.array([0])})
             return np.full(space.count, _evaluate(connection, expression, alone)[0])
         if space.sample_columns.issuperset(names):
-            return space.spread(_of_datapoints(connection, space, expression, names))
-        stays = np.empty(space.count, dtype=bool)
-        for start in range(0, max(space.count, 1), _CHUNK):
-            stop = min(start + _CHUNK, space.count)
-            stays[start:stop] = _evaluate(connection, expression, space.between(start, stop, names))
-        return stays
+            return space.spread(_of_datapoints(connection, space, expression, names, stop))
+        starts = range(0, max(space.count, 1), _CHUNK)
+        blocks = (space.between(start, min(start + _CHUNK, space.count), names) for start in starts)
+        return _evaluate_all(connection, expression, blocks, stop)
 
 
 def select_datapoints(space: Space, expression: Expression) -> NDArray[np.bool_]:
@@ -172,19 +172,35 @@ def select_datapoints(space: Space, expression: Expression) -> NDArray[np.bool_]
         if not expression.columns:
             alone = pa.table({"slot": pa.array([0])})
             return np.full(space.samples.count, _evaluate(connection, expression, alone)[0])
-        return _evaluate(connection, expression, space.sample_table(expression.columns))
+        return _evaluate_all(connection, expression, _blocks(space.sample_table(expression.columns)), never)
 
 
 def _of_datapoints(
-    connection: duckdb.DuckDBPyConnection, space: Space, expression: Expression, names: list[str]
+    connection: duckdb.DuckDBPyConnection, space: Space, expression: Expression, names: list[str], stop: Check
 ) -> NDArray[np.bool_]:
     """bool[D]; False for datapoints that have no slot in the space, of which the expression is not asked."""
     rows, there = space.sample_table(names), space.datapoints()
     if there is None:
-        return _evaluate(connection, expression, rows)
+        return _evaluate_all(connection, expression, _blocks(rows), stop)
     stays = np.zeros(len(there), dtype=bool)
-    stays[there] = _evaluate(connection, expression, rows.filter(pa.array(there)))
+    stays[there] = _evaluate_all(connection, expression, _blocks(rows.filter(pa.array(there))), stop)
     return stays
+
+
+def _blocks(rows: pa.Table) -> Iterator[pa.Table]:
+    """The table in pieces, at least one: of a table without rows the expression's type is checked."""
+    return (rows.slice(start, _CHUNK) for start in range(0, max(len(rows), 1), _CHUNK))
+
+
+def _evaluate_all(
+    connection: duckdb.DuckDBPyConnection, expression: Expression, blocks: Iterable[pa.Table], stop: Check
+) -> NDArray[np.bool_]:
+    """bool[rows]: where the expression is true, of all blocks one after another."""
+    found = list[NDArray[np.bool_]]()
+    for rows in blocks:
+        stop()
+        found.append(_evaluate(connection, expression, rows))
+    return np.concatenate(found)
 
 
 def _evaluate(connection: duckdb.DuckDBPyConnection, expression: Expression, rows: pa.Table) -> NDArray[np.bool_]:
