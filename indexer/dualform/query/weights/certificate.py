@@ -17,6 +17,7 @@ from dualform.query.weights.exactness import grade, grade_of_watched, roundings,
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.scores_only import why_scores_only
+from dualform.query.where import mask
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
@@ -41,7 +42,8 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     measured = grade(view, layer)
     if why_scores_only(view, layer):
         return Certificate(None, measured)
-    terms = standing_terms(view, layer, check)
+    every = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
+    terms = standing_terms(view, layer, every[layer.name], check, every)
     if not terms:
         # Nothing on disk tells a training that still runs from one that was killed.
         reason = "there are no final weights: the recording was cut off, or still runs."

@@ -16,9 +16,8 @@ import numpy as np
 
 from dualform.answers import Concentration
 from dualform.query.view import Check, View
-from dualform.query.weights.recorded_blocks import blocks_of, build, length
+from dualform.query.weights.recorded_blocks import blocks_of, build, build_whole, length
 from dualform.query.weights.requirement import require
-from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.rules.update_rule import Doubles
@@ -51,8 +50,7 @@ def _measure(
 ) -> Concentration:
     stored, rows = layer.stored, layer.own_values
     masked = build(view, stored, selections[stored.name], at_step, check, selections)
-    every = {name: mask.selection(view, view.snapshot.layer(name), None) for name in selections}
-    whole = build(view, stored, every[stored.name], at_step, check, every)
+    whole = build_whole(view, stored, selections[stored.name], at_step, check, selections)
     initial = blocks_of(stored, view.stored_weights("initial"))
     moves = np.concatenate([np.abs(masked[name][rows] - own[rows]).reshape(-1) for name, own in whole.items()])
     return _figures(moves, length({name: own[rows] - initial[name][rows] for name, own in whole.items()}))

@@ -116,7 +116,7 @@ def _rebuild(
     parameters = build(view, layer, selection, at_step, check, partners)
     standing = 0.0
     at_end = at_step is None or at_step == view.snapshot.steps
-    terms = standing_terms(view, layer, check) if at_end and not grade.exact else {}
+    terms = standing_terms(view, layer, selection, check, partners) if at_end and not grade.exact else {}
     parameters = {name: own + terms[name] if name in terms else own for name, own in parameters.items()}
     if whole := forgotten.added(view, layer, terms, at_step):
         standing = length(whole) / (length(way(view, layer)) or math.nan)

@@ -24,7 +24,7 @@ from dualform.query.weights import forgotten
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.slot_gradients import Holder
 from dualform.query.weights.slot_sum import slot_sum
-from dualform.query.weights.trajectory import trajectory
+from dualform.query.weights.trajectory import trajectory, whole_beside
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.rules.update_rule import Doubles
@@ -51,14 +51,37 @@ def build(
     return found
 
 
-def standing_terms(view: View, layer: Layer, check: Check) -> dict[str, Doubles]:
-    """By block, the final weights minus those rebuilt from all slots; empty where there are none of their shape."""
+def build_whole(
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    at_step: int | None,
+    check: Check,
+    partners: Mapping[str, Selection] | None = None,
+) -> dict[str, Doubles]:
+    """As `build`, of all slots: what came out beside the blocks that the slots which stay make."""
+    found: dict[str, Doubles] = {}
+    for block in layer.parameters:
+        holders = _holders(view, layer, block, selection, partners)
+        if BlockRules(view.snapshot, block).linear:
+            every = [(holder, place, mask.selection(view, holder, None)) for holder, place, _ in holders]
+            found[block.block_name] = _summed(view, layer, block, every, at_step, check)
+        else:
+            found[block.block_name] = whole_beside(view, block, holders, at_step, check)
+    return found
+
+
+def standing_terms(
+    view: View, layer: Layer, selection: Selection, check: Check, partners: Mapping[str, Selection] | None = None
+) -> dict[str, Doubles]:
+    """By block, the final weights minus those rebuilt from all slots; empty where there are none of their shape. They
+    are for weights as the selected slots leave them.
+    """
     final, initial = view.snapshot.final() or {}, view.stored_weights("initial")
     names = [block.name for block in layer.parameters]
     if any(name not in final or final[name].shape != initial[name].shape for name in names):
         return {}
-    whole = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
-    rebuilt = build(view, layer, whole[layer.name], None, check, whole)
+    rebuilt = build_whole(view, layer, selection, None, check, partners)
     return {name: own - rebuilt[name] for name, own in blocks_of(layer, final).items()}
 
 

@@ -52,6 +52,8 @@ class SlotGradients:
             for start, stop in terms.unrounded(first_step, last_step):
                 check()
                 terms.add(start, stop, whole, remaining)
+        if remaining is not None:
+            whole.add(remaining.total())
         products = [product for terms in self._terms for product in terms.products(first_step, last_step)]
         rest = np.zeros(self._shape) if remaining is not None and products else None
         for _, of_copy in groupby(sorted(products, key=lambda product: product.order), lambda one: one.order[:2]):
@@ -69,9 +71,13 @@ class SlotGradients:
         """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
         rounded: Doubles | None = None
         unrounded, own = np.zeros(self._shape), _Sum(self._shape)
+        stays = None if remaining is None else _Sum(self._shape)
         for product in products:
             check()
-            product.terms.add(product.start, product.stop, own.cleared(), remaining)
+            product.terms.add(product.start, product.stop, own.cleared(), None if stays is None else stays.cleared())
+            if remaining is not None and stays is not None:
+                remaining.add(stays.total())
+                own.add(stays.total())
             rounded = with_product(rounded, own.total(), product.dtype)
             unrounded += own.total()
         assert rounded is not None
@@ -155,24 +161,28 @@ class _Terms:
             order = (int(found.step[number]), int(found.copy[number]), int(found.place[number]))
             yield _Product(self, int(found.first[number]), int(found.stop[number]), found.dtype[number], order)
 
-    def add(self, begin: int, end: int, whole: _Sum, remaining: _Sum | None) -> None:
-        """Add what a range of entries makes, and those of it that stay."""
+    def add(self, begin: int, end: int, rest: _Sum, remaining: _Sum | None) -> None:
+        """Add what a range of entries makes: those that stay to `remaining`, the others to `rest`, which gets all where
+        there is no `remaining`. So each entry is multiplied once, however many stay.
+        """
         for start in range(begin, end, self._size):
             stop = min(start + self._size, end)
-            values, keys = self._wide(self._values.block(start, stop), "values"), None
+            stays = np.zeros(stop - start, dtype=np.bool_) if remaining is None else self._stays[start:stop]
+            order, count = np.argsort(~stays, kind="stable"), int(stays.sum())
+            values, keys = self._wide(self._values.block(start, stop), order, "values"), None
             if self._keys is not None:
                 own = self._keys.entry_block(start, stop)
-                keys = self._wide(own if self._groups > 1 else own[:, self._columns], "keys")
-            self._add(whole, values, keys)
-            if remaining is not None and len(stay := np.flatnonzero(self._stays[start:stop])):
-                self._add(remaining, values[stay], None if keys is None else keys[stay])
+                keys = self._wide(own if self._groups > 1 else own[:, self._columns], order, "keys")
+            for total, first, last in ((remaining, 0, count), (rest, count, len(order))):
+                if total is not None and first < last:
+                    self._add(total, values[first:last], None if keys is None else keys[first:last])
 
-    def _wide(self, rows: NDArray[Any], what: str) -> Doubles:
-        """In float64, in an array that is used again."""
+    def _wide(self, rows: NDArray[Any], order: NDArray[np.int64], what: str) -> Doubles:
+        """In float64 and in that order, in an array that is used again."""
         if what not in self._scratch:
             self._scratch[what] = np.empty((self._size, rows.shape[1]))
         wide = self._scratch[what][: len(rows)]
-        np.copyto(wide, rows)
+        np.copyto(wide, rows[order])
         return wide
 
     def _add(self, total: _Sum, values: Doubles, keys: Doubles | None) -> None:

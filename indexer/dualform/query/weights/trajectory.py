@@ -19,7 +19,6 @@ from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
-from dualform.query.where import mask
 from dualform.rules import Settings, State, UpdateRule, advanced, updated
 from dualform.rules.half_precision_rule import HalfPrecisionRule
 from dualform.rules.update_rule import Doubles
@@ -34,16 +33,31 @@ def trajectory(view: View, block: Parameter, holders: Sequence[Holder], at_step:
 
     Raises Inexact where the optimizer has no update rule.
     """
-    every = [(layer, place, mask.selection(view, layer, None)) for layer, place, _ in holders]
-    key, key_of_whole = _key(block, holders, at_step), _key(block, every, at_step)
+    return _found(view, block, holders, at_step, check, whole=False)
+
+
+def whole_beside(view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check) -> Doubles:
+    """The block as all slots leave it, as it came out beside what stays. Its last bits are the mask's own, for sums are
+    taken in another order: it is held against this mask's weights, and answers no other question.
+    """
+    return _found(view, block, holders, at_step, check, whole=True)
+
+
+def _found(
+    view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check, whole: bool
+) -> Doubles:
+    key = _key(block, holders, at_step)
 
     def run() -> Doubles:
-        whole, remaining = _run(view, block, holders, at_step, check)
-        if key != key_of_whole:  # it is at hand, and asked for beside a mask (concentration.py)
-            view.cache.get(key_of_whole, lambda: whole)
-        return remaining
+        every, remaining = _run(view, block, holders, at_step, check)
+        if every is remaining:
+            return remaining
+        asked, other = (every, remaining) if whole else (remaining, every)
+        view.cache.get((*key, not whole), lambda: other)
+        return asked
 
-    found: Doubles = view.cache.get(key, run)
+    asked_whole = whole and not all(selection.stays.all() for _, _, selection in holders)
+    found: Doubles = view.cache.get((*key, asked_whole), run)
     return found.T if block.transposed else found
 
 
