@@ -80,7 +80,8 @@ def test_the_training_is_unharmed_and_rebuilt(lightning, tmp_path, settings, ski
     plain, recorded = network(lightning, skipped), network(lightning, skipped)
     fit(lightning, plain, **settings)
     probes = {"test": torch.eye(12)[:3]}
-    fit(lightning, recorded, [callback(tmp_path / "m", dataset="mine", probes=probes)], **settings)
+    recording = callback(tmp_path / "m", dataset="mine", probes=probes, probe_labels={"test": [2, 0, 3]})
+    fit(lightning, recorded, [recording], **settings)
     for name, value in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], value), name
     batches = 2 * min([9, *skipped])
@@ -97,6 +98,7 @@ def test_the_training_is_unharmed_and_rebuilt(lightning, tmp_path, settings, ski
             assert memory.sql("SELECT count(*) AS n FROM steps WHERE updated").arrays["n"].tolist() == [6]
         assert all(one.relative_error < error for one in memory.verify().values())
         assert memory.probe("test").outputs.shape == (3, 4)
+        assert memory.probe("test").labels.tolist() == [2, 0, 3]
 
 
 def test_the_callback_is_one_of_both_packages(lightning):

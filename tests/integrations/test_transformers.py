@@ -9,6 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput, RecordingError
+from dualform.integrations.probes import Probes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
 
@@ -59,7 +60,8 @@ def trainer(model, folder, record=None, columns=("sample", "source"), **settings
     inputs = {name: torch.stack([Texts()[row][name] for row in (0, 1)]) for name in ("input_ids", "attention_mask")}
     return RecordingTrainer(
         model=model, args=arguments(folder, **settings), train_dataset=Texts(), eval_dataset=Texts(), record=record,
-        columns=columns, dataset="texts", probes={"test": inputs}, recorder={"quiet": True},
+        columns=columns, dataset="texts", probes={"test": inputs}, probe_labels={"test": inputs["input_ids"]},
+        recorder={"quiet": True},
     )  # fmt: skip
 
 
@@ -91,7 +93,18 @@ def test_the_training_is_unharmed_and_rebuilt(tmp_path, settings, error):
         assert np.array_equal(np.unique(slots["sample"]), np.arange(ROWS))
         assert all(one.relative_error < error for one in memory.verify().values())
         assert len(memory.probe("test", "lm_head").queries) == 2 * LENGTH
+        words = torch.stack([Texts()[row]["input_ids"] for row in (0, 1)])
+        assert memory.probe("test").labels.tolist() == words.flatten().tolist()
     assert training.evaluate()["eval_loss"] > 0
+
+
+def test_a_probe_that_cannot_be_taken_costs_nothing_of_the_memory(tmp_path):
+    training = trainer(llama(), tmp_path, tmp_path / "m", max_steps=2)
+    training._probes = Probes({"test": {"input_ids": torch.full((1, 3), WORDS)}})
+    with pytest.raises(IndexError):
+        training.train()
+    with dualform.open(tmp_path / "m") as memory:
+        assert (memory.info().steps, memory.info().cut_off) == (2, "")
 
 
 def test_a_column_that_the_model_takes_goes_on_to_it(tmp_path):
@@ -137,7 +150,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_memory(tmp_pat
         model = llama()
         training = trainer(model, tmp_path, tmp_path / "m", save_strategy="epoch")
         training._recorder_arguments["resume"] = True
-        training._probes = {}
+        training._probes = Probes()
         if checkpoint is None:
             training.add_callback(Stop())
         training.train(resume_from_checkpoint=checkpoint)
@@ -170,7 +183,7 @@ def test_a_batch_size_that_is_found_by_trying(tmp_path, failing, folders):
     torch.manual_seed(0)
     model = TooMuch(failing)
     training = trainer(model, tmp_path, tmp_path / "m", num_train_epochs=1, auto_find_batch_size=True)
-    training._probes = {}
+    training._probes = Probes()
     training.train()
     for folder in folders:
         with dualform.open(tmp_path / folder) as memory:

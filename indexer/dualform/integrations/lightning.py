@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, said_of
 from dualform.integrations.folders import Folders
+from dualform.integrations.probes import Probes
 from dualform.record.recorder import Recorder
 
 
@@ -55,13 +56,15 @@ class RecordCallback(_Callback):
         *,
         dataset: str | None = None,
         probes: Mapping[str, Any] | None = None,
+        probe_labels: Mapping[str, Any] | None = None,
         make: Callable[..., Recorder] = Recorder,
         **recorder: Any,
     ) -> None:
         """`columns`: of the memory -> place or name in a batch, or names alone where they are the same, or a function
         from a batch to the arguments of `recorder.step`. `dataset`: the name of all data. `probes`: name -> inputs of
-        the module, taken as the training ends. `make`: what is called for the recorder, as dualform.estimate gives it.
-        `recorder`: further arguments of the Recorder, such as `layers`.
+        the module, taken as the training ends; `probe_labels`: name -> integers, their labels where they have some.
+        `make`: what is called for the recorder, as dualform.estimate gives it. `recorder`: further arguments of the
+        Recorder, such as `layers`. Raises BadInput for labels of a probe that is not given.
         """
         super().__init__()
         self.recorder: Recorder | None = None
@@ -69,7 +72,7 @@ class RecordCallback(_Callback):
         self._folders, self._columns, self._arguments = Folders(path, bool(recorder.get("resume"))), columns, recorder
         self._make = make
         self._said = {} if dataset is None else {"dataset": dataset}
-        self._probes = dict(probes or {})
+        self._probes = Probes(probes, probe_labels)
         self._open = False
         self._step: Any = None
         """The step that runs; None where none does."""
@@ -117,9 +120,10 @@ class RecordCallback(_Callback):
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self._let_go()
         assert self.recorder is not None
-        for name, inputs in self._probes.items():
-            self.recorder.probe(name, inputs)
-        self._close(None)
+        try:
+            self._probes.take(self.recorder)
+        finally:  # where a probe cannot be taken, the training is whole all the same
+            self._close(None)
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         self._let_go()

@@ -19,6 +19,7 @@ from dualform.errors import RecordingError
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, places_of, said_of
 from dualform.integrations.folders import Folders
+from dualform.integrations.probes import Probes
 from dualform.record.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class RecordMixin:
         columns: Columns = (),
         dataset: str | None = None,
         probes: Mapping[str, Any] | None = None,
+        probe_labels: Mapping[str, Any] | None = None,
         recorder: Mapping[str, Any] | None = None,
         make: Callable[..., Recorder] = Recorder,
         **named: Any,
@@ -52,13 +54,14 @@ class RecordMixin:
         that it found (`auto_find_batch_size`), that is recorded beside it, in `mine-2`. `columns`: of the memory ->
         their names in a batch, or names alone where they are the same; those that the model does not take are kept from
         it, and need no `remove_unused_columns=False`. `dataset`: the name of all data. `probes`: name -> inputs of the
-        model, taken as the training ends. `recorder`: further arguments of the Recorder, such as `layers`. `make`: what
-        is called for it, as dualform.estimate gives it.
+        model, taken as the training ends; `probe_labels`: name -> integers, their labels where they have some.
+        `recorder`: further arguments of the Recorder, such as `layers`. `make`: what is called for it, as
+        dualform.estimate gives it. Raises BadInput for labels of a probe that is not given.
         """
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
         self._columns, self._dataset = columns, dataset
-        self._probes, self._recorder_arguments = dict(probes or {}), dict(recorder or {})
+        self._probes, self._recorder_arguments = Probes(probes, probe_labels), dict(recorder or {})
         self._make = make
         self._folders = None if record is None else Folders(record, bool(self._recorder_arguments.get("resume")))
         self._recording, self._taken = False, frozenset[str]()
@@ -145,9 +148,11 @@ class RecordMixin:
         if not self._recording or self.recorder is None:
             return
         self._recording = False
-        for name, inputs in self._probes.items() if error is None else ():
-            self.recorder.probe(name, inputs)
-        self.recorder.__exit__(None if error is None else type(error), error, None)
+        try:
+            if error is None:
+                self._probes.take(self.recorder)
+        finally:  # where a probe cannot be taken, the training is whole all the same
+            self.recorder.__exit__(None if error is None else type(error), error, None)
 
 
 class RecordingTrainer(RecordMixin, Trainer):
