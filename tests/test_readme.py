@@ -31,6 +31,16 @@ def test_every_example_is_about_fifteen_lines():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
 
 
+def test_the_price_of_recording_is_that_of_the_benchmarks():
+    """Its ratios and targets, keys and values first."""
+    page = (Path(__file__).parent.parent / "docs" / "benchmarks.md").read_text()
+    rows = re.findall(r"^\| training, keys .* \| ([\d.]+) \| at most ([\d.]+) \|", page, re.MULTILINE)
+    (ratio, target), (alone, target_alone) = rows
+    said = " ".join(README.split())
+    assert f"takes {ratio} times as long to train recorded, and {alone} times with keys alone" in said
+    assert f"where {target} and {target_alone} are the targets" in said
+
+
 def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("record")

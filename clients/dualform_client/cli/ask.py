@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from dualform.answers import Columns, Hits, Outputs
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.masking import (
     WHAT_A_MASK_MEANS,
     WHAT_A_SOFTMAX_MASK_MEANS,
@@ -35,7 +36,6 @@ from dualform_client.cli.options import (
     temperature_option,
     where_option,
 )
-from dualform_client.cli.printing import print_json, print_note, print_table
 from dualform_client.cli.target import asks_target
 
 SHOWN_OUTPUTS = 16
@@ -44,6 +44,7 @@ SHOWN_OUTPUTS = 16
 
 @click.command()
 @asks_target
+@asks_layers
 @layer_option
 @query_option
 @click.option("-k", default=10, show_default=True, type=int, help="Slots for each query, or for each group of --by.")
@@ -61,24 +62,26 @@ def topk(
     by: tuple[str, ...] | None,
     absolute: bool,
     score: str | None,
-    as_json: bool,
-) -> None:
+) -> LayerAnswer:
     """The training datapoints that a query attends to most.
 
     \b
     Example:
       dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
+      dualform topk runs/demo --layer "layer-*" --query test-digits/10:20 -k 1
     """
     named = one_score(absolute, score)
     hits = memory.topk(layer, queries, k, where, by, named)
     found = list(_hits(hits, _slots_of(memory, hits)))
-    if as_json:
-        print_json({"hits": found, "score": named, "space": hits.space})
-        return
-    rows = [{**hit.pop("group", {}), **hit} for hit in found]
-    columns = list(rows[0]) if rows else ["query", "slot", "score"]
+    rows = [{**hit.get("group", {}), **hit} for hit in found]
+    columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
-    print_table(f"{layer}: {named} scores, {took}", columns, [list(row.values()) for row in rows])
+    return LayerAnswer(
+        {"hits": found, "score": named, "space": hits.space},
+        f"{layer}: {named} scores, {took}",
+        columns,
+        ([row[name] for name in columns] for row in rows),
+    )
 
 
 def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
@@ -104,6 +107,7 @@ def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, An
 
 @click.command()
 @asks_target
+@asks_layers
 @layer_option
 @query_option
 @by_option("Group by these slot columns.", required=True)
@@ -119,8 +123,7 @@ def sums(
     where: str | None,
     absolute: bool,
     score: str | None,
-    as_json: bool,
-) -> None:
+) -> LayerAnswer:
     """How much attention goes to each label, dataset, position, or any other grouping.
 
     \b
@@ -130,23 +133,22 @@ def sums(
     named = one_score(absolute, score)
     answer = memory.group_sum(layer, queries, by, where, named)
     counts = answer.counts.tolist()
-    if as_json:
-        groups = [
-            {**dict(zip(answer.by, key, strict=True)), "count": count}
-            for key, count in zip(answer.groups, counts, strict=True)
-        ]
-        print_json({"groups": groups, "sums": answer.sums, "score": named, "space": answer.space})
-        return
+    groups = [
+        {**dict(zip(answer.by, key, strict=True)), "count": count}
+        for key, count in zip(answer.groups, counts, strict=True)
+    ]
     per_query = [f"query {query}" for query in range(len(answer.sums))] if len(answer.sums) > 1 else ["sum"]
-    rows = [
+    rows = (
         [*key, count, *answer.sums[:, g].tolist()]
         for g, (key, count) in enumerate(zip(answer.groups, counts, strict=True))
-    ]
-    print_table(f"{layer}: {named} scores by {', '.join(by)}", [*by, "count", *per_query], rows)
+    )
+    record = {"groups": groups, "sums": answer.sums, "score": named, "space": answer.space}
+    return LayerAnswer(record, f"{layer}: {named} scores by {', '.join(by)}", [*by, "count", *per_query], rows)
 
 
 @click.command()
 @asks_target
+@asks_layers
 @layer_option
 @query_option
 @where_option
@@ -166,8 +168,7 @@ def output(
     kernel: str,
     temperature: float | None,
     no_initial: bool,
-    as_json: bool,
-) -> None:
+) -> LayerAnswer:
     """What a layer answers when part of its memory is masked, or as of an earlier step.
 
     \b
@@ -178,14 +179,14 @@ def output(
     outputs = memory.output(layer, queries, where, at_step, allow_inexact, kernel, temperature, not no_initial)
     # What is left of a softmax grows: how far the removed terms cancel says nothing of it.
     removed = cancellation(memory, where, at_step, layer, allow_inexact) if kernel == "linear" else None
-    if as_json:
-        print_json({**_outputs(outputs), **({} if removed is None else figures(removed))})
-        return
-    _print_outputs(layer, outputs)
+    notes = []
+    if not outputs.grade.exact or outputs.standing > 0:
+        notes.append(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")
     if where is not None:
-        print_note(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
-        if said := describe(removed):
-            print_note(said)
+        notes.append(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
+        notes += [said] if (said := describe(removed)) else []
+    record = {**_outputs(outputs), **({} if removed is None else figures(removed))}
+    return LayerAnswer(record, *_table(layer, outputs), notes)
 
 
 def _outputs(outputs: Outputs) -> dict[str, Any]:
@@ -203,7 +204,8 @@ def _kernel_of(outputs: Outputs) -> str:
     return f"the {outputs.kernel} kernel{at}{'' if outputs.initial else ', without W_0 and bias'}"
 
 
-def _print_outputs(layer: str, outputs: Outputs) -> None:
+def _table(layer: str, outputs: Outputs) -> tuple[str, Sequence[str], Sequence[Sequence[Any]]]:
+    """Title, columns and rows."""
     shown = min(outputs.shape[1], SHOWN_OUTPUTS)
     rows: list[list[Any]] = [[query, int(row.argmax())] for query, row in enumerate(outputs)]
     columns = ["query", "largest", *map(str, range(shown))]
@@ -212,6 +214,4 @@ def _print_outputs(layer: str, outputs: Outputs) -> None:
         rows = [[*row, slots] for row, slots in zip(rows, outputs.effective_slots.tolist(), strict=True)]
     rows = [[*row, *numbers[:shown].tolist()] for row, numbers in zip(rows, outputs, strict=True)]
     more = "" if shown == outputs.shape[1] else f", the first {shown} of {outputs.shape[1]} (--json gives all)"
-    print_table(f"{layer}: outputs of {_kernel_of(outputs)}{more}", columns, rows)
-    if not outputs.grade.exact or outputs.standing > 0:
-        print_note(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")
+    return f"{layer}: outputs of {_kernel_of(outputs)}{more}", columns, rows

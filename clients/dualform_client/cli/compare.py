@@ -9,6 +9,7 @@ import click
 
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.options import (
     abs_option,
     json_option,
@@ -18,13 +19,13 @@ from dualform_client.cli.options import (
     score_option,
     where_option,
 )
-from dualform_client.cli.printing import print_json, print_table
 from dualform_client.cli.target import asks_two_targets
 from dualform_client.comparison import Place, Sample, compare as compared, shared
 
 
 @click.command()
 @asks_two_targets
+@asks_layers
 @layer_option
 @query_option
 @click.option("-k", default=10, show_default=True, type=int, help="Slots of each memory for each query.")
@@ -40,8 +41,7 @@ def compare(
     where: str | None,
     absolute: bool,
     score: str | None,
-    as_json: bool,
-) -> None:
+) -> LayerAnswer:
     """The samples that the same queries attend to most in two memories, A and B.
 
     Hits are matched by dataset and sample; a stored query is each memory's own, of the probe of that name.
@@ -52,13 +52,11 @@ def compare(
     """
     named = one_score(absolute, score)
     found = compared(memories, layer, queries, k, where, named)
-    if as_json:
-        print_json({"queries": [_record(query, own) for query, own in enumerate(found)], "score": named})
-        return
+    record = {"queries": [_record(query, own) for query, own in enumerate(found)], "score": named}
     rows = [[query, *_row(sample)] for query, own in enumerate(found) for sample in own]
     alike = ", ".join(f"{shared(own)} of {len(own)}" for own in found)
     columns = ["query", "dataset", "sample", "label", "rank in A", "rank in B", "score in A", "score in B"]
-    print_table(f"{layer}: {named} scores; samples among the best of both: {alike}", columns, rows)
+    return LayerAnswer(record, f"{layer}: {named} scores; samples among the best of both: {alike}", columns, rows)
 
 
 def _row(sample: Sample) -> list[Any]:

@@ -45,14 +45,20 @@ def read_queries(file: Path) -> Vectors:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-layer_option = click.option("--layer", required=True, help="Layer, as the model names its module.")
+layer_option = click.option(
+    "--layer",
+    required=True,
+    metavar="NAME[,NAME]",
+    help="Layer, as the model names its module. Several, or a pattern ('h.*.attn.*'), are asked one after the other.",
+)
 query_option = click.option(
     "--query",
     "queries",
     required=True,
     callback=_as_queries,
     metavar="PROBE/ROW|FILE.npy",
-    help="Stored queries (PROBE/17, PROBE/3,17, or PROBE for all), or float32[n, d] in an .npy file.",
+    help="Stored queries (PROBE/17, PROBE/3,17, PROBE/10:20 for rows 10 to 19, PROBE for all), or float32[n, d] in "
+    "an .npy file.",
 )
 where_option = click.option("--where", metavar="SQL", help="Only slots for which this is true.")
 at_step_option = click.option(

@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dualform.errors import BadInput
 
+MOST_ROWS = 1_000_000
+"""Rows that a text may name."""
+
 
 @dataclass(frozen=True)
 class Vectors:
@@ -112,9 +115,10 @@ def joined_queries(queries: Sequence[Queries]) -> Queries:
 
 
 def as_queries(queries: QueriesLike) -> Queries:
-    """Vectors, ProbeRows or SlotKeys as they are; numbers as Vectors; "probe" and "probe/3,17" as ProbeRows.
+    """Vectors, ProbeRows or SlotKeys as they are; numbers as Vectors; "probe", "probe/3,17" and "probe/10:20", which is
+    rows 10 to 19, as ProbeRows.
 
-    Raises BadInput where a text names no row numbers after its last slash.
+    Raises BadInput where a text names no row numbers after its last slash, or a range of none or of too many.
     """
     if isinstance(queries, Vectors | ProbeRows | SlotKeys):
         return queries
@@ -124,10 +128,21 @@ def as_queries(queries: QueriesLike) -> Queries:
     if not slash:
         return ProbeRows(queries)
     try:
-        return ProbeRows(name, tuple(int(row) for row in rows.split(",")))
+        ranges = [_range_of(part) for part in rows.split(",")]
     except ValueError:
         raise BadInput(
             f"{queries!r} names no probe row: {rows!r} is no row number.",
-            hint="Write PROBE/ROW, for example test-mnist/17, or PROBE/3,17 for several.",
+            hint="Write PROBE/ROW, for example test-mnist/17, PROBE/3,17 for several, or PROBE/10:20 for 10 to 19.",
             field="queries",
         ) from None
+    if not all(ranges):
+        raise BadInput(f"{queries!r} has a range of no row.", hint="10:20 is rows 10 to 19.", field="queries")
+    if sum(part.stop - part.start for part in ranges) > MOST_ROWS:
+        raise BadInput(f"{queries!r} names more than {MOST_ROWS:,} rows.", hint="Ask in parts.", field="queries")
+    return ProbeRows(name, tuple(chain.from_iterable(ranges)))
+
+
+def _range_of(said: str) -> range:
+    """The rows of "17" or "10:20". Raises ValueError for anything else."""
+    first, colon, end = said.partition(":")
+    return range(int(first), int(end) if colon else int(first) + 1)
