@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import click
-
-from dualform.errors import DualformError, NotFound
 from dualform_studies.dual_form_figures import CAPTIONS, draw_dual_form
 from dualform_studies.images.claims.hub_claims import hub_claims
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Claim, Verdict, beside_table
-from dualform_studies.pages.folder import report_folder
+from dualform_studies.pages.document import document_command, page_parts, read_studies, write_document
 from dualform_studies.pages.gathered import GatheredFigures
 from dualform_studies.pages.items import Link, Table
-from dualform_studies.pages.markdown import moved, part_anchor, table_markdown
+from dualform_studies.pages.markdown import part_anchor, table_markdown
 from dualform_studies.pages.study_list import commands_part, contents_part
 from dualform_studies.pages.study_report import StudyReport, read_study
 from dualform_studies.studies import STUDIES
@@ -42,34 +38,20 @@ this file; nothing in it is written by hand. Each part names its command, machin
 def write_reproduction(runs: Path, docs: Path) -> Path:
     """Write `docs/reproduction.md` from the reports that lie in `runs/NAME/report`, in the order of the studies.
 
-    A study without a report there is named as not run. Raises NotFound where none has one, and what `read_study` and
-    `GatheredFigures.take` raise; then nothing changes.
+    A study without a report there is named as not run. Raises what `read_studies` and `GatheredFigures.take` raise;
+    then nothing changes.
     """
     names = [name for study in STUDIES for name in (study, PAPER_SIZE.get(study)) if name]
-    asked = {name: read_study(runs / name) for name in names}
-    reports = {name: report for name, report in asked.items() if report}
-    if not reports:
-        raise NotFound(
-            f"{runs} holds no report of a study.",
-            hint="Name the folder of the runs, with NAME/report/report.json in it.",
-        )
+    asked, reports = read_studies(runs, names, "a study")
     figures = GatheredFigures("reproduction")
     with TemporaryDirectory() as scratch:
         parts = [_HEAD, _dual_form(figures, Path(scratch)), _claims(reports), _figures_beside(reports)]
-        parts += [commands_part(asked), contents_part(reports)]
-        for name, report in reports.items():
-            parts.append(moved(report.page, name, partial(_take, figures, name, report_folder(runs / name))))
+        parts += [commands_part(asked), contents_part(reports), *page_parts(figures, runs, reports)]
         replayed = read_study(runs / REPLAYED)
         if "aesop" in reports and replayed:
             parts.append(_replay(reports["aesop"], replayed))
         figures.copy(docs)
-    document = docs / "reproduction.md"
-    document.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
-    return document
-
-
-def _take(figures: GatheredFigures, part: str, folder: Path, name: str) -> str:
-    return figures.take(part, folder / name)
+    return write_document(docs, "reproduction", parts)
 
 
 def _dual_form(figures: GatheredFigures, scratch: Path) -> str:
@@ -154,15 +136,9 @@ def _sameness(one: str, other: str) -> str:
     return "equal to the last bit" if one == other else "DIFFERENT"
 
 
-@click.command()
-@click.argument("runs", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("docs", type=click.Path(path_type=Path, file_okay=False))
-def main(runs: Path, docs: Path) -> None:
-    """Write DOCS/reproduction.md and DOCS/reproduction/ from the studies run into RUNS/NAME."""
-    try:
-        click.echo(write_reproduction(runs, docs))
-    except DualformError as error:
-        raise click.ClickException(str(error)) from error
+main = document_command(
+    write_reproduction, "Write DOCS/reproduction.md and DOCS/reproduction/ from the studies run into RUNS/NAME."
+)
 
 
 if __name__ == "__main__":

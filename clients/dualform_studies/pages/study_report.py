@@ -41,6 +41,8 @@ class StudyReport:
     """By prompt, of a study of text: those of its best datapoints and of its sums."""
     disk_bytes: int | None
     """Of the memory; None where none is kept."""
+    subject: str | None
+    """What was studied, in a phrase, of a study that says so."""
     page: str
     """In Markdown."""
 
@@ -79,6 +81,7 @@ def _read(report: Report, page: str) -> StudyReport:
         often_found=_often_found(report["hubs"]) if "hubs" in report else None,
         digests={one["name"]: (one["digests"]["top_k"], one["digests"]["sums"]) for one in prompts},
         disk_bytes=report.get("disk_bytes"),
+        subject=report.get("subject"),
         page=page,
     )
 
