@@ -11,13 +11,10 @@ from dualform_studies.pages.words import percent
 def show_certificates(page: Page, report: Report) -> None:
     """Of a report with "verify" and "skipped", as `dualform verify` and `dualform info` print them."""
     verify, skipped = report["verify"], report["skipped"]
-    errors = [one["relative_error"] for one in verify.values()]
-    exact = sum(one["exact"] for one in verify.values())
     page.heading("The grade of each layer")
     page.paragraph(
-        f"{exact} of {len(verify)} layers are graded exact. The weights that the memory rebuilds are at most "
-        f"{max(errors):.1g} of their way from those that were trained; they stand for all parameters but the norms' "
-        f"({len(skipped)} modules), which are kept step by step and carry no attention."
+        "`dualform verify` rebuilds each layer's weights from its initial weights and its slots, W', and compares them "
+        "with the trained W: the relative error is ‖W - W'‖ / ‖W - W₀‖, with the bias."
     )
     rows: list[list[Cell]] = [
         [
@@ -31,8 +28,16 @@ def show_certificates(page: Page, report: Report) -> None:
     ]
     page.table(
         "grades",
-        "`dualform verify`: ‖W - rebuilt‖ / ‖W - W₀‖ with the bias, the grade while training, and what lies in biases "
-        "whose gradient was rounding alone, of which no slot has a part.",
-        ["layer", "relative error", "grade", "reason", "rounding alone"],
+        "By layer: the relative error, the grade that the training earned, and the share of the distance that lies in "
+        "biases whose gradient was nothing but rounding, of which no slot has a part.",
+        ["layer", "relative error", "grade", "reason for the grade", "share moved by rounding alone"],
         rows,
+    )
+    errors = {layer: one["relative_error"] for layer, one in verify.items()}
+    worst = max(errors, key=errors.__getitem__)
+    exact = sum(one["exact"] for one in verify.values())
+    page.paragraph(
+        f"Finding: {exact} of {len(verify)} layers are graded exact. The rebuilt weights differ from the trained ones "
+        f"by at most {errors[worst]:.1e} of the distance that these moved ({worst}). They are all parameters but those "
+        f"of the {len(skipped)} normalisations, which are kept step by step and carry no attention."
     )

@@ -14,6 +14,8 @@ from typing import Any
 from dualform.errors import DualformError
 from dualform_client.cli.main import main
 
+_PASSAGE, _DRAWN = re.compile(r"^sample <> \d+$"), re.compile(r"^sample NOT IN \([\d, ]+\)$")
+
 
 class CommandLine:
     """Runs commands of `dualform` on one memory, in this process, and reads what they print with --json."""
@@ -25,7 +27,8 @@ class CommandLine:
     @property
     def commands(self) -> list[str]:
         """What was asked, one of each kind: RUN stands for the memory, LAYER for the layers that were named in turn,
-        ROWS for lists of probe rows, PASSAGE for the passages that were masked."""
+        ROWS for lists of probe rows, PASSAGE for the passages that were masked, DRAWN for training images that were
+        drawn at random."""
         return list(self._said)
 
     def ask(self, command: str, *words: str) -> Any:
@@ -52,11 +55,11 @@ def _short(words: Iterable[str]) -> list[str]:
     for word in words:
         if before == "--layer":
             shown.append("LAYER")
-        elif before == "--query" and "," in word:
-            shown.append(f"{word.partition('/')[0]}/ROWS")
+        elif before == "--query":
+            shown.append(Path(word).name if word.endswith(".npy") else re.sub("/.*", "/ROWS", word))
         elif before == "--out":
             shown.append("FILE.safetensors")
         else:
-            shown.append(re.sub(r"^sample <> \d+$", "sample <> PASSAGE", word))
+            shown.append(_DRAWN.sub("sample NOT IN (DRAWN)", _PASSAGE.sub("sample <> PASSAGE", word)))
         before = word
     return shown

@@ -16,12 +16,19 @@ def test_the_document_holds_the_pages_with_their_figures(tmp_path: Path) -> None
     with new_figure(run / "report" / "plot.png", 1.0) as figure:
         figure.subplots().plot([1, 2])
     page.figure(run / "report" / "plot.png", "Two points.")
-    page.write({"command": "dualform study gpt2 --data DATA --out RUN", "seconds": {"all": 61.0}})
+    page.write(
+        {
+            "command": "dualform study gpt2 --data DATA --out RUN",
+            "seconds": {"all": 61.0},
+            "subject": "a GPT-2 of 9 heads",
+        }
+    )
     (tmp_path / "docs").mkdir()
     told = CliRunner().invoke(main, [str(tmp_path / "runs"), str(tmp_path / "docs")])
     assert told.exit_code == 0, told.output
     text = (tmp_path / "docs" / "networks.md").read_text()
     assert text.startswith("# Networks that people train, asked")
+    assert "under bfloat16 autocast: a GPT-2 of 9 heads." in text
     assert "| gpt2 | `dualform study gpt2 --data DATA --out RUN` |" in text
     assert "| resnet18 | not run | - | - |" in text
     (shown,) = (tmp_path / "docs" / "networks" / "gpt2").iterdir()

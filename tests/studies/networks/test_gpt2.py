@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dualform
 from dualform_studies.assignment import Assignment
+from dualform_studies.networks.document import main
 from dualform_studies.networks.gpt2.recipe import Recipe
 from dualform_studies.networks.gpt2.study import run_gpt2
 from dualform_studies.networks.gpt2.text import Fables
@@ -77,22 +79,32 @@ def test_examples_and_likeness_are_those_of_every_key(run: tuple[Path, Report], 
         share = weights[slots["sample"] == told["passage"]].sum() / weights.sum()
         assert told["share"] == pytest.approx(share, rel=1e-5)
         slot_share = (learned & (slots["sample"] == told["passage"])).sum() / learned.sum()
-        assert told["times_chance"] == pytest.approx(share / slot_share, rel=1e-5)
-    rows = range(_RECIPE.length)
-    drawn = Counter(fables.test.ids[list(rows)].tolist())
-    assert sum(drawn.values()) == _RECIPE.length
-    assert set(report["likeness"]["layers"]) == set(report["agreement"]["by_layer"])
+        assert told["times_slots"] == pytest.approx(share / slot_share, rel=1e-5)
+    assert list(report["likeness"]["layers"]) == report["agreement"]["layers"]
     assert _LAYER in report["likeness"]["layers"]
     assert not any(name.startswith("transformer.w") for name in report["likeness"]["layers"])
 
 
-def test_masks_move_predictions_and_are_counted_against_each_other(run: tuple[Path, Report]) -> None:
-    masks = run[1]["masks"]
-    assert len(masks["changes"]) == 2 * _RECIPE.masks == masks["masks"]
-    assert all(len(changes) == _RECIPE.masks for changes in masks["changes"])
-    assert np.abs(masks["changes"]).max() > 0
-    assert 0 <= masks["furthest"] <= _RECIPE.masks
-    assert all(0 < one["share"] <= 1 and one["greatest"] > 0 for one in masks["concentration"])
+def test_masks_move_predictions_and_the_page_tells_by_how_much(run: tuple[Path, Report]) -> None:
+    out, report = run
+    own = {example["passage"] for example in report["examples"]}
+    assert [mask["passage"] in own for mask in report["masks"]] == [True] * len(own) + [False] * _RECIPE.masks
+    assert len({mask["passage"] for mask in report["masks"]}) == len(report["masks"])
+    with dualform.open(out) as memory:
+        read = set(memory.sql("SELECT DISTINCT sample FROM slots").arrays["sample"].tolist())
+    assert all(mask["passage"] in read for mask in report["masks"])
+    for mask in report["masks"]:
+        assert len(mask["changes"]) == report["predictions"]["asked"]
+        assert np.abs(mask["changes"]).max() > 0
+        assert 0 < mask["share"] <= 1
+        assert 0 < mask["greatest"] <= mask["furthest"]
+    rows = next(table for table in report["tables"] if table["name"] == "masks")["rows"]
+    example, mask = report["examples"][0], report["masks"][0]
+    moves = np.abs(mask["changes"])
+    less = (moves < moves[example["prediction"]]).sum() / (len(moves) - 1)
+    assert rows[0][2].startswith(f"{mask['changes'][example['prediction']]:+.2g}")
+    assert rows[0][3].startswith(f"{100 * less:.0f} %")
+    assert rows[-1][1:4] == ["drawn at random", "-", "-"]
 
 
 def test_the_page_names_the_commands_that_were_asked(run: tuple[Path, Report]) -> None:
@@ -102,3 +114,21 @@ def test_the_page_names_the_commands_that_were_asked(run: tuple[Path, Report]) -
     for command in ("info RUN", "verify RUN", "topk RUN --layer LAYER --query test/ROWS -k 10", "weights RUN"):
         assert f"dualform {command}" in page
     assert len(report["commands"]) == len(set(report["commands"])) <= 8
+
+
+def test_the_probe_has_the_tokens_that_follow_as_its_labels(run: tuple[Path, Report], fables: Fables) -> None:
+    with dualform.open(run[0]) as memory:
+        labels = memory.probe("test").labels
+    count = fables.passages(fables.test).size
+    np.testing.assert_array_equal(labels[: count - 1], fables.test.ids[1:count])
+
+
+def test_the_page_is_made_again_from_the_report_alone(run: tuple[Path, Report], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "gpt2" / "report"
+    folder.mkdir(parents=True)
+    shutil.copy(report_folder(run[0]) / "report.json", folder)
+    told = CliRunner().invoke(main, [str(tmp_path / "runs"), str(tmp_path), "--again"])
+    assert told.exit_code == 0, told.output
+    for name in ("index.md", "report.json", "likeness.png", "agreement.png"):
+        assert (folder / name).read_bytes() == (report_folder(run[0]) / name).read_bytes()
+    assert run[1]["subject"] in (tmp_path / "networks.md").read_text()

@@ -16,20 +16,6 @@ from dualform_studies.progress import Progress, or_silent
 from dualform_studies.text.passages import cut
 
 
-def choose_examples(fables: Fables, predictions: Predictions) -> dict[str, int]:
-    """Number of a prediction by what it is an example of: the surest one that is right, and, of those that say letters
-    and no line end or comma, the surest that is right and the surest that is wrong. Some may be missing."""
-    sure, said = predictions.probabilities.max(1), predictions.said
-    right = said == predictions.true
-    letters = np.array([any(map(str.isalpha, fables.word(token))) for token in said.tolist()])
-    found: dict[str, int] = {}
-    for name, those in (("right", right), ("letters", right & letters), ("wrong", ~right & letters)):
-        if those.any():
-            number = int(np.flatnonzero(those)[sure[those].argmax()])
-            found |= {} if number in found.values() else {name: number}
-    return found
-
-
 def ask_examples(
     memory: CommandLine,
     fables: Fables,
@@ -52,13 +38,11 @@ def ask_examples(
 def _about(fables: Fables, predictions: Predictions, hits: Mapping[str, Hits], kind: str, number: int) -> Report:
     row = int(predictions.rows[number])
     said, true = int(predictions.said[number]), int(predictions.true[number])
-    shown = cut(fables.test, row)
     first = fables.test.starts[row - row % fables.length]
     return {
         "kind": kind,
         "prediction": number,
         "row": row,
-        "query": {"before": shown.before, "token": shown.token, "after": ""},
         "read": fables.test.text[first : fables.test.ends[row]],
         "said": fables.word(said),
         "true": fables.word(true),
@@ -89,9 +73,9 @@ def _of_layer(fables: Fables, layer: str, own: Hits, number: int, sums: Any, at:
         "title": fables.titles[fable],
         "score": float(own.score[number, 0]),
         "share": of_passages.share[passage],
-        "times_chance": of_passages.times(passage),
+        "times_slots": of_passages.times(passage),
         "fable": fables.titles[leading],
-        "fable_times_chance": of_fables.times(leading),
+        "fable_times_slots": of_fables.times(leading),
     }
 
 
@@ -109,5 +93,5 @@ class _Shares:
         return float(self.share[name] / self._by_count[name])
 
     def leading(self) -> int:
-        """The group that draws most beside the number of its slots."""
+        """The group that draws most for the number of its slots."""
         return max(self.share, key=self.times)

@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dualform_studies.networks.gpt2.predictions import Hits, Predictions
 from dualform_studies.networks.gpt2.text import Fables
 from dualform_studies.pages.folder import Report
 
 LIKENESSES = {
-    "token": "the token itself is the one that the query read",
-    "position": "it stands at the same place of its passage",
-    "said": "the token after it is the one that the network says",
-    "true": "the token after it is the one that follows in the test text",
+    "token": "it is the token that the query read",
+    "position": "it stands at the query's place of its passage",
+    "said": "the token that the network predicts follows it",
+    "true": "the token that follows in the test text follows it",
 }
 
 
@@ -38,14 +37,12 @@ def likeness(fables: Fables, predictions: Predictions, hits: Mapping[str, Hits])
     return {"layers": layers, "chance": {**chance, "position": 1 / (fables.length - 1)}}
 
 
-def agreement(hits: Mapping[str, Hits]) -> tuple[NDArray[np.float64], float]:
-    """float64[layers, layers]: how often the best hits of two layers for one prediction stand in one passage; and how
-    often they do where the two are of different predictions."""
+def agreement(hits: Mapping[str, Hits]) -> Report:
+    """How often, from 0 to 1, the best hits of two layers for one prediction stand in one passage: [layers, layers] in
+    their order; and how often they do where the two are of different predictions, in the mean over pairs of layers."""
     passages = np.stack([own.passage[:, 0] for own in hits.values()])
     same = (passages[:, None] == passages[None]).mean(-1)
-    others = [
-        float((passages[a][:, None] == passages[b][None])[~np.eye(passages.shape[1], dtype=bool)].mean())
-        for a in range(len(passages))
-        for b in range(a)
-    ]
-    return same, float(np.mean(others)) if others else 0.0
+    apart = ~np.eye(passages.shape[1], dtype=bool)
+    pairs = [(a, b) for a in range(len(passages)) for b in range(a)]
+    others = [float((passages[a][:, None] == passages[b][None])[apart].mean()) for a, b in pairs]
+    return {"layers": list(hits), "same": same.tolist(), "chance": float(np.mean(others)) if others else 0.0}

@@ -1,4 +1,4 @@
-"""What the network says at chosen places of the test text, and which training tokens its layers attend to there.
+"""What the network predicts at chosen places of the test text, and which training tokens its layers attend to there.
 
 Shapes: q predictions, k hits of each, V tokens of the vocabulary, T tokens of the training text.
 """
@@ -25,7 +25,7 @@ HEAD = "lm_head"
 BEST = 10
 """Hits of each prediction and layer."""
 _FIRST = 16
-"""Tokens of a passage that come before the first prediction that is asked about."""
+"""Tokens of a passage that come before the first prediction that is asked about, where it is long enough."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +61,20 @@ class Hits:
     score: NDArray[np.float64]
 
 
+def first_asked(fables: Fables) -> int:
+    """The place in a passage of the first prediction that may be asked about."""
+    return min(_FIRST, fables.length // 2)
+
+
 def chosen_rows(fables: Fables, count: int) -> Ints:
     """`count` places, evenly along the test text, each with some tokens before it in its passage, and one after it."""
     rows = np.arange(fables.passages(fables.test).size)
-    rows = rows[(rows % fables.length >= min(_FIRST, fables.length // 2)) & (rows % fables.length < fables.length - 1)]
+    rows = rows[(rows % fables.length >= first_asked(fables)) & (rows % fables.length < fables.length - 1)]
     return np.asarray(rows[np.unique(np.linspace(0, len(rows) - 1, count).round().astype(int))], dtype=np.int64)
 
 
 def learning(fables: Fables) -> str:
-    """The mask that leaves slots that learned something: nothing is foretold behind the last token of a passage."""
+    """The mask that leaves slots that learned something: the last token of a passage has no next one to predict."""
     return f"position < {fables.length - 1}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,7 @@ class Recipe:
     asked: int = 200
     """Predictions of the test text that every layer is asked about."""
     masks: int = 2
-    """Passages that are masked, one after the other; and as many again that are drawn by chance."""
-
-    def with_steps(self, steps: int | None) -> Recipe:
-        """The same recipe with so many updates, unchanged for None."""
-        return self if steps is None else replace(self, steps=steps)
+    """Passages drawn at random that are masked, one after the other, besides the two of the examples."""
 
     def in_words(self) -> str:
         return (

@@ -11,22 +11,23 @@ import torch
 
 from dualform_studies.assignment import Assignment
 from dualform_studies.networks.command_line import CommandLine
-from dualform_studies.networks.gpt2.examples import ask_examples, choose_examples
-from dualform_studies.networks.gpt2.figures import draw_agreement, draw_likeness
+from dualform_studies.networks.drawn_examples import draw_examples
+from dualform_studies.networks.gpt2.examples import ask_examples
 from dualform_studies.networks.gpt2.likeness import agreement, likeness
-from dualform_studies.networks.gpt2.masks import ask_masks, own_against_others
+from dualform_studies.networks.gpt2.masks import ask_masks
 from dualform_studies.networks.gpt2.page import gpt2_page
 from dualform_studies.networks.gpt2.predictions import (
     EMBEDDINGS,
     ask_hits,
     ask_predictions,
-    best_passage,
     chosen_rows,
+    first_asked,
 )
 from dualform_studies.networks.gpt2.recipe import Recipe
 from dualform_studies.networks.gpt2.text import Fables
 from dualform_studies.networks.gpt2.training import log_probabilities, train
-from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
+from dualform_studies.networks.study import run_network
+from dualform_studies.pages.folder import Report, bytes_on_disk
 from dualform_studies.progress import Progress
 from dualform_studies.text.corpora import load_corpus
 
@@ -35,31 +36,26 @@ _READ = "SELECT DISTINCT sample FROM slots ORDER BY sample"
 
 
 def run_gpt2(assignment: Assignment, recipe: Recipe | None = None) -> Report:
-    """Train, record, ask and draw; the memory is `out` itself, the page and report.json lie in `out/report`.
+    """Train, record, ask and draw, as `run_network` does.
 
-    Raises AlreadyExists where `out` holds something, MissingPackage without Transformers, and what `load_corpus`
-    raises.
+    Raises MissingPackage without Transformers, and what `load_corpus` raises.
     """
-    out, seed, start = assignment.out, assignment.first_seed, perf_counter()
-    check_free(out)
-    recipe = (recipe or RECIPE).with_steps(assignment.steps)
-    fables = Fables(load_corpus("aesop", assignment.data), recipe)
-    network, seconds = train(fables, recipe, seed, out)
-    report: Report = {
-        "study": "gpt2",
-        "command": assignment.command("gpt2"),
-        "seed": seed,
-        "seconds": {"training": seconds},
-        **describe(fables, recipe, network),
-        **ask(out, fables, recipe, network, seed, assignment.progress),
-    }
-    report["seconds"]["all"] = perf_counter() - start
-    gpt2_page(out, report).write(report)
-    return report
+    out, seed = assignment.out, assignment.first_seed
+
+    def train_and_ask(recipe: Recipe) -> Report:
+        fables = Fables(load_corpus("aesop", assignment.data), recipe)
+        network, seconds = train(fables, recipe, seed, out)
+        return {
+            "seconds": {"training": seconds},
+            **describe(fables, recipe, network),
+            **ask(out, fables, recipe, network, seed, assignment.progress),
+        }
+
+    return run_network("gpt2", assignment, recipe or RECIPE, train_and_ask, gpt2_page)
 
 
 def describe(fables: Fables, recipe: Recipe, network: Any) -> Report:
-    """What was trained on what, and how well the test text is foretold: nats a token."""
+    """What was trained on what, and how well the test text is predicted: nats a token."""
     test = torch.from_numpy(fables.passages(fables.test))
     logs = log_probabilities(network, test)[:, :-1]
     counts = np.bincount(fables.train.ids, minlength=fables.vocabulary) + 1
@@ -67,6 +63,9 @@ def describe(fables: Fables, recipe: Recipe, network: Any) -> Report:
     return {
         "steps": recipe.steps,
         "width": recipe.width,
+        "blocks": recipe.blocks,
+        "heads": recipe.heads,
+        "first": first_asked(fables),
         "recipe": recipe.in_words(),
         "parameters": int(sum(parameter.numel() for parameter in network.parameters())),
         "tokens": {"train": len(fables.train), "test": len(fables.test), "vocabulary": fables.vocabulary},
@@ -82,8 +81,8 @@ def describe(fables: Fables, recipe: Recipe, network: Any) -> Report:
 
 
 def ask(out: Path, fables: Fables, recipe: Recipe, network: Any, seed: int, progress: Progress | None) -> Report:
-    """What the command line answers."""
-    start = perf_counter()
+    """What the command line answers, and what the network does under masks of the memory."""
+    start, draw = perf_counter(), np.random.default_rng(seed)
     memory = CommandLine(out)
     info, verify = memory.ask("info"), memory.ask("verify")
     layers = [one["name"] for one in info["layers"] if one["name"] not in EMBEDDINGS]
@@ -91,19 +90,12 @@ def ask(out: Path, fables: Fables, recipe: Recipe, network: Any, seed: int, prog
     passages = fables.passages(fables.test)
     own = log_probabilities(network, torch.from_numpy(passages)).flatten(0, 1)[predictions.rows].argmax(-1).numpy()
     hits = ask_hits(memory, fables, layers, predictions.rows, progress)
-    same, by_chance = agreement(hits)
-    examples = choose_examples(fables, predictions)
-    told = ask_examples(memory, fables, predictions, hits, examples, progress)
-    draw = np.random.default_rng(seed)
-    chosen = _spread(examples, len(predictions.rows), recipe.masks)
-    best = [best_passage(hits, number) for number in chosen]
+    chosen = draw_examples(predictions.said == predictions.true, draw)
+    examples = ask_examples(memory, fables, predictions, hits, chosen, progress)
+    best = list(dict.fromkeys(example["passage"] for example in examples))
     read = [row["sample"] for row in memory.ask("sql", _READ)["rows"]]
-    others = draw.choice(np.setdiff1d(read, best), recipe.masks, replace=False)
-    masks = ask_masks(memory, network, passages, predictions, chosen, best, others.tolist(), progress)
-    found = likeness(fables, predictions, hits)
-    folder = report_folder(out)
-    draw_likeness(folder / "likeness.png", found)
-    draw_agreement(folder / "agreement.png", layers, same)
+    others = draw.choice(np.setdiff1d(read, best), recipe.masks, replace=False).tolist()
+    masks = ask_masks(memory, network, passages, predictions, [*best, *others], progress)
     return {
         "disk_bytes": bytes_on_disk(out),
         "slots": info["slots"],
@@ -114,29 +106,15 @@ def ask(out: Path, fables: Fables, recipe: Recipe, network: Any, seed: int, prog
             "right": float((predictions.said == predictions.true).mean()),
             "as_the_network": float((predictions.said == own).mean()),
         },
-        "likeness": found,
-        "agreement": {
-            "by_layer": dict(zip(layers, _mean_of_others(same), strict=True)),
-            "chance": by_chance,
-        },
-        "examples": told,
-        "masks": masks | own_against_others(masks) | {"titles": _titles(fables, masks["masked"])},
+        "likeness": likeness(fables, predictions, hits),
+        "agreement": agreement(hits),
+        "examples": examples,
+        "masks": [mask | {"title": _title(fables, mask["passage"])} for mask in masks],
         "commands": memory.commands,
         "asking_seconds": perf_counter() - start,
     }
 
 
-def _spread(examples: dict[str, int], asked: int, count: int) -> list[int]:
-    """The examples, and others evenly among all that were asked: `count` predictions at most."""
-    evenly = np.linspace(0, asked - 1, count).round().astype(int).tolist()
-    return list(dict.fromkeys([*examples.values(), *evenly]))[:count]
-
-
-def _mean_of_others(same: Any) -> list[float]:
-    count = len(same)
-    return ((same.sum(1) - 1) / max(1, count - 1)).tolist()  # type: ignore[no-any-return]
-
-
-def _titles(fables: Fables, passages: list[int]) -> list[str]:
-    """The fable that each passage begins in."""
-    return [fables.titles[fables.fables[passage * fables.length]] for passage in passages]
+def _title(fables: Fables, passage: int) -> str:
+    """The fable that a passage begins in."""
+    return str(fables.titles[fables.fables[passage * fables.length]])

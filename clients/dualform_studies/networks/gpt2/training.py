@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,10 +51,11 @@ def train(fables: Fables, recipe: Recipe, seed: int, out: Path) -> tuple[Any, fl
             use_cpu=not torch.cuda.is_available(), seed=seed, save_strategy="no", logging_strategy="no", report_to=[],
             disable_tqdm=True,
         )  # fmt: skip
-        test = {"input_ids": torch.from_numpy(fables.passages(fables.test))}
+        test = fables.passages(fables.test)
         trainer: Any = RecordingTrainer(
             model=network, args=arguments, train_dataset=TrainingPassages(fables), record=out, columns=COLUMNS,
-            dataset="aesop", probes={PROBE: test}, recorder={"quiet": True},
+            dataset="aesop", probes={PROBE: {"input_ids": torch.from_numpy(test)}},
+            probe_labels={PROBE: np.append(fables.test.ids, -1)[1 : test.size + 1]}, recorder={"quiet": True},
         )  # fmt: skip
         trainer.train()
     return network.cpu().eval(), perf_counter() - start
@@ -64,14 +65,3 @@ def train(fables: Fables, recipe: Recipe, seed: int, out: Path) -> tuple[Any, fl
 def log_probabilities(network: nn.Module, passages: Tensor) -> Tensor:
     """float32[n, L, V]: of each next token."""
     return torch.cat([network(input_ids=part).logits.log_softmax(-1) for part in torch.split(passages, 64)])
-
-
-@torch.no_grad()
-def with_weights(network: nn.Module, weights: Mapping[str, Tensor], passages: Tensor) -> Tensor:
-    """float32[n, L, V]: what the network says with other weights; its own come back afterwards."""
-    own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    try:
-        network.load_state_dict(dict(weights))
-        return log_probabilities(network, passages)
-    finally:
-        network.load_state_dict(own)

@@ -1,18 +1,20 @@
-"""What each layer of the network attends to: training labels, and training images.
+"""What each layer of the network attends to: training images, and their classes.
 
-Shapes: q test images, P places of a layer's output (1 of the last layer), G labels, R training images.
+Shapes: q test images, P places of a layer's output (1 of the last layer), R training images, G classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.networks.command_line import CommandLine, probe_rows
+import dualform
+from dualform_studies.networks.command_line import CommandLine
 from dualform_studies.networks.resnet18.training import PROBE
 from dualform_studies.progress import Progress, or_silent
 
@@ -21,60 +23,57 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class LabelSums:
-    """Of one layer: attention to the slots of each label, in the mean over them, so that a frequent one leads by
-    nothing; summed over the places of a test image."""
+class Attention:
+    """Of one layer and every test image: attention to the slots of each training image and of each class, in the mean
+    over these slots, so that a frequent class leads by nothing."""
 
-    labels: Ints
-    """[G]."""
-    means: Doubles
-    """[q, G]."""
     places: int
     """P."""
+    images: Ints
+    """[R]: rows of the training file."""
+    of_images: Doubles
+    """[q, R]."""
+    classes: Ints
+    """[G]."""
+    of_classes: Doubles
+    """[q, G]."""
 
     @property
-    def leading(self) -> Ints:
-        """[q]: the label that draws most."""
-        return np.asarray(self.labels[self.means.argmax(1)], dtype=np.int64)
+    def leading_images(self) -> Ints:
+        """[q]: the training image that draws most, by its row."""
+        return np.asarray(self.images[self.of_images.argmax(1)], dtype=np.int64)
+
+    @property
+    def leading_classes(self) -> Ints:
+        """[q]: the class that draws most."""
+        return np.asarray(self.classes[self.of_classes.argmax(1)], dtype=np.int64)
 
 
-def ask_labels(
-    memory: CommandLine, layers: Sequence[str], images: int, progress: Progress | None
-) -> dict[str, LabelSums]:
-    """By layer; a layer has as many queries for each of the `images` of the probe as its output has places."""
+def ask_attention(
+    memory: CommandLine, run: Path, layers: Sequence[str], images: int, progress: Progress | None
+) -> dict[str, Attention]:
+    """By layer, of the `images` of the probe.
+
+    A layer has a query for each of the P places of a test image. A score is linear in the query, so that attention of
+    all places of an image together is that of the sum of their queries, which is asked.
+    """
     found, tell = {}, or_silent(progress)
-    for done, layer in enumerate(layers, start=1):
-        answer = memory.ask("sums", "--layer", layer, "--query", PROBE, "--by", "label")
-        places = len(answer["sums"]) // images
-        labels = np.array([group["label"] for group in answer["groups"]])
-        found[layer] = LabelSums(labels, _means(answer, places), places)
-        tell("asking every layer for labels", done, len(layers))
+    with dualform.open(run) as opened, TemporaryDirectory() as scratch:
+        file = Path(scratch) / "QUERIES.npy"
+        for done, layer in enumerate(layers, start=1):
+            queries = opened.probe(PROBE, layer).queries
+            assert queries is not None, "a layer of convolutions has queries"
+            by_image = queries.astype(np.float64).reshape(images, -1, queries.shape[1])
+            np.save(file, by_image.sum(1))
+            answer = memory.ask("sums", "--layer", layer, "--query", str(file), "--by", "sample,label")
+            found[layer] = _attention(answer["groups"], np.array(answer["sums"], dtype=np.float64), by_image.shape[1])
+            tell("asking every layer for images", done, len(layers))
     return found
 
 
-def ask_images(
-    memory: CommandLine, sums: Mapping[str, LabelSums], images: Sequence[int], progress: Progress | None
-) -> dict[str, tuple[Ints, Doubles]]:
-    """By layer, int64[R]: rows of the training images, and float64[len(images), R]: how much attention each draws from
-    each of these test images, which are numbered as in the probe."""
-    found, tell = {}, or_silent(progress)
-    for done, (layer, count) in enumerate(((layer, own.places) for layer, own in sums.items()), start=1):
-        rows = [image * count + place for image in images for place in range(count)]
-        answer = memory.ask("sums", "--layer", layer, "--query", probe_rows(PROBE, rows), "--by", "sample")
-        samples = np.array([group["sample"] for group in answer["groups"]])
-        found[layer] = samples, _means(answer, count)
-        tell("asking every layer for images", done, len(sums))
-    return found
-
-
-def _means(answer: Any, places: int) -> Doubles:
-    """[n, groups]."""
-    counts = np.array([group["count"] for group in answer["groups"]])
-    sums = np.array(answer["sums"], dtype=np.float64)
-    return np.asarray(sums.reshape(-1, places, len(counts)).sum(1) / counts)
-
-
-def ask_best(memory: CommandLine, layer: str) -> tuple[Ints, Ints]:
-    """int64[queries] each: label and training row of the datapoint that each query of the probe attends to most."""
-    answer = memory.ask("topk", "--layer", layer, "--query", PROBE, "-k", "1")
-    return np.array([hit["label"] for hit in answer["hits"]]), np.array([hit["sample"] for hit in answer["hits"]])
+def _attention(groups: Sequence[dict[str, int]], sums: Doubles, places: int) -> Attention:
+    """`groups`: a training image each, with its class and the number of its slots; `sums`: [q, R]."""
+    rows, labels, counts = (np.array([group[name] for group in groups]) for name in ("sample", "label", "count"))
+    classes, own = np.unique(labels, return_inverse=True)
+    members = own[:, None] == np.arange(len(classes))  # [R, G]
+    return Attention(places, rows, sums / counts, classes, sums @ members / (counts @ members))

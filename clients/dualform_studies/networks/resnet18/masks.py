@@ -1,8 +1,8 @@
-"""The network with one label of its training masked, beside a tenth of the training images that is drawn by chance."""
+"""The network with one class of its training masked, and with as many training images that are drawn at random."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,51 +12,66 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dualform_studies.networks.command_line import CommandLine
+from dualform_studies.networks.other_weights import other_weights
 from dualform_studies.networks.resnet18.network import ResNet18
-from dualform_studies.networks.resnet18.training import logits, with_weights
+from dualform_studies.networks.resnet18.training import logits, new_statistics
 from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress, or_silent
 
-
-def label_masks(labels: Sequence[int], tenths: int) -> dict[str, int | None]:
-    """Mask -> the label that it takes out; None of one that takes a tenth of the images, by the last digit of their
-    rows, which tells nothing of them."""
-    return {f"label <> {label}": label for label in labels} | {
-        f"sample % 10 <> {digit}": None for digit in range(tenths)
-    }
+Ints = NDArray[np.int64]
 
 
-def ask_label_masks(
+def draw_masks(rows: Ints, labels: Ints, masked: Sequence[int], draw: np.random.Generator) -> dict[str, int | None]:
+    """Mask -> the class that it takes out; None of one that takes out as many images, drawn at random among all.
+
+    `rows`, `labels`: int64[R], of the training images; `masked`: the classes.
+    """
+    found: dict[str, int | None] = {f"label <> {label}": label for label in masked}
+    for label in masked:
+        drawn = np.sort(draw.choice(rows, int((labels == label).sum()), replace=False))
+        found[f"sample NOT IN ({', '.join(map(str, drawn.tolist()))})"] = None
+    return found
+
+
+def ask_masks(
     memory: CommandLine,
     network: ResNet18,
     images: Tensor,
-    labels: NDArray[np.int64],
-    masks: dict[str, int | None],
+    labels: Ints,
+    learned: Tensor,
+    masks: Mapping[str, int | None],
     progress: Progress | None,
 ) -> list[Report]:
-    """How many of the test images of each label are recognised, first without a mask."""
+    """How many of the test images of each class are recognised, first without a mask: with the running statistics of
+    the whole training, and with statistics taken anew on the `learned` images by the network as it then is."""
     tell, classes = or_silent(progress), np.unique(labels)
 
-    def recognised(said: NDArray[np.float32]) -> list[float]:
-        right = said.argmax(1) == labels
+    def shares() -> list[float]:
+        right = logits(network, images).argmax(1) == labels
         return [float(right[labels == own].mean()) for own in classes]
 
-    found: list[Report] = [{"where": None, "label": None, "recognised": recognised(logits(network, images))}]
+    def recognised() -> Report:
+        as_it_is = shares()
+        with new_statistics(network, learned):
+            return {"recognised": as_it_is, "new_statistics": shares()}
+
+    found: list[Report] = [{"label": None, **recognised()}]
     with TemporaryDirectory() as scratch:
         file = Path(scratch) / "masked.safetensors"
         for done, (where, label) in enumerate(masks.items(), start=1):
             answer = memory.ask("weights", "--where", where, "--out", str(file), "--force")
             moved = [one for one in answer["concentration"].values() if one["share"] is not None]
-            shares, moves = [one["share"] for one in moved], [one["greatest"] for one in moved]
-            found.append(
-                {
-                    "where": where,
-                    "label": label,
-                    "recognised": recognised(with_weights(network, load_file(file), images)),
-                    "share": float(np.median(shares)),
-                    "greatest": float(np.median(moves)),
-                    "furthest": float(max(moves)),
-                }
-            )
-            tell("masking labels", done, len(masks))
+            moves = [one["greatest"] for one in moved]
+            weights = {name.removeprefix("network."): tensor for name, tensor in load_file(file).items()}
+            with other_weights(network, weights):
+                found.append(
+                    {
+                        "label": label,
+                        **recognised(),
+                        "share": float(np.median([one["share"] for one in moved])),
+                        "greatest": float(np.median(moves)),
+                        "furthest": float(max(moves)),
+                    }
+                )
+            tell("masking classes", done, len(masks))
     return found

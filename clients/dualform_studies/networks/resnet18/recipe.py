@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 
@@ -20,15 +20,9 @@ class Recipe:
     weight_decay: float = 0.05
     clip: float = 1.0
     asked: int = 200
-    """Test images that every layer is asked about."""
-    masks: int = 1
-    """Labels that are masked, one after the other; and as many tenths of the training images by chance."""
+    """Test images, drawn at random, that every layer is asked about."""
     steps: int | None = None
     """Updates, in place of whole epochs."""
-
-    def with_steps(self, steps: int | None) -> Recipe:
-        """The same recipe with so many updates, unchanged for None."""
-        return self if steps is None else replace(self, steps=steps)
 
     @property
     def updates(self) -> int:

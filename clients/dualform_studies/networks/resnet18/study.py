@@ -2,94 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.data.download import load_dataset
 from dualform_studies.networks.command_line import CommandLine
-from dualform_studies.networks.resnet18.attention import LabelSums, ask_best, ask_images, ask_labels
-from dualform_studies.networks.resnet18.figures import draw_images, draw_labels
-from dualform_studies.networks.resnet18.masks import ask_label_masks, label_masks
+from dualform_studies.networks.drawn_examples import draw_examples
+from dualform_studies.networks.resnet18.attention import Attention, Doubles, Ints, ask_attention
+from dualform_studies.networks.resnet18.masks import ask_masks, draw_masks
 from dualform_studies.networks.resnet18.network import ResNet18
 from dualform_studies.networks.resnet18.page import resnet18_page
 from dualform_studies.networks.resnet18.recipe import Recipe
-from dualform_studies.networks.resnet18.training import logits, pictures, train
-from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
+from dualform_studies.networks.resnet18.training import PROBE, logits, pictures, train, trained_rows
+from dualform_studies.networks.study import run_network
+from dualform_studies.pages.folder import Report, bytes_on_disk
 from dualform_studies.progress import Progress
 
 RECIPE = Recipe()
-_FEW = 4
-"""Places of a layer whose best single datapoints are looked for: each query reads every key."""
 
 
 def run_resnet18(assignment: Assignment, recipe: Recipe | None = None) -> Report:
-    """Train, record, ask and draw; the memory is `out` itself, the page and report.json lie in `out/report`.
+    """Train, record, ask and draw, as `run_network` does.
 
-    Raises AlreadyExists where `out` holds something, MissingPackage without Lightning, and what `load_dataset` raises.
+    Raises MissingPackage without Lightning, and what `load_dataset` raises.
     """
-    out, seed, start = assignment.out, assignment.first_seed, perf_counter()
-    check_free(out)
-    recipe = (recipe or RECIPE).with_steps(assignment.steps)
-    dataset = load_dataset("fashion-mnist", assignment.data)
-    network, seconds = train(dataset, recipe, seed, out, probed_rows(dataset, recipe, seed))
-    report: Report = {
-        "study": "resnet18",
-        "command": assignment.command("resnet18"),
-        "seed": seed,
-        "seconds": {"training": seconds},
-        **ask(out, dataset, recipe, network, seed, assignment.progress),
-    }
-    report["seconds"]["all"] = perf_counter() - start
-    resnet18_page(out, report).write(report)
-    return report
+    out, seed = assignment.out, assignment.first_seed
+
+    def train_and_ask(recipe: Recipe) -> Report:
+        dataset = load_dataset("fashion-mnist", assignment.data)
+        network, seconds = train(dataset, recipe, seed, out, probed_rows(dataset, recipe, seed))
+        return {
+            "seconds": {"training": seconds},
+            **ask(out, dataset, recipe, network, seed, assignment.progress),
+        }
+
+    return run_network("resnet18", assignment, recipe or RECIPE, train_and_ask, resnet18_page)
 
 
-def probed_rows(dataset: Dataset, recipe: Recipe, seed: int) -> NDArray[np.int64]:
-    """int64[q]: test images, drawn by chance, in the order of their file."""
+def probed_rows(dataset: Dataset, recipe: Recipe, seed: int) -> Ints:
+    """int64[q]: test images, drawn at random, in the order of their file."""
     return np.sort(np.random.default_rng(seed).choice(len(dataset.test), recipe.asked, replace=False))
 
 
 def ask(out: Path, dataset: Dataset, recipe: Recipe, network: ResNet18, seed: int, progress: Progress | None) -> Report:
-    """What was trained, and what the command line answers of it."""
-    start, memory = perf_counter(), CommandLine(out)
+    """What was trained, what the command line answers of it, and what the network does under masks of the memory."""
+    start, memory, draw = perf_counter(), CommandLine(out), np.random.default_rng(seed)
     info, verify = memory.ask("info"), memory.ask("verify")
     layers = [one["name"] for one in info["layers"]]
     rows = probed_rows(dataset, recipe, seed)
     true = dataset.test.labels[rows]
-    answer = np.array(memory.ask("output", "--layer", layers[-1], "--query", "test")["outputs"])
-    own, said = logits(network, pictures(dataset, dataset.test)), answer.argmax(1)
-    sums = ask_labels(memory, layers, len(rows), progress)
-    labels = {
-        layer: {"said": float((one.leading == said).mean()), "true": float((one.leading == true).mean())}
-        | {"places": one.places}
-        for layer, one in sums.items()
-    }
-    best = {layer: _best(memory, layer, one, said) for layer, one in sums.items() if one.places <= _FEW}
-    chosen = _examples(answer, said, true)
-    images = ask_images(memory, sums, list(chosen.values()), progress)
-    examples = [
-        _example(dataset, kind, at, number, rows, answer, sums, images)
-        for at, (kind, number) in enumerate(chosen.items())
-    ]
-    masked = list(dict.fromkeys(int(said[number]) for number in chosen.values()))[: recipe.masks]
+    answer = np.array(memory.ask("output", "--layer", layers[-1], "--query", PROBE)["outputs"])
     test = pictures(dataset, dataset.test)
-    asked_masks = label_masks(masked, recipe.masks)
-    masks = ask_label_masks(memory, network, test, dataset.test.labels, asked_masks, progress)
-    folder = report_folder(out)
-    for example in examples:
-        draw_images(folder / f"images-{example['kind']}.png", dataset, example)
-    draw_labels(folder / "labels.png", layers, labels)
+    own, said = logits(network, test), answer.argmax(1)
+    attention = ask_attention(memory, out, layers, len(rows), progress)
+    examples = [
+        _example(dataset, kind, number, rows, answer, attention)
+        for kind, number in draw_examples(said == true, draw).items()
+    ]
+    learned = trained_rows(dataset, recipe)
+    masks = draw_masks(learned, dataset.train.labels[learned], [examples[0]["said"]], draw)
     return {
         "recipe": asdict(recipe) | {"words": recipe.in_words(), "updates": recipe.updates},
         "parameters": int(sum(parameter.numel() for parameter in network.parameters())),
-        "label_names": list(dataset.label_names),
+        "class_names": list(dataset.label_names),
         "accuracy": float((own.argmax(1) == dataset.test.labels).mean()),
         "asked": {
             "images": len(rows),
@@ -100,77 +80,59 @@ def ask(out: Path, dataset: Dataset, recipe: Recipe, network: ResNet18, seed: in
         "slots": info["slots"],
         "skipped": info["skipped"],
         "verify": verify,
-        "labels": labels,
-        "best": best,
+        "attention": {layer: _in_all(dataset, one, said, true) for layer, one in attention.items()},
         "examples": examples,
-        "masks": masks,
+        "masked_images": int((dataset.train.labels[learned] == examples[0]["said"]).sum()),
+        "masks": ask_masks(
+            memory, network, test, dataset.test.labels, pictures(dataset, dataset.train, learned), masks, progress
+        ),
         "commands": memory.commands,
         "asking_seconds": perf_counter() - start,
     }
 
 
-def _best(memory: CommandLine, layer: str, sums: LabelSums, said: NDArray[np.int64]) -> Report:
-    """Of the single datapoints that draw most, how many have the label that is said; and the share of the queries that
-    the image which leads most often leads for."""
-    labels, samples = ask_best(memory, layer)
-    _, counts = np.unique(samples, return_counts=True)
+def _in_all(dataset: Dataset, attention: Attention, said: Ints, true: Ints) -> Report:
+    """Of one layer, over all test images: how often the class, and the class of the image, that draws most is the one
+    predicted or the true one; how many images lead, and for what share of the test images the most frequent does."""
+    leading, images = attention.leading_classes, attention.leading_images
+    rows, counts = np.unique(images, return_counts=True)
     return {
-        "said": float((labels == np.repeat(said, sums.places)).mean()),
-        "images": len(counts),
-        "most_frequent": float(counts.max() / len(samples)),
+        "places": attention.places,
+        "said": float((leading == said).mean()),
+        "true": float((leading == true).mean()),
+        "image_said": float((dataset.train.labels[images] == said).mean()),
+        "images": len(rows),
+        "leads_for": dict(zip(map(str, rows.tolist()), (counts / len(images)).tolist(), strict=True)),
     }
-
-
-def _examples(answer: NDArray[np.float64], said: NDArray[np.int64], true: NDArray[np.int64]) -> dict[str, int]:
-    """Numbers of probed images: the surest that is right, the surest that is wrong, the least sure that is right."""
-    lead = np.sort(answer, 1)[:, -1] - np.sort(answer, 1)[:, -2]
-    right, wrong = np.flatnonzero(said == true), np.flatnonzero(said != true)
-    found = {}
-    if len(right):
-        found["right"] = int(right[lead[right].argmax()])
-    if len(wrong):
-        found["wrong"] = int(wrong[lead[wrong].argmax()])
-    if len(right) > 1:
-        found["unsure"] = int(right[lead[right].argmin()])
-    return found
 
 
 def _example(
-    dataset: Dataset,
-    kind: str,
-    at: int,
-    number: int,
-    rows: NDArray[np.int64],
-    answer: NDArray[np.float64],
-    sums: Mapping[str, LabelSums],
-    images: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]],
+    dataset: Dataset, kind: str, number: int, rows: Ints, answer: Doubles, attention: dict[str, Attention]
 ) -> Report:
-    row = int(rows[number])
     powers = np.exp(answer[number] - answer[number].max())
-    layers = []
-    for layer, (samples, means) in images.items():
-        leading = int(samples[means[at].argmax()])
-        own = sums[layer].means[number]
-        layers.append(
-            {
-                "layer": layer,
-                "image": leading,
-                "label": int(dataset.train.labels[leading]),
-                "of_mean": _of_mean(means[at]),
-                "leading_label": int(sums[layer].leading[number]),
-                "label_of_mean": _of_mean(own),
-            }
-        )
+    row = int(rows[number])
     return {
         "kind": kind,
         "row": row,
+        "pixels": dataset.test.pixels[row].tobytes().hex(),
         "label": int(dataset.test.labels[row]),
         "said": int(answer[number].argmax()),
         "probability": float(powers.max() / powers.sum()),
-        "layers": layers,
+        "layers": [
+            {
+                "layer": layer,
+                "image": (leading := int(one.leading_images[number])),
+                "pixels": dataset.train.pixels[leading].tobytes().hex(),
+                "label": int(dataset.train.labels[leading]),
+                "of_mean": _of_mean(one.of_images[number]),
+                "leading_class": int(one.leading_classes[number]),
+                "class_of_mean": _of_mean(one.of_classes[number]),
+            }
+            for layer, one in attention.items()
+        ],
     }
 
 
-def _of_mean(attention: NDArray[np.float64]) -> float | None:
+def _of_mean(attention: Doubles) -> float | None:
     """The greatest in multiples of the mean; None where some are negative, so that a mean may be nothing."""
     return None if attention.min() < 0 or not attention.any() else float(attention.max() / attention.mean())

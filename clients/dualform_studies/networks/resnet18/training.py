@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dualform.extras import missing_package
 from dualform_studies.images.data.datasets import Dataset, Images, Rows
+from dualform_studies.networks.other_weights import other_weights
 from dualform_studies.networks.resnet18.network import ResNet18, build_network
 from dualform_studies.networks.resnet18.recipe import Recipe
 
@@ -30,6 +32,11 @@ def pictures(dataset: Dataset, images: Images, rows: Rows = slice(None)) -> Tens
     return torch.from_numpy(dataset.inputs(images, rows)).view(-1, 1, dataset.side, dataset.side)
 
 
+def trained_rows(dataset: Dataset, recipe: Recipe) -> NDArray[np.int64]:
+    """int64[R]: rows of the training file that the network learns."""
+    return dataset.split.trained[: recipe.images]
+
+
 def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArray[np.int64]) -> tuple[ResNet18, float]:
     """The trained network, whose memory is in `out`, with the test images `probed` as a probe; and the seconds that the
     training took. Raises MissingPackage where Lightning is not installed."""
@@ -40,7 +47,7 @@ def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArra
     from dualform.integrations.lightning import RecordCallback
 
     network, start = build_network(recipe.width, len(dataset.label_names), seed), perf_counter()
-    rows = dataset.split.trained[: recipe.images]
+    rows = trained_rows(dataset, recipe)
     data = TensorDataset(
         pictures(dataset, dataset.train, rows),
         torch.from_numpy(dataset.train.labels[rows]),
@@ -50,7 +57,8 @@ def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArra
     loader = DataLoader(data, recipe.batch, shuffle=True, generator=order)
     record = RecordCallback(
         out, columns=COLUMNS, dataset=dataset.name, probes={PROBE: pictures(dataset, dataset.test, probed)},
-        label_names={dataset.name: list(dataset.label_names)}, quiet=True,
+        probe_labels={PROBE: dataset.test.labels[probed]}, label_names={dataset.name: list(dataset.label_names)},
+        quiet=True,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its advice on loaders and loggers
@@ -72,8 +80,8 @@ def _module(lightning: Any, network: ResNet18, recipe: Recipe) -> Any:
             self.network = network
 
         def forward(self, images: Tensor) -> Tensor:
-            said: Tensor = network(images)
-            return said
+            predicted: Tensor = network(images)
+            return predicted
 
         def training_step(self, batch: tuple[Tensor, Tensor, Tensor], number: int) -> Tensor:
             return nn.functional.cross_entropy(network(batch[0]), batch[1])
@@ -92,12 +100,22 @@ def logits(network: nn.Module, images: Tensor) -> NDArray[np.float32]:
     return np.concatenate([network(part).numpy() for part in torch.split(images, 500)])
 
 
-@torch.no_grad()
-def with_weights(network: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> NDArray[np.float32]:
-    """float32[n, classes]: what the network says with other weights; its own come back afterwards."""
-    own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    try:
-        network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
-        return logits(network, images)
-    finally:
-        network.load_state_dict(own)
+@contextmanager
+def new_statistics(network: nn.Module, images: Tensor) -> Iterator[None]:
+    """Within the block the batch normalisations have mean and variance of these images, as the network is now, and
+    their own running statistics again afterwards."""
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    momentum = [norm.momentum for norm in norms]
+    with other_weights(network, network.state_dict()), torch.no_grad():
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+        network.train()
+        for part in torch.split(images, 500):
+            network(part)
+        network.eval()
+        try:
+            yield
+        finally:
+            for norm, own in zip(norms, momentum, strict=True):
+                norm.momentum = own
