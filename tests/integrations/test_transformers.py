@@ -9,6 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput, RecordingError
+from dualform.integrations.columns import said_of
 from dualform.integrations.probes import Probes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
@@ -113,6 +114,32 @@ def test_a_column_that_the_model_takes_goes_on_to_it(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         slots = memory.sql("SELECT label, text, position FROM slots WHERE text = 1 LIMIT 1").records()[0]
     assert slots["label"] == int(Texts()[1]["labels"][slots["position"]])
+
+
+def test_the_label_of_a_token_is_the_next_one(tmp_path):
+    from dualform.integrations.transformers import next_token
+
+    columns = {"sample": "sample", "label": next_token}
+    training = trainer(llama(), tmp_path, tmp_path / "m", columns=columns, max_steps=2)
+    training.train()
+    with dualform.open(tmp_path / "m") as memory:
+        slots = memory.sql("SELECT sample, position, label FROM slots").records()
+    assert len({slot["sample"] for slot in slots}) == 8
+    for slot in slots:
+        behind = [*Texts()[slot["sample"]]["labels"].tolist(), -100][slot["position"] + 1]
+        assert slot["label"] == (None if behind == -100 else behind)
+
+
+def test_labels_that_are_no_tokens_are_refused(tmp_path):
+    from dualform.integrations.transformers import next_token
+
+    for labels in (torch.zeros(4, dtype=torch.long), torch.zeros(4, 3)):
+        with pytest.raises(BadInput, match=r"labels are .*, and next_token takes integers \[B, L\]"):
+            next_token({"labels": labels})
+    said = "the first batch lacks what next_token takes, which column 'label' is to be: it has 'input_ids'"
+    with pytest.raises(BadInput, match=said):
+        said_of({"input_ids": torch.zeros(4, 3)}, {"label": next_token}, first=True)
+    assert said_of({}, {"label": next_token}, first=False) == {}
 
 
 def test_a_column_that_no_batch_has_is_refused_at_once(tmp_path):

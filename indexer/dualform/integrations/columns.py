@@ -1,15 +1,42 @@
-"""Which parts of a trainer's batch are columns of the memory."""
+"""Which parts of a trainer's batch are columns of the memory. Shapes: B rows of a batch, L tokens of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+from torch import Tensor
+
 from dualform.errors import BadInput
 
-Columns: TypeAlias = Mapping[str, str | int] | Sequence[str] | Callable[[Any], Mapping[str, Any]]
-"""Names that a batch has its columns under; column -> name or place in the batch; or what makes the arguments of
+Place: TypeAlias = str | int | Callable[[Any], Any]
+"""Where a batch has a column: a name, a number, or a function that makes it of the batch, such as `next_token`."""
+Columns: TypeAlias = Mapping[str, Place] | Sequence[str] | Callable[[Any], Mapping[str, Any]]
+"""Names that a batch has its columns under; column -> its place in the batch; or what makes the arguments of
 `recorder.step` of a batch."""
+_NO_TARGET = -100
+"""What stands in `labels` where no token is to be predicted."""
+
+
+def next_token(batch: Mapping[str, Any]) -> np.ma.MaskedArray[Any, Any]:
+    """The label of each token of a batch for a model that predicts the one behind it: int64[B, L], NULL where none is.
+
+    `batch["labels"]`, integers [B, L], has each token itself at its place, as such models of Hugging Face take it, and
+    -100 where it is not to be predicted. Raises BadInput for labels of another shape, KeyError where there are none.
+    """
+    given = batch["labels"]
+    labels = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+    if labels.ndim != 2 or labels.dtype.kind not in "iu":
+        shape = ", ".join(map(str, labels.shape))
+        raise BadInput(
+            f"labels are {labels.dtype}[{shape}], and next_token takes integers [B, L].",
+            hint="Give labels of single tokens, or make the column by a function of your own.",
+            field="label",
+        )
+    behind = np.full(labels.shape, _NO_TARGET, dtype=np.int64)
+    behind[:, :-1] = labels[:, 1:]
+    return np.ma.masked_equal(behind, _NO_TARGET)
 
 
 def said_of(batch: Any, columns: Columns, first: bool) -> dict[str, Any]:
@@ -22,22 +49,27 @@ def said_of(batch: Any, columns: Columns, first: bool) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for column, place in places_of(columns).items():
         try:
-            said[column] = batch[place]
+            said[column] = place(batch) if callable(place) else batch[place]
         except (LookupError, TypeError):
             if first:
+                lacks = f"lacks what {_named(place)} takes" if callable(place) else f"has no {place!r}"
                 raise BadInput(
-                    f"the first batch has no {place!r}, which column {column!r} is to be: it has {_contents(batch)}.",
+                    f"the first batch {lacks}, which column {column!r} is to be: it has {_contents(batch)}.",
                     hint="Keep it in the data set and in what collates batches, or leave the column out.",
                     field="columns",
                 ) from None
     return said
 
 
-def places_of(columns: Columns) -> dict[str, str | int]:
-    """Column -> its name or place in a batch; of none where a function says all."""
+def places_of(columns: Columns) -> dict[str, Place]:
+    """Column -> its place in a batch; of none where a function says all."""
     if callable(columns):
         return {}
     return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+
+
+def _named(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def _contents(batch: Any) -> str:

@@ -60,11 +60,11 @@ class RecordCallback(_Callback):
         make: Callable[..., Recorder] = Recorder,
         **recorder: Any,
     ) -> None:
-        """`columns`: of the memory -> place or name in a batch, or names alone where they are the same, or a function
-        from a batch to the arguments of `recorder.step`. `dataset`: the name of all data. `probes`: name -> inputs of
-        the module, taken as the training ends; `probe_labels`: name -> integers, their labels where they have some.
-        `make`: what is called for the recorder, as dualform.estimate gives it. `recorder`: further arguments of the
-        Recorder, such as `layers`. Raises BadInput for labels of a probe that is not given.
+        """`columns`: of the memory -> place or name in a batch, or a function of it; or names alone where they are the
+        same, or a function from a batch to the arguments of `recorder.step`. `dataset`: the name of all data. `probes`:
+        name -> inputs of the module, taken as the training ends; `probe_labels`: name -> integers, their labels where
+        they have some. `make`: what is called for the recorder, as dualform.estimate gives it. `recorder`: further
+        arguments of the Recorder, such as `layers`. Raises BadInput for labels of a probe that is not given.
         """
         super().__init__()
         self.recorder: Recorder | None = None

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from dualform.errors import RecordingError
 from dualform.extras import missing_package
-from dualform.integrations.columns import Columns, places_of, said_of
+from dualform.integrations.columns import Columns, next_token, places_of, said_of
 from dualform.integrations.folders import Folders
 from dualform.integrations.probes import Probes
 from dualform.record.recorder import Recorder
+
+__all__ = ["RecordMixin", "RecordingTrainer", "next_token"]
 
 if TYPE_CHECKING:
     Trainer = object
@@ -52,11 +54,12 @@ class RecordMixin:
     ) -> None:
         """`record`: the memory's folder; None records nothing. Where the trainer trains again, as with a smaller batch
         that it found (`auto_find_batch_size`), that is recorded beside it, in `mine-2`. `columns`: of the memory ->
-        their names in a batch, or names alone where they are the same; those that the model does not take are kept from
-        it, and need no `remove_unused_columns=False`. `dataset`: the name of all data. `probes`: name -> inputs of the
-        model, taken as the training ends; `probe_labels`: name -> integers, their labels where they have some.
-        `recorder`: further arguments of the Recorder, such as `layers`. `make`: what is called for it, as
-        dualform.estimate gives it. Raises BadInput for labels of a probe that is not given.
+        their names in a batch, or names alone where they are the same, or functions of a batch, such as `next_token`;
+        those that the model does not take are kept from it, and need no `remove_unused_columns=False`. `dataset`: the
+        name of all data. `probes`: name -> inputs of the model, taken as the training ends; `probe_labels`: name ->
+        integers, their labels where they have some. `recorder`: further arguments of the Recorder, such as `layers`.
+        `make`: what is called for it, as dualform.estimate gives it. Raises BadInput for labels of a probe that is not
+        given.
         """
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
@@ -122,7 +125,7 @@ class RecordMixin:
         return {name: part for name, part in inputs.items() if name not in kept or name in self._taken}
 
     def _kept(self) -> set[str]:
-        return {str(name) for name in places_of(self._columns).values()}
+        return {str(place) for place in places_of(self._columns).values() if not callable(place)}
 
     def _save_checkpoint(self, *arguments: Any, **named: Any) -> Any:
         """The memory is never behind a checkpoint."""
