@@ -11,6 +11,8 @@ import dualform
 from dualform.errors import BadInput, RecordingError
 from dualform.integrations.columns import said_of
 from dualform.integrations.probes import Probes
+from dualform.record.sink import SinkThread
+from tests.walk import Trace, walk
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
 
@@ -106,6 +108,20 @@ def test_a_probe_that_cannot_be_taken_costs_nothing_of_the_memory(tmp_path):
         training.train()
     with dualform.open(tmp_path / "m") as memory:
         assert (memory.info().steps, memory.info().cut_off) == (2, "")
+
+
+def test_an_update_behind_its_step_rides_in_the_next_batch(tmp_path, monkeypatch):
+    batches, put = [], SinkThread.put
+    monkeypatch.setattr(SinkThread, "put", lambda sink, batch: (batches.append(batch), put(sink, batch)))
+    training = trainer(llama(), tmp_path, tmp_path / "m", gradient_accumulation_steps=2, max_steps=2)
+    with Trace() as trace:
+        trace.on = True
+        training.train()
+        trace.on = False
+    logs = [[(log.step, log.updated) for log in batch.logs] for batch in batches if batch.layers]
+    assert logs == [[], [(0, False)], [(1, True)], [(2, False)]]
+    assert [(log.step, log.updated) for batch in batches[len(logs) :] for log in batch.logs] == [(3, True)]
+    assert [file for file in walk("A step of the Trainer").stops if file not in trace.ran] == []
 
 
 def test_a_column_that_the_model_takes_goes_on_to_it(tmp_path):

@@ -5,6 +5,10 @@
 
 or, for a trainer of your own, `class Mine(RecordMixin, MyTrainer): ...`. Each micro-batch is a step, also where several
 of them make one update.
+
+A step is the Trainer's `training_step`, forward and backward. The Trainer clips and updates behind it, so the update is
+measured once it comes and belongs to the last step before it. Its log rides in the next step's batch, or in what a
+flush or the end writes.
 """
 
 from __future__ import annotations
