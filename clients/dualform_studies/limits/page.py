@@ -24,7 +24,7 @@ def limits_page(out: Path, report: Report) -> Page:
     page.show(claims_table(list(limits_claims(report))), _limits_table(report))
     page.heading(STORAGE)
     page.paragraph(
-        "Bytes of keys by `dualform.replay.estimate`: datapoints, times the widths of the keys, times the bytes of a "
+        "Bytes of keys: datapoints, times the widths of the keys, times the bytes of a "
         "number. A replay keeps no keys, only the columns of slots and digests of each step. The network's weights "
         "before and after come on top either way."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dualform.replay import estimate
+from dualform_studies.limits.cost import estimate
 from dualform_studies.pages.folder import Report
 
 

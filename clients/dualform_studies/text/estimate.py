@@ -1,7 +1,7 @@
 """What a language study will take, said before it trains: slots, bytes and seconds, with keys stored and by replay.
 
-Some steps of the training are timed; what recording and answering add is `dualform.replay.estimate`'s affair. Where
-keys are stored, the study trains once more, to compare the recorded training with a plain one; a replay trains twice as
+Some steps of the training are timed; what recording and answering add is arithmetic (limits/cost.py). Where keys are
+stored, the study trains once more, to compare the recorded training with a plain one; a replay trains twice as
 it is.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dualform.replay import estimate
+from dualform_studies.limits.cost import estimate
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.text.attention import prepare

@@ -1,3 +1,1 @@
 """Questions answered while a training is run a second time, so that no keys need to be stored (paper, appendix D)."""
-
-from dualform.replay.cost import Cost as Cost, estimate as estimate

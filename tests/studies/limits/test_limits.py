@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import dualform
-from dualform.replay.cost import DIGEST_BYTES
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.training.recipe import Recipe
+from dualform_studies.limits.cost import DIGEST_BYTES
 from dualform_studies.limits.storage import TRAININGS, in_bytes, storage_report
 from dualform_studies.limits.study import run_limits
 from dualform_studies.pages.folder import bytes_on_disk

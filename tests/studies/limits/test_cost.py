@@ -4,10 +4,9 @@ import pytest
 
 import dualform
 from dualform.errors import BadInput
-from dualform.replay import estimate
 from dualform.store.snapshot import Snapshot
-
-from .trained import Training
+from dualform_studies.limits.cost import estimate
+from tests.replay.trained import Training
 
 
 def test_the_papers_language_model_takes_hundreds_of_gigabytes_stored_and_a_fraction_replayed():
@@ -17,33 +16,18 @@ def test_the_papers_language_model_takes_hundreds_of_gigabytes_stored_and_a_frac
     assert cost.store_bytes - cost.key_bytes == cost.table_bytes
     assert cost.replay_bytes < cost.store_bytes / 100
     assert (cost.store_seconds, cost.replay_seconds) == (5512.0, 10512.0)
-    assert str(cost).splitlines() == [
-        "128,000,000 slots",
-        "store     206.3 GB on disk    1 h 32 min",
-        "replay      1.5 GB on disk    2 h 55 min",
-    ]
 
 
 def test_a_layer_of_gpt_3_takes_petabytes():
     # Appendix D of the paper: 300 billion tokens, a state of 12 thousand float32 numbers, "14PB".
     cost = estimate(slots=300 * 10**9, layers=[12_000], queries=0, steps=0, seconds_per_step=0.0)
     assert cost.key_bytes == 14_400 * 10**12
-    assert str(cost).splitlines()[1].split()[:3] == ["store", "14.4", "PB"]
 
 
 def test_keys_of_half_the_bytes_take_half():
     whole, half = (estimate(1000, [400, 24], 1, 1, 0.1, number_bytes=number) for number in (4, 2))
     assert (whole.key_bytes, half.key_bytes) == (1_696_000, 848_000)
     assert whole.table_bytes == half.table_bytes
-
-
-def test_small_ones_are_said_in_small_units():
-    assert str(estimate(10, [4, 3], 1, 2, 0.01)).splitlines() == [
-        "10 slots",
-        "store       0.4 kB on disk         0.0 s",
-        "replay      0.3 kB on disk         0.0 s",
-    ]
-    assert "12 min" in str(estimate(10**6, [4], 1, 720, 0.5))
 
 
 def test_it_is_what_a_stored_memory_takes(tmp_path):

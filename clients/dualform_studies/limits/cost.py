@@ -1,7 +1,8 @@
-"""What a training's answers will take, in bytes and seconds, with keys stored and with the training run again.
+"""What a training of the paper's would take, in bytes and seconds, with keys stored and with it run again.
 
-For T slots, layers of widths d and n queries: stored keys are T * d numbers a layer, float32 or half of that; a replay
-keeps T rows of slot columns and two digests a step and layer, trains twice, and scores every key on its way past.
+`dualform.estimate` measures a training that is at hand; this is arithmetic on one that is not. For T slots, layers of
+widths d and n queries: stored keys are T * d numbers a layer, float32 or half of that; a replay keeps T rows of slot
+columns and two digests a step and layer, trains twice, and scores every key on its way past.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from dataclasses import dataclass
 from dualform.errors import BadInput
 
 SLOT_BYTES = 12
-"""Of a slot's columns in DuckDB, compressed: measured 10 with a dataset, random labels and token positions."""
+"""Of a slot's columns in DuckDB, about, compressed."""
 DIGEST_BYTES = 48
-"""Of a step's digests of one layer: measured 42 in a table of 100,000."""
+"""Of a step's digests of one layer, about."""
 PRODUCT_SECONDS = 1e-9
-"""For one number of a key and one of a query, on one core: measured 0.4e-9 for the best slots and 0.9e-9 for sums by
-position; the best of each of thousands of groups take 5e-9."""
+"""For one number of a key and one of a query, about, on one core."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,6 @@ class Cost:
     def replay_seconds(self) -> float:
         return 2 * self.training_seconds + self.answer_seconds
 
-    def __str__(self) -> str:
-        ways = (("store", self.store_bytes, self.store_seconds), ("replay", self.replay_bytes, self.replay_seconds))
-        lines = [f"{name:8}{_size(size):>10} on disk{_time(seconds):>14}" for name, size, seconds in ways]
-        return "\n".join([f"{self.slots:,} slots", *lines])
-
 
 def estimate(
     slots: int, layers: Sequence[int], queries: int, steps: int, seconds_per_step: float, number_bytes: int = 4
@@ -80,17 +75,3 @@ def estimate(
         training_seconds=steps * seconds_per_step,
         answer_seconds=PRODUCT_SECONDS * numbers * queries,
     )
-
-
-def _size(size: int) -> str:
-    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e3:.1f} kB"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
