@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.record.taps import ModuleTap, embedding_bag
-from dualform.record.taps.embedding_bag import RowCounts
+from dualform.record.taps.embedding_bag import RowCountForm
 from dualform.store.sources.row_counts import counted, unpacked
 
 from .block_trainings import adamw, assert_exact, assert_live, sgd
@@ -232,7 +232,7 @@ def test_columns_of_counts():
     numbers, weights = rng.integers(0, 8, (6, 5)), rng.normal(size=(6, 5)).astype(np.float32)
     keys = torch.from_numpy(weights).view(torch.int32).long() << 32 | torch.from_numpy(numbers)
     chosen = torch.tensor([3, 0, 3, 6])
-    ((slots, found, places),) = RowCounts(7).columns(keys, chosen)
+    ((slots, found, places),) = RowCountForm(7).columns(keys, chosen)
     found = found[:, places]
     assert slots == slice(0, 1024)
     np.testing.assert_array_equal(found.numpy(), counted(*unpacked(keys.numpy()), 7)[:, chosen.numpy()])

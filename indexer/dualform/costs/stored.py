@@ -14,11 +14,7 @@ from dualform.costs.tables import Repeats, grown_bytes
 from dualform.store.layer import Layer
 from dualform.store.shard_sources import form_of_file
 from dualform.store.snapshot import Snapshot
-
-_NUMBER_BYTES = {"rows": 4, "bfloat16": 2, "float16": 2}
-"""Of sources whose rows are numbers in the type that the training computed in."""
-_PRODUCTS = (*_NUMBER_BYTES, "patches")
-"""Key sources of layers that autocast computes in half precision; it looks rows up as they are."""
+from dualform.store.sources import FORMATS
 
 
 @dataclass(frozen=True)
@@ -32,19 +28,15 @@ class LayerBytes:
     entries: int
     """Slots."""
     d_in: int
-    source: str
-    value_source: str
+    number_bytes: int | None
+    """Of one number of its keys, where it is as long as those that the training computes with; else None."""
+    value_number_bytes: int | None
+    """The same of its values: an error signal has the type of what the layer gives."""
 
     def bytes_in(self, number_bytes: int) -> int:
-        """Of keys and values, where the training computes in a type of so many bytes: an error signal has the type of
-        what the layer gives.
-        """
-        keys, values = self.keys, self.values
-        if self.source in _NUMBER_BYTES:
-            keys = keys * number_bytes // _NUMBER_BYTES[self.source]
-        if self.source in _PRODUCTS:
-            values = values * number_bytes // _NUMBER_BYTES[self.value_source]
-        return keys + values
+        """Of keys and values, where the training computes in a type of so many bytes."""
+        sizes = (self.keys, self.number_bytes), (self.values, self.value_number_bytes)
+        return sum(size if own is None else size * number_bytes // own for size, own in sizes)
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
         if layer.repeats:
             drawn = entries / layer.key_format.per_row
             most = _most_rows(layer, samples, rows_a_sample.get(layer.name, 0.0))
-            if most is not None and drawn > most and layer.source != "row numbers":
+            if most is not None and drawn > most and layer.key_format.most_rows is None:
                 others = share_of_others(memory, layer)
                 unproven += [layer.name] * (others is None)
                 altered |= {layer.name: others} if others else {}
@@ -101,9 +93,11 @@ def stored_after(folder: Path, scratch: Path, steps: int, samples: int | None) -
             once += [layer.name] * (most is None)
         keys = round(size / rows * stored) if rows else 0
         values = round(sizes["values"][1] * times)
-        numbers = round(stored * layer.key_format.per_row * (1 if layer.source.startswith("row ") else layer.d_in))
-        sources = layer.source, layer.value_source
-        layers[layer.name] = LayerBytes(keys, values, numbers, entries, layer.d_in, *sources)
+        numbers = round(stored * layer.key_format.numbers_a_row)
+        of_values = FORMATS[layer.value_source].number_bytes if layer.key_format.multiplied else None
+        layers[layer.name] = LayerBytes(
+            keys, values, numbers, entries, layer.d_in, layer.key_format.number_bytes, of_values
+        )
     kept = memory.manifest.others
     return Stored(
         layers=layers,
@@ -138,6 +132,7 @@ def _rows_a_sample(memory: Snapshot) -> dict[str, float]:
 
 def _most_rows(layer: Layer, samples: int | None, rows_a_sample: float) -> float | None:
     """How many distinct inputs a layer may have; None where nobody knows."""
-    known = [float(layer.d_in)] if layer.source == "row numbers" else []
+    most = layer.key_format.most_rows
+    known = [] if most is None else [float(most)]
     known += [] if samples is None else [samples * rows_a_sample]
     return min(known, default=None)

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
 from dualform.query.weights.slot_sum import block_size
-from dualform.rules.half_precision import rounded
+from dualform.rules.half_precision import UNIT_ROUNDOFF, rounded
 from dualform.store.entries import Integers
 from dualform.store.layer import Layer
-
-_HALF = ("bfloat16", "float16")
 
 
 def probes_that_hold(view: View, entries: dict[str, Integers], check: Check) -> set[str]:
@@ -43,7 +41,7 @@ def _queries(view: View, probe: str, layer: Layer) -> set[bytes]:
             continue
         queries = run.probe(probe).queries(layer.name)
         found |= set(_digests(queries))
-        if half := next((name for name in _HALF if name in (layer.source, layer.dtype)), None):
+        if half := next((name for name in UNIT_ROUNDOFF if name in (layer.source, layer.dtype)), None):
             found |= set(_digests(rounded(queries.astype(np.float64), half).astype(np.float32)))
     return found
 

@@ -52,7 +52,7 @@ def _added(one: BlockSum, other: BlockSum) -> BlockSum:
 
 def _brought(view: View, block: Parameter, entries: Mapping[str, Integers], check: Check) -> BlockSum:
     holders = [
-        _Terms(view, layer, place, entries[layer.name])
+        _TargetTerms(view, layer, place, entries[layer.name])
         for layer in view.snapshot.layers.values()
         if layer.name in entries
         for place in layer.parameters
@@ -73,7 +73,7 @@ def _brought(view: View, block: Parameter, entries: Mapping[str, Integers], chec
 
 
 @dataclass(frozen=True, eq=False)
-class _Terms:
+class _TargetTerms:
     """What some entries of a layer bring to one of its blocks."""
 
     view: View

@@ -13,7 +13,7 @@ from dualform.errors import RecordingError
 from dualform.record.batch_axis import BatchAxis
 from dualform.record.shape import Shape, misfit, oblong, square, turned
 from dualform.record.signal import Signal
-from dualform.record.space import Space
+from dualform.record.space import RecordedSpace
 from dualform.record.spaces import Spaces, lost_call
 from dualform.record.step_record import StepRecord
 from dualform.record.suggested_spaces import suggested_spaces
@@ -41,7 +41,7 @@ class Aligner:
         self._taps = [tap for tap in taps if record.calls(tap.name)]
         self._calls = {tap.name: dict(enumerate(record.calls(tap.name))) for tap in self._taps}
         """By layer and number, the calls that stay."""
-        self._made: dict[str, Space] = {}
+        self._made: dict[str, RecordedSpace] = {}
         spaces.meet({tap.name: list(self._calls[tap.name].values()) for tap in self._taps}, self._metadata.rows)
         self._of = {tap.name: spaces.space_of(tap.name, self._calls[tap.name][0].leading) for tap in self._taps}
         self._axis = BatchAxis(self._metadata, spaces)
@@ -61,7 +61,7 @@ class Aligner:
         self._check_square(found)
         return found
 
-    def _space_of(self, tap: Tap) -> Space:
+    def _space_of(self, tap: Tap) -> RecordedSpace:
         return self._made[self._of[tap.name]]
 
     def _part(self, tap: Tap, call: int, reason: str, hint: str) -> None:
@@ -88,13 +88,13 @@ class Aligner:
                         hint="Record a layer by one kind of slots, or leave it out with layers=.",
                     )
 
-    def _space(self, name: str) -> Space:
+    def _space(self, name: str) -> RecordedSpace:
         """A space that is seen for the first time."""
         members = [tap for tap in self._taps if self._of[tap.name] == name]
         deep = [tap for tap in members if len(self._calls[tap.name][0].leading) > 1]
         routed = any(self._spaces.routed(tap.name) for tap in members)
         if routed or not deep:
-            return Space(name, tokens=False, routed=routed, axis=0)
+            return RecordedSpace(name, tokens=False, routed=routed, axis=0)
         return self._axis.of_space(name, deep)
 
     def _fit(self, tap: Tap) -> dict[int, Shape]:

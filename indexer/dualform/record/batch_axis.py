@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dualform.errors import BadInput
 from dualform.record.metadata import Metadata
 from dualform.record.signal import Signal
-from dualform.record.space import Space
+from dualform.record.space import RecordedSpace
 from dualform.record.spaces import Spaces
 from dualform.record.taps import Tap
 
@@ -34,29 +34,29 @@ class BatchAxis:
             _check_same(f"layer {layer!r}", spaces.axis_of(layer), said)
         spaces.axes[layer] = said
 
-    def check(self, space: Space) -> None:
+    def check(self, space: RecordedSpace) -> None:
         """Take in what batch_dim says of a space. Raises BadInput where it was another axis at first."""
         said = self._metadata.batch_dim(space.name)
         if said is not None and space.tokens and not space.fixed:
             _check_same(f"space {space.name!r}", space.axis or 0, said)
             space.axis, space.said = said, True
 
-    def of_space(self, name: str, layers: Sequence[Tap]) -> Space:
+    def of_space(self, name: str, layers: Sequence[Tap]) -> RecordedSpace:
         """A space of tokens that is seen for the first time, by its layers that see tokens."""
         if all(tap.key_form.batch_axis is not None for tap in layers):
-            return Space(name, tokens=True, routed=False, axis=layers[0].key_form.batch_axis, fixed=True)
+            return RecordedSpace(name, tokens=True, routed=False, axis=layers[0].key_form.batch_axis, fixed=True)
         said = self._metadata.batch_dim(name)
         if said is not None:
-            return Space(name, tokens=True, routed=False, axis=said, said=True)
+            return RecordedSpace(name, tokens=True, routed=False, axis=said, said=True)
         axes = self._spaces.axes
         told = [tap for tap in layers if tap.batch_dim is not None and tap.name not in axes]
         if told:
-            return Space(name, tokens=True, routed=False, axis=told[0].batch_dim, teller=told[0].name)
+            return RecordedSpace(name, tokens=True, routed=False, axis=told[0].batch_dim, teller=told[0].name)
         own = [axes[tap.name] for tap in layers if tap.name in axes]
         # Where layers differ, one that joins them later is to tell its axis, as where it is the second of all.
-        return Space(name, tokens=True, routed=False, axis=max(own) if len(own) == len(layers) else None)
+        return RecordedSpace(name, tokens=True, routed=False, axis=max(own) if len(own) == len(layers) else None)
 
-    def contradiction(self, tap: Tap, space: Space) -> tuple[str, str] | None:
+    def contradiction(self, tap: Tap, space: RecordedSpace) -> tuple[str, str] | None:
         """Why a layer that knows its axis cannot be in its space, and what helps; None where it can."""
         if tap.batch_dim is None or space.said or tap.name in self._spaces.axes:
             return None
@@ -73,14 +73,14 @@ class BatchAxis:
             f"{space.axis or 0}"
         ), hint
 
-    def of_layer(self, tap: Tap, space: Space, flat: bool) -> int | None:
+    def of_layer(self, tap: Tap, space: RecordedSpace, flat: bool) -> int | None:
         """The axis of a layer in a space of tokens; None where nothing tells the order of what came `flat`."""
         own = self._spaces.axes.get(tap.name)
         if own is None and flat and not space.said:
             return tap.batch_dim if space.axis else 0
         return (space.axis or 0) if own is None else own
 
-    def known(self, tap: Tap, space: Space, calls: Mapping[int, Signal]) -> bool:
+    def known(self, tap: Tap, space: RecordedSpace, calls: Mapping[int, Signal]) -> bool:
         """Whether a layer's axis is beyond doubt before anything is seen of this step."""
         if not space.tokens or space.said or not (space.axis or space.fixed):
             return True

@@ -9,7 +9,7 @@ from functools import partial
 
 from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
-from dualform.record.metadata import Columns
+from dualform.record.metadata import StepColumns
 from dualform.record.other_values import OtherValues
 from dualform.record.plan import Plan
 from dualform.record.progress import Progress
@@ -30,7 +30,7 @@ class Batches:
     """Those of one recording, and the thread that writes them."""
 
     def __init__(
-        self, plan: Plan, start: Start, progress: Progress, columns: Columns, updates: AllUpdates, valued: set[str]
+        self, plan: Plan, start: Start, progress: Progress, columns: StepColumns, updates: AllUpdates, valued: set[str]
     ) -> None:
         """`valued`: the layers that have values."""
         self._plan, self._start, self._progress = plan, start, progress

@@ -31,7 +31,7 @@ from dualform.record.taps.free import FreeTap, MatrixWatcher
 from dualform.record.taps.matrix_block import MatrixBlock
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.named import LISTENING
-from dualform.record.taps.product import Product
+from dualform.record.taps.product import MatrixProduct
 from dualform.record.taps.tap import Listener
 from dualform.record.taps.watcher import ProductHider
 from dualform.store.layer import Layer
@@ -158,7 +158,7 @@ class FoundLayers:
             hider.detach()
 
     def tap_of(
-        self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]
+        self, path: str, parameter: Tensor, block: MatrixBlock, product: MatrixProduct, own: Mapping[str, Tensor]
     ) -> FreeTap | None:
         place = (path, block, product.looks_up)
         if place not in self._taps.shown and not self.closed:
@@ -172,7 +172,7 @@ class FoundLayers:
         if not self.closed:
             self._uses.add(path, function)
 
-    def by_hand(self, product: Product, name: str, output: Tensor) -> Tensor:
+    def by_hand(self, product: MatrixProduct, name: str, output: Tensor) -> Tensor:
         """What the network goes on with, of a product that `dualform.tap` was told of by this name."""
         if self._listener is None or self._listener.forward_mode() is None:
             return output

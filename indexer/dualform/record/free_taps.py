@@ -16,7 +16,7 @@ from dualform.record.stacks import blocks_of
 from dualform.record.taps import Tap
 from dualform.record.taps.free import FreeTap
 from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
-from dualform.record.taps.product import Product
+from dualform.record.taps.product import MatrixProduct
 from dualform.record.taps.recalled import LOOKED_UP, recalled
 from dualform.store.layer import Layer
 
@@ -62,7 +62,7 @@ class FreeTaps:
         return tap
 
     def show(
-        self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]
+        self, path: str, parameter: Tensor, block: MatrixBlock, product: MatrixProduct, own: Mapping[str, Tensor]
     ) -> None:
         """A product with a block was seen that has no tap; `own`: as Finder says."""
         stack = blocks_of(path, parameter, block)

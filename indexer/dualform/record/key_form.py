@@ -15,11 +15,12 @@ from torch import Tensor
 
 from dualform.record.projection import Directions, Doubles, Outer, full_precision
 from dualform.record.shape import Shape, laid_out
+from dualform.rules.half_precision import UNIT_ROUNDOFF
 from dualform.store.parameter import Parameter
 
 SLOTS_AT_ONCE = 1024
 """Whose chosen columns, or terms of chosen entries, are made at once."""
-HALVED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+HALVED: dict[torch.dtype, str] = {getattr(torch, name): name for name in UNIT_ROUNDOFF}
 """Types of half of float32's bytes, by the name that the store has for them, and for keys of them."""
 
 

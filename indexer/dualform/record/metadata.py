@@ -114,7 +114,7 @@ class Metadata:
         return bool(self.arrays) or any(entry.ndim for entry in self.at(space).values())
 
 
-class Columns:
+class StepColumns:
     """The columns of one recording. A column keeps the level and the type that it had when it was first given."""
 
     def __init__(self, spaces: Spaces) -> None:

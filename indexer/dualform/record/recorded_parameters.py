@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dualform import kernels
 from dualform.record.projection import DIRECTIONS, Directions, Doubles, readable
-from dualform.record.sharded_parameters import HeldRows, is_sharded
+from dualform.record.sharded_parameters import RankRows, is_sharded
 from dualform.record.taps import Tap
 from dualform.store.parameter import Parameter
 
@@ -45,7 +45,7 @@ class RecordedParameter:
     """The parameter's."""
     block_shape: torch.Size
     """[rows, columns] or [rows]."""
-    rows: HeldRows | None = None
+    rows: RankRows | None = None
     """Those that this process holds, of a model that is sharded; None where it holds all."""
     lost: bool = False
     """Whether nothing of its shape stands in its place any more."""
@@ -108,7 +108,7 @@ class RecordedParameters(Sequence[RecordedParameter]):
             directions = Directions.drawn(shape[1], generator) if place.start < tap.d_in else None
             start, stop = stop, stop + shape[0] * (1 if directions is None else DIRECTIONS)
             where = tuple((holder.name, own) for holder, own, _ in terms)
-            rows = HeldRows.of(place, tensor, speaks) if self.sharded else None
+            rows = RankRows.of(place, tensor, speaks) if self.sharded else None
             found = RecordedParameter(name, tensor, where, directions, start, stop, tensor.shape, shape, rows)
             self._all.append(found)
         self._of_layer: dict[str, list[tuple[int, RecordedParameter, Parameter]]] = {}

@@ -17,7 +17,7 @@ from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
 from dualform.record.batches import Batches
 from dualform.record.halved_parameters import halved_parameters
-from dualform.record.metadata import Columns
+from dualform.record.metadata import StepColumns
 from dualform.record.placement import Placement
 from dualform.record.plan import Plan
 from dualform.record.progress import Progress
@@ -53,7 +53,7 @@ class Recording:
         self._start = Start(plan.model, plan.owners, plan.taps, halved, initial, plan.ranks if plan.sharded else None)
         measured = self._measured_before()
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
-        self._columns = Columns(self._spaces)
+        self._columns = StepColumns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
         training = Training(
             plan.model, self._start.initial, self._start.buffers, halved, plan.ranks, Placement(self._spaces)

@@ -12,14 +12,14 @@ from math import prod
 from torch import Tensor
 
 from dualform.errors import BadInput
-from dualform.record.space import Space
+from dualform.record.space import RecordedSpace
 
 
 @dataclass(frozen=True)
 class Shape:
     """One call of a space: its slots lie row after row."""
 
-    space: Space
+    space: RecordedSpace
     call: int
     leading: tuple[int, ...]
     """(B,), or (B, L...) where the space has tokens."""

@@ -54,7 +54,7 @@ def held(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class RankRows:
     """The rows of a block that this process holds, all of which other processes do not."""
 
     first: int
@@ -65,7 +65,7 @@ class HeldRows:
     """The place of the block's rows in the parameter's rows that are held."""
 
     @classmethod
-    def of(cls, block: Parameter, tensor: Tensor, speaks: bool) -> HeldRows:
+    def of(cls, block: Parameter, tensor: Tensor, speaks: bool) -> RankRows:
         """`speaks`: this process is the one that speaks for parameters of which every one holds all."""
         if is_sharded(tensor):
             start = _first_row(tensor)

@@ -20,7 +20,7 @@ from dualform.record.column_values import Array
 from dualform.record.extent import extent_of, spread_over_slots
 from dualform.record.followed_rows import Origin, Rows
 from dualform.record.key_form import laid_rows
-from dualform.record.metadata import Columns, Metadata
+from dualform.record.metadata import Metadata, StepColumns
 from dualform.record.routed_columns import RoutedColumns
 from dualform.record.shape import Shape
 from dualform.record.signal import Signal
@@ -94,7 +94,7 @@ class Layout:
     count: int
     """Rows of the step."""
 
-    def slots_of(self, record: StepRecord, columns: Columns) -> Slots:
+    def slots_of(self, record: StepRecord, columns: StepColumns) -> Slots:
         """Of another step with this signature. Raises BadInput for a column that changed."""
         rows = [
             _rows(name, shape, signal, None)
@@ -108,7 +108,7 @@ class Layout:
 class SlotMaker:
     """Makes the slots of one recording's steps."""
 
-    def __init__(self, taps: Sequence[Tap], spaces: Spaces, columns: Columns) -> None:
+    def __init__(self, taps: Sequence[Tap], spaces: Spaces, columns: StepColumns) -> None:
         self._taps, self._spaces, self._columns = taps, spaces, columns
         self._layout: Layout | None = None
         """Of the last step that had one."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Space:
+class RecordedSpace:
     """One space, as its layers' first keys showed it."""
 
     name: str

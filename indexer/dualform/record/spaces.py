@@ -16,7 +16,7 @@ from dualform.errors import BadInput, NotFound
 from dualform.patterns import matches
 from dualform.record.lookups import lookup_of
 from dualform.record.signal import Signal
-from dualform.record.space import Space
+from dualform.record.space import RecordedSpace
 from dualform.record.taps import Tap
 from dualform.store.tables import OTHERS, ROUNDING, TABLES
 
@@ -57,7 +57,7 @@ class Spaces:
         for name in layers:
             if name in self._routed and name not in self._named:
                 self._named[name] = self._own_space(name)
-        self.known: dict[str, Space] = {}
+        self.known: dict[str, RecordedSpace] = {}
         """By name, of those that have had slots."""
         self.layers: dict[str, str] = {}
         """Layer -> space, of those that have had slots."""
@@ -138,7 +138,7 @@ class Spaces:
     def routed(self, layer: str) -> bool:
         return layer in self._routed
 
-    def admit(self, layer: str, space: Space, tokens: bool) -> None:
+    def admit(self, layer: str, space: RecordedSpace, tokens: bool) -> None:
         """A layer had its first slots."""
         self.known.setdefault(space.name, space)
         self.layers[layer] = space.name

@@ -16,7 +16,7 @@ import numpy as np
 from dualform.rules.update_rule import Doubles
 
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""u: half a last bit of 1."""
+"""u: half a last bit of 1. By type, the coarsest first: all that there are."""
 _LOWER_HALF = 0xFFFF
 """Of a float32 number's bits: what bfloat16 has not."""
 

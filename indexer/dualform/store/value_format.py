@@ -16,7 +16,7 @@ from dualform.store.matrix_file import MatrixForm, npy
 from dualform.store.sources import FORMATS
 from dualform.store.sources.key_source import KeySource, StoredRows
 
-VALUE_SOURCES = ("rows", "bfloat16", "float16")
+VALUE_SOURCES = tuple(name for name, own in FORMATS.items() if own.number_bytes is not None)
 """Those of the key sources whose rows are numbers, in the type that the training computed in."""
 
 

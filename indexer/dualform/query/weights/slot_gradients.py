@@ -37,7 +37,7 @@ class SlotGradients:
         """`shape`: of the block."""
         self._shape = shape
         self._whole, self._remaining = _Sum(shape), _Sum(shape)
-        self._terms = [_Terms(view, *holder) for holder in holders]
+        self._terms = [_LayerTerms(view, *holder) for holder in holders]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
 
@@ -124,7 +124,7 @@ class _Sum:
 class _Product:
     """Of the entries from `start` to `stop` of one layer."""
 
-    terms: _Terms
+    terms: _LayerTerms
     start: int
     stop: int
     dtype: str
@@ -132,7 +132,7 @@ class _Product:
     """Step, copy of the weight and place: products of one copy follow each other as they were added."""
 
 
-class _Terms:
+class _LayerTerms:
     """Of one layer."""
 
     def __init__(self, view: View, layer: Layer, place: Parameter, selection: Selection) -> None:

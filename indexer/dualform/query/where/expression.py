@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 
 from dualform.errors import BadMask
-from dualform.query.where.expression_writer import DEEPEST, Writer
+from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter
 
 LONGEST = 1 << 18
 """Characters: room for a list of some tens of thousands of slots."""
@@ -61,7 +61,7 @@ def parse(text: str, columns: Collection[str]) -> Expression:
 @lru_cache(maxsize=64)
 def _parse(text: str, columns: tuple[str, ...]) -> Expression:
     try:
-        writer = Writer({name.lower(): name for name in columns})
+        writer = ExpressionWriter({name.lower(): name for name in columns})
         sql = writer.write(_single_item(text))
     except RecursionError:
         raise _too_deep() from None

@@ -67,7 +67,7 @@ _ALLOWED = (
 
 
 @dataclass
-class Writer:
+class ExpressionWriter:
     """Writes a syntax tree as SQL, collecting its constants."""
 
     columns: dict[str, str]
@@ -182,16 +182,16 @@ class Writer:
         return f"{quoted(name)}({', '.join(self.all([argument['expression'] for argument in node['arguments']]))})"
 
 
-_WRITERS: dict[str, Callable[[Writer, Any], str]] = {
-    "CONSTANT": Writer.constant,
-    "COLUMN_REF": Writer.column,
-    "COMPARISON": Writer.comparison,
-    "CONJUNCTION": Writer.conjunction,
-    "OPERATOR": Writer.operator,
-    "BETWEEN": Writer.between,
-    "CASE": Writer.case,
-    "CAST": Writer.cast,
-    "FUNCTION": Writer.function,
+_WRITERS: dict[str, Callable[[ExpressionWriter, Any], str]] = {
+    "CONSTANT": ExpressionWriter.constant,
+    "COLUMN_REF": ExpressionWriter.column,
+    "COMPARISON": ExpressionWriter.comparison,
+    "CONJUNCTION": ExpressionWriter.conjunction,
+    "OPERATOR": ExpressionWriter.operator,
+    "BETWEEN": ExpressionWriter.between,
+    "CASE": ExpressionWriter.case,
+    "CAST": ExpressionWriter.cast,
+    "FUNCTION": ExpressionWriter.function,
 }
 
 

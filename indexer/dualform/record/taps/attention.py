@@ -21,7 +21,7 @@ from dualform.errors import RecordingError
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.matrix_block import block_of
 from dualform.record.taps.module_tap import ModuleTap
-from dualform.record.taps.product import Product
+from dualform.record.taps.product import MatrixProduct
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.record.taps.watcher import SEES_ATTENTION, Watcher
 from dualform.store.parameter import Parameter
@@ -33,6 +33,11 @@ class TappedAttention(ModuleTap, module_type=nn.MultiheadAttention):
     """Finds the four layers of a module, which itself is none."""
 
     covered = ("out_proj",)
+
+    @classmethod
+    def batch_dim_of(cls, module: nn.Module) -> int | None:
+        assert isinstance(module, nn.MultiheadAttention)
+        return 0 if module.batch_first else 1
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
@@ -79,7 +84,7 @@ class _Part(Tap):
         prefix = f"{module}." if module else ""
         super().__init__(f"{prefix}{part}", values)
         self._watcher, self.attends = watcher, part in ("q", "out_proj")
-        self.batch_dim = 0 if watcher.module.batch_first else 1
+        self.batch_dim = TappedAttention.batch_dim_of(watcher.module)
         self.weight: Tensor = watcher.module.get_parameter(weight)
         self._owner = _owner(watcher.module, weight)
         self.d_out, self.d_in = watcher.module.embed_dim, self.weight.shape[1]
@@ -162,7 +167,7 @@ class _AttentionWatcher(Watcher):
         whole = tensor.reshape(-1, batch, tensor.shape[-1])
         return whole.transpose(0, 1) if self.module.batch_first else whole
 
-    def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor | None:
+    def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
         found = False
         for tap in self._taps_of(product.weight):
             found = True

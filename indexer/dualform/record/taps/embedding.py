@@ -30,7 +30,7 @@ class TappedEmbedding(ModuleTap, module_type=nn.Embedding):
     def __init__(self, name: str, module: nn.Embedding, values: bool = True) -> None:
         super().__init__(name, module, values)
         self.stand_for("weight", None, transposed=True)
-        self.key_form = RowNumbers(self.d_in)
+        self.key_form = RowNumberForm(self.d_in)
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
@@ -61,7 +61,7 @@ def no_product(module: nn.Embedding | nn.EmbeddingBag) -> str:
     return ""
 
 
-class RowNumbers(KeyForm):
+class RowNumberForm(KeyForm):
     """Keys [...] of integers become int64[n]."""
 
     looks_up = True

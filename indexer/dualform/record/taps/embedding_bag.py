@@ -37,7 +37,7 @@ class TappedEmbeddingBag(ModuleTap, module_type=nn.EmbeddingBag):
         super().__init__(name, module, values)
         self.stand_for("weight", None, transposed=True)
         self.batch_dim = 0
-        self.key_form = RowCounts(self.d_in, mean=module.mode == "mean")
+        self.key_form = RowCountForm(self.d_in, mean=module.mode == "mean")
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
@@ -63,7 +63,7 @@ class TappedEmbeddingBag(ModuleTap, module_type=nn.EmbeddingBag):
         return Call(key, (output,), raw=False)
 
 
-class RowCounts(KeyForm):
+class RowCountForm(KeyForm):
     """Members of bags become int64[n, N], as the store's source of that name has them.
 
     They come as [n, N] or as one list, before which stand n + 1, and where each bag begins and the last one ends.

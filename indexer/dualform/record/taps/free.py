@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from dualform.record.taps.embedding import RowNumbers
+from dualform.record.taps.embedding import RowNumberForm
 from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
-from dualform.record.taps.product import Product
+from dualform.record.taps.product import MatrixProduct
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.record.taps.watcher import Watcher
 from dualform.store.parameter import Parameter
@@ -28,7 +28,7 @@ class FreeTap(Tap):
         place = Parameter(parameter, 0, self.d_in, block.rows, block.transposed, block.columns, block.leading)
         self.parameters = {place.within(tensor.shape): tensor}
         self.block = block
-        self.key_form = RowNumbers(self.d_in) if looks_up else self.key_form
+        self.key_form = RowNumberForm(self.d_in) if looks_up else self.key_form
         self._padding: int | None = None
 
     def add_bias(self, bias: Tensor, own: Mapping[str, Tensor]) -> None:
@@ -50,7 +50,7 @@ class FreeTap(Tap):
         (tensor, *_) = self.parameters.values()
         return block_of(matrix, tensor) == self.block
 
-    def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor:
+    def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor:
         """Report a product. Returns what the network goes on with."""
         key = product.key.detach()
         if product.looks_up:
@@ -75,7 +75,7 @@ class Finder(Protocol):
     """Whether no new ones are taken any more."""
 
     def tap_of(
-        self, path: str, parameter: Tensor, block: MatrixBlock, product: Product, own: Mapping[str, Tensor]
+        self, path: str, parameter: Tensor, block: MatrixBlock, product: MatrixProduct, own: Mapping[str, Tensor]
     ) -> FreeTap | None:
         """The tap of a block of the parameter of that name; None where it is no layer. `own`: its module's parameters,
         of which one may be the product's bias.
@@ -96,7 +96,7 @@ class MatrixWatcher(Watcher):
         self.free = free
         self._own, self._finder = own, finder
 
-    def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor | None:
+    def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
         for path, parameter in self.free.items():
             if not is_of(product.weight, parameter):
                 continue

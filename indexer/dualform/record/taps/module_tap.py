@@ -49,6 +49,7 @@ class ModuleTap(Tap):
         """`values`: error signals are wanted, too."""
         super().__init__(name, values)
         self.module = module
+        self.batch_dim = self.batch_dim_of(module)
         self.early: EarlyKey | None = None
         """Of the call that is under way, where its key was saved already."""
         self._handles: list[RemovableHandle] = []
@@ -63,6 +64,13 @@ class ModuleTap(Tap):
     def taps_of(cls, name: str, module: nn.Module, values: bool = True) -> Sequence[Tap]:
         """The layers that a module of that name is: one, unless the kind says otherwise."""
         return [cls(name, module, values)]
+
+    @classmethod
+    def batch_dim_of(cls, module: nn.Module) -> int | None:
+        """The axis that is the batch of what a module takes, and of layers inside it, where the module tells; else
+        None.
+        """
+        return None
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:

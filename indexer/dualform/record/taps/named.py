@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
-from dualform.record.taps.product import Product
+from dualform.record.taps.product import MatrixProduct
 from dualform.record.taps.watcher import hidden
 
 
 class Recipient(Protocol):
     """Who hears of such products."""
 
-    def by_hand(self, product: Product, name: str, output: Tensor) -> Tensor:
+    def by_hand(self, product: MatrixProduct, name: str, output: Tensor) -> Tensor:
         """What the network goes on with in place of `output`."""
 
 
@@ -39,5 +39,5 @@ def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
     with hidden():
         output = linear(x, weight)
         for recipient in LISTENING:
-            output = recipient.by_hand(Product(x, weight), name, output)
+            output = recipient.by_hand(MatrixProduct(x, weight), name, output)
     return output

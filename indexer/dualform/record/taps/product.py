@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class MatrixProduct:
     """x W^T + b, or rows of W^T that are looked up; any of the tensors may be a parameter, or a view of one."""
 
     key: Tensor
@@ -32,7 +32,7 @@ class Product:
         return output.mT if self.turned else output
 
 
-def products_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Product]:
+def products_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MatrixProduct]:
     """What a call of a torch function of that name may be: of `x @ W`, either tensor may be the matrix.
 
     Empty for all but products of a matrix, and for those that scale what they are given.
@@ -46,23 +46,25 @@ def products_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
         return []
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Product]:
-    return [Product(input, weight, bias)]
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[MatrixProduct]:
+    return [MatrixProduct(input, weight, bias)]
 
 
-def _matmul(input: Tensor, other: Tensor, **_: Any) -> list[Product]:
+def _matmul(input: Tensor, other: Tensor, **_: Any) -> list[MatrixProduct]:
     found = []
     if other.dim() == 2:
-        found.append(Product(input, other.T))
+        found.append(MatrixProduct(input, other.T))
     if input.dim() == 2 and other.dim() == 1:
-        found.append(Product(other, input))
+        found.append(MatrixProduct(other, input))
     elif input.dim() == 2 and other.dim() > 1:
-        found.append(Product(other.mT, input, turned=True))
+        found.append(MatrixProduct(other.mT, input, turned=True))
     return found
 
 
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **_: Any) -> list[Product]:
-    return [Product(mat1, mat2.T, input)] if beta == alpha == 1 else []
+def _addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **_: Any
+) -> list[MatrixProduct]:
+    return [MatrixProduct(mat1, mat2.T, input)] if beta == alpha == 1 else []
 
 
 def _embedding(
@@ -73,14 +75,14 @@ def _embedding(
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> list[Product]:
+) -> list[MatrixProduct]:
     if max_norm is not None or scale_grad_by_freq or sparse:
         return []
     rows = None if padding_idx is None else padding_idx % len(weight)
-    return [Product(input, weight.T, looks_up=True, padding=rows)] if weight.dim() == 2 else []
+    return [MatrixProduct(input, weight.T, looks_up=True, padding=rows)] if weight.dim() == 2 else []
 
 
-_READERS: dict[str, Callable[..., list[Product]]] = {
+_READERS: dict[str, Callable[..., list[MatrixProduct]]] = {
     "linear": _linear,
     "matmul": _matmul,
     "mm": _matmul,
@@ -91,5 +93,5 @@ _READERS: dict[str, Callable[..., list[Product]]] = {
 """By the name of the function; `x @ w` is `matmul`."""
 
 
-def _fits(found: Product) -> bool:
+def _fits(found: MatrixProduct) -> bool:
     return found.weight.dim() == 2 and (found.looks_up or found.key.is_floating_point())

@@ -34,7 +34,6 @@ class TappedRecurrent(ModuleTap):
 
     def __init__(self, name: str, module: nn.RNNBase, values: bool = True) -> None:
         super().__init__(name, module, values)
-        self.batch_dim = 0 if module.batch_first else 1
         hidden = module.hidden_size
         self.d_in, self.d_out = hidden + module.input_size, self.gates * hidden
         places = {"weight_hh_l0": (0, hidden), "weight_ih_l0": (hidden, self.d_in)}
@@ -43,6 +42,11 @@ class TappedRecurrent(ModuleTap):
         self.parameters = {
             Parameter(self.parameter_name(own), *place): getattr(module, own) for own, place in places.items()
         }
+
+    @classmethod
+    def batch_dim_of(cls, module: nn.Module) -> int | None:
+        assert isinstance(module, nn.RNNBase)
+        return 0 if module.batch_first else 1
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:

@@ -32,7 +32,7 @@ class TappedTransposedConvolution(ModuleTap):
         super().__init__(name, module, values)
         self.stand_for("weight", None, transposed=True)
         self.batch_dim = 0
-        self.key_form = Places()
+        self.key_form = OutputPlaces()
         zeros = tuple(map(int, module.padding))
         self._unfolding = Unfolding(module.kernel_size, module.stride, zeros, module.dilation)
 
@@ -71,7 +71,7 @@ class TappedConvTranspose3d(TappedTransposedConvolution, module_type=nn.ConvTran
     pass
 
 
-class Places(KeyForm):
+class OutputPlaces(KeyForm):
     """Keys [B, *size, C] become float32[B prod(size), C]."""
 
     space = "patch"

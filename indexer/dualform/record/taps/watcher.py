@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from dualform.record.taps.hook import ModelHook
-from dualform.record.taps.product import Product, products_of
+from dualform.record.taps.product import MatrixProduct, products_of
 from dualform.record.taps.tap import Listener
 
 
@@ -41,7 +41,7 @@ class Watcher(ABC):
         self._handles: list[RemovableHandle] = []
 
     @abstractmethod
-    def multiplied(self, listener: Listener, product: Product, output: Tensor) -> Tensor | None:
+    def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
         """What the network goes on with in place of a product's `output`; None for one that is not this module's.
 
         `output` [..., d_out] belongs to the product's keys.

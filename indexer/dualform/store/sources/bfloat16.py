@@ -23,6 +23,8 @@ _BITS = 16
 class Bfloat16(KeyFormat, source="bfloat16"):
     """Handed over as float32[n, d_in], stored as uint16[n, d_in]; as float32 from where it would lose a bit."""
 
+    number_bytes = 2
+
     @property
     def forms(self) -> Sequence[MatrixForm]:
         return npy("<u2", self.d_in), flat_index(self.d_in)

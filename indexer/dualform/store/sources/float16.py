@@ -21,6 +21,8 @@ from dualform.store.sources.made_rows import MadeRows
 class Float16(KeyFormat, source="float16"):
     """Handed over as float32[n, d_in], stored as float16[n, d_in]; as float32 from where it would lose a bit."""
 
+    number_bytes = 2
+
     @property
     def forms(self) -> Sequence[MatrixForm]:
         return npy("<f2", self.d_in), flat_index(self.d_in)

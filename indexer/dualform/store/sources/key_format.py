@@ -28,6 +28,14 @@ class KeyFormat(ABC):
     geometry_names: ClassVar[frozenset[str]] = frozenset()
     """What has to stand in a layer's geometry."""
 
+    number_bytes: ClassVar[int | None] = None
+    """Of one number of a key, where rows are keys in the type that the training computed in; else None."""
+
+    multiplied: ClassVar[bool] = True
+    """Whether layers multiply by such keys, which autocast does in half precision: rows that are looked up stay as they
+    are.
+    """
+
     def __init_subclass__(cls, *, source: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         KeyFormat.named[source] = cls
@@ -43,6 +51,16 @@ class KeyFormat(ABC):
     def per_row(self) -> int:
         """P: entries, consecutive ones, that a stored row stands for."""
         return 1
+
+    @property
+    def numbers_a_row(self) -> int:
+        """How many numbers of keys a question reads for each stored row."""
+        return self.per_row * self.d_in
+
+    @property
+    def most_rows(self) -> int | None:
+        """How many different rows there can be; None for any number."""
+        return None
 
     def count(self, keys: NDArray[Any]) -> int | None:
         """n, of the keys of a batch as they are handed over; None where nobody knows."""

@@ -27,10 +27,17 @@ class RowCounts(KeyFormat, source="row counts"):
     A file has members for the longest of its keys, up to the next power of two: longer keys begin another file.
     """
 
+    multiplied = False
+
     def __init__(self, d_in: int, geometry: Geometry) -> None:
         super().__init__(d_in, geometry)
         if d_in >= 2**_BITS:
             raise ValueError(f"it has {d_in} rows, which 32 bits do not number.")
+
+    @property
+    def numbers_a_row(self) -> int:
+        """A question reads what the rows say, and makes no key of it."""
+        return self.per_row
 
     @property
     def forms(self) -> Sequence[MatrixForm]:

@@ -17,10 +17,21 @@ from dualform.store.sources.made_rows import MadeRows
 class RowNumbers(KeyFormat, source="row numbers"):
     """Handed over as integers[n] from 0 to d_in - 1, stored as uint32[n]."""
 
+    multiplied = False
+
     def __init__(self, d_in: int, geometry: Geometry) -> None:
         super().__init__(d_in, geometry)
         if d_in > 2**32:
             raise ValueError(f"it has {d_in} rows, which 32 bits do not number.")
+
+    @property
+    def numbers_a_row(self) -> int:
+        """A question reads what the rows say, and makes no key of it."""
+        return self.per_row
+
+    @property
+    def most_rows(self) -> int | None:
+        return self.d_in
 
     @property
     def forms(self) -> Sequence[MatrixForm]:

@@ -13,8 +13,10 @@ from dualform.store.sources.key_format import KeyFormat, float32_rows
 from dualform.store.sources.key_source import KeySource, StoredRows
 
 
-class Dense(KeyFormat, source="rows"):
+class FloatRows(KeyFormat, source="rows"):
     """Handed over and stored as float32[n, d_in]."""
+
+    number_bytes = 4
 
     @property
     def forms(self) -> Sequence[MatrixForm]:
