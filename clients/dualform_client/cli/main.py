@@ -14,8 +14,8 @@ from dualform_client.cli.ask import output, sums, topk
 from dualform_client.cli.compare import compare
 from dualform_client.cli.estimate import estimate
 from dualform_client.cli.failure import report_failure
-from dualform_client.cli.folder import check
-from dualform_client.cli.forgetting import forget
+from dualform_client.cli.check import check
+from dualform_client.cli.forget import forget
 from dualform_client.cli.look import info, sql, verify
 from dualform_client.cli.serving import health, serve
 from dualform_client.cli.train import demo, study
