@@ -165,7 +165,7 @@ def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
     assert engine.asked[1:] == [Output("fc", ProbeRows("test", (0,)), allow_inexact=True)]
     assert dualform(*asked).err == (
         "fc: off by 2.5e-01 since step 3: the weights were moved by hand. "
-        "What stands in it beside the slots is 0.5 of the way.\n"
+        "What stands in it beside the slots is 0.5 of the distance that its weights moved.\n"
     )
 
 

@@ -142,14 +142,17 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     assert (
         "Concentration of the mask (share of the squared distance from the whole in 1 % of the entries;" in answer.err
     )
-    assert f"multiples of the way of the layer's weights): 0 {moved.share:.0%}, {moved.greatest:.2g}." in answer.err
+    assert (
+        f"multiples of the distance that the layer's weights moved): 0 {moved.share:.0%}, {moved.greatest:.2g}."
+        in answer.err
+    )
     assert "The grade is that of the whole sum, of which a mask leaves a part." in answer.err
     assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]
     assert told.json["unmoved"] == []
     nothing = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force", "--json").json
     assert (nothing["concentration"], nothing["unmoved"]) == ({"0": {"share": None, "greatest": 0.0}}, ["0"])
     told = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force")
-    assert told.err.rstrip().endswith("way of the layer's weights): 0 moves nothing.")
+    assert told.err.rstrip().endswith("distance that the layer's weights moved): 0 moves nothing.")
 
 
 class Averaged(torch.nn.Linear):

@@ -27,7 +27,7 @@ holds that
 
 **Recorded** is the share of the trained numbers that a layer of the memory explains slot by slot; **kept** the share
 whose values are stored step by step, without attention: norms, free parameters. **Certificate** is what the rebuilt
-weights miss, relative to the way that the weights went, of the layer that misses most; **grade** is that of the least
+weights miss, relative to how far the weights moved, of the layer that misses most; **grade** is that of the least
 exact layer. **Step** is what an unrecorded step takes, **added** what recording adds to it, which in networks as small
 as these is a fixed price of some tenths of a millisecond a layer (docs/benchmarks.md has larger ones), and the last
 column what a step takes on disk.

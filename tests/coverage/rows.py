@@ -11,7 +11,7 @@ from .network import Network
 CERTIFICATES = {
     "float32": 1e-5, "bfloat16 autocast": 5e-5, "float16 autocast": 5e-5, "bfloat16": 2**-7,
 }  # fmt: skip
-"""By precision, what the rebuilt weights may miss, of the way that the weights went."""
+"""By precision, what the rebuilt weights may miss, of the distance that the weights moved."""
 
 
 @dataclass(frozen=True)

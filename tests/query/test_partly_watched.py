@@ -62,4 +62,4 @@ def test_an_unwatched_weight_that_was_moved_by_hand_is_named(tmp_path):
         assert found["0"].grade.name == "exact to bfloat16"
         assert found["2"].grade.name == "off"
         assert found["2"].grade.reason.startswith("the record misses 2.weight by ")
-        assert found["2"].grade.reason.endswith(" of the way it went; Muon was not watched.")
+        assert found["2"].grade.reason.endswith(" of the distance it moved; Muon was not watched.")

@@ -28,7 +28,7 @@ class Trained:
     """The state dict once so many steps were taken."""
 
     def measured(self, layer: str, at_step: int = STEPS) -> float:
-        """How far the record alone is from the live weights, relative to the way they went: by a pass in NumPy."""
+        """How far the record alone is from the live weights, relative to how far they moved: by a pass in NumPy."""
         view = self.engine._view
         names = [parameter.name for parameter in view.snapshot.layer(layer).parameters]
         own = build(

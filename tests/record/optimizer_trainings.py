@@ -45,7 +45,7 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def distances(memory, history) -> dict[tuple[int, str], float]:
-    """By step and parameter: how far the record alone is from the live weights, relative to the way they went."""
+    """By step and parameter: how far the record alone is from the live weights, relative to the distance they moved."""
     view, found = memory._view, {}
     for step, live in enumerate(history):
         for layer in view.snapshot.layers.values():

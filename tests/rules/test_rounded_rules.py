@@ -25,7 +25,7 @@ EVERY = [(torch.optim.SGD, {"lr": 0.03, **more}) for more in SGD] + [
 @pytest.mark.parametrize(("kind", "options"), EVERY, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_update_is_rounded_as_torch_rounds_it(dtype, kind, options):
     torch.manual_seed(0)
-    # The last numbers of a tensor whose length the processor's vectors do not divide may be rounded elsewise.
+    # The last numbers of a tensor whose length the processor's vectors do not divide may be rounded differently.
     parameter = torch.nn.Parameter((torch.randn(32, 32) * 0.1).to(dtype))
     optimizer = kind([parameter], **options)
     rule = HalfPrecisionRule(named(kind.__name__.lower()), str(dtype).removeprefix("torch."))

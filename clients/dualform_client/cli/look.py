@@ -14,7 +14,7 @@ from dualform_client.cli.printing import print_json, print_line, print_note, pri
 from dualform_client.cli.target import asks_target
 
 GRADED = ("grade", "distance", "rounding", "reason")
-"""How a grade is shown: distance and rounding are relative to the way that the weights went."""
+"""How a grade is shown: distance and rounding are relative to the distance that the weights moved."""
 
 
 @click.command()
@@ -120,8 +120,8 @@ def verify(memory: Answers, as_json: bool) -> None:
     print_table("||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", *GRADED], rows)
     for layer, one in certificates.items():
         if one.rounding_share:
-            went = "of the way lies in biases whose gradient was rounding alone: no slot has a part in it"
-            print_note(f"{layer}: {one.rounding_share:.1%} {went}.")
+            moved = "of the distance lies in biases whose gradient was rounding alone: no slot has a part in it"
+            print_note(f"{layer}: {one.rounding_share:.1%} {moved}.")
 
 
 def _certificate(one: Certificate) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from importlib.metadata import version
 import click
 
 from dualform_client.cli.ask import output, sums, topk
+from dualform_client.cli.check import check
 from dualform_client.cli.compare import compare
 from dualform_client.cli.estimate import estimate
 from dualform_client.cli.failure import report_failure
-from dualform_client.cli.check import check
 from dualform_client.cli.forget import forget
 from dualform_client.cli.look import info, sql, verify
 from dualform_client.cli.serving import health, serve

@@ -66,8 +66,8 @@ def one_mask(where: str | None, by_space: Sequence[tuple[str, str]]) -> str | di
 def describe_grade(grade: Grade, standing: float) -> str:
     """A sentence or two on a record that is not exact, or in which more stands than its slots."""
     reason = f": {grade.reason.rstrip('.')}" if grade.reason else ""
-    added = f" What stands in it beside the slots is {standing:.2g} of the way." if standing > 0 else ""
-    return f"{grade}{reason}.{added}"
+    beside = f" What stands in it beside the slots is {standing:.2g} of the distance that its weights moved."
+    return f"{grade}{reason}.{beside if standing > 0 else ''}"
 
 
 def describe(removed: Cancellation | None) -> str:
@@ -87,7 +87,7 @@ def describe(removed: Cancellation | None) -> str:
         )
         meaning = (
             "share of the squared distance from the whole in 1 % of the entries; furthest move of an entry, in "
-            "multiples of the way of the layer's weights"
+            "multiples of the distance that the layer's weights moved"
         )
         said.append(f"Concentration of the mask ({meaning}): {listed}.")
     return " ".join(said)

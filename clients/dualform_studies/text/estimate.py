@@ -1,8 +1,8 @@
 """What a language study will take, said before it trains: slots, bytes and seconds, with keys stored and by replay.
 
-Some steps of the training are timed; what recording and answering add is arithmetic (limits/cost.py). Where keys are
-stored, the study trains once more, to compare the recorded training with a plain one; a replay trains twice as
-it is.
+Some steps of the training are timed; what recording and answering add is arithmetic (dualform_studies/limits/cost.py).
+Where keys are stored, the study trains once more, to compare the recorded training with a plain one; a replay trains
+twice as it is.
 """
 
 from __future__ import annotations

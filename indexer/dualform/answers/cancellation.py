@@ -20,7 +20,7 @@ class Concentration:
     """Of the squared distance from the weights that all slots make: what the one per cent of the entries that moved
     furthest, at least one entry, hold. 0.01 where all move alike; NaN where the mask moves nothing."""
     greatest: float
-    """The furthest that one entry moved, relative to ||W_T - W_0||, the way of the layer's weights as a whole; 0.0
+    """The furthest that one entry moved, relative to ||W_T - W_0||, the distance of the layer's weights as a whole; 0.0
     where the mask moves nothing."""
 
 

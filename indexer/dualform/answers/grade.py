@@ -17,7 +17,7 @@ class Grade:
     name: GradeName
     """Whether weights rebuilt from the record are those of the training; "scores only": they cannot be rebuilt."""
     error: float | None = None
-    """Distance of the rebuilt weights from the real ones, relative to the way those went; None where not measured."""
+    """Distance of the rebuilt weights from the real ones, relative to how far those moved; None where not measured."""
     rounding: float | None = None
     """What float32 rounding of the weights alone may account for, relative to the same way."""
     since: int | None = None

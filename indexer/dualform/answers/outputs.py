@@ -27,8 +27,8 @@ class Outputs(NDArrayOperatorsMixin):
     leaves."""
     standing: float = 0.0
     """Size of what moved the weights outside the record, or was forgotten, and stands in them like W_0, relative to the
-    way they went; 0.0 where there is nothing of the kind, NaN where there is
-    no end to tell how far they went."""
+    distance they moved; 0.0 where there is nothing of the kind, NaN where there is
+    no end to tell how far they moved."""
     scan: Scan = field(default_factory=Scan)
     kernel: str = "linear"
     """What weighed the slots: "linear" or "softmax"."""

@@ -29,8 +29,8 @@ class Weights(Mapping[str, Any]):
     whatever a mask leaves."""
     standing: Mapping[str, float]
     """By recorded layer: the size of what moved its weights outside the record, or was forgotten, and stands in them
-    like W_0, relative to the way they went; 0.0 where there is nothing of the kind, NaN where there is
-    no end to tell how far they went."""
+    like W_0, relative to the distance they moved; 0.0 where there is nothing of the kind, NaN where there is
+    no end to tell how far they moved."""
     not_recorded: tuple[str, ...] = ()
     """Parameters and buffers of no recorded layer that were not kept step by step: they stand as at the end of the
     training, or as before its first step where it has not `ended`."""

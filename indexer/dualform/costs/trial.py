@@ -1,4 +1,4 @@
-"""Some steps of a training, recorded by the store's own writer into a folder that is nobody's."""
+"""Some steps of a training, recorded by the store's own writer into a folder of their own."""
 
 from __future__ import annotations
 

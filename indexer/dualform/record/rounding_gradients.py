@@ -1,7 +1,7 @@
 """Gradients of biases that are rounding alone, as those of attention's keys and of what stands before a BatchNorm.
 
 Their terms cancel whatever the data are, and what is left is what the last bits of a sum happen to be. A rule that
-scales gradients makes full steps of it all the same. No slot can be told to have brought any of it: it is nobody's
+scales gradients makes full steps of it all the same. No slot can be told to have brought any of it: it is no slot's
 part.
 
     |g| <= R sum_t |c delta_t|     and     |g - c sum_t delta_t| <= R sum_t |c delta_t|          R: rounding of a sum

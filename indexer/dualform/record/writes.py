@@ -36,7 +36,7 @@ class Writes:
     @np.errstate(all="ignore")  # weights that overflowed are no news
     def look(self, chosen: NDArray[np.bool_] | None) -> Doubles:
         """float64[parameters, 3]: squared norms of what was written since the last look or update, of all that was ever
-        written, and of the way that the weights went.
+        written, and of the distance that the weights moved.
 
         `chosen`: the others are known to be untouched.
         """

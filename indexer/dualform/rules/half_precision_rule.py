@@ -1,6 +1,6 @@
 """Update rules of parameters that are of half precision themselves: each update is rounded as torch rounds it.
 
-Shares of a mask cannot be rounded. They go through the rule as it is, and what rounding did to the whole is nobody's
+Shares of a mask cannot be rounded. They go through the rule as it is, and what rounding did to the whole is no slot's
 part, which is added to each of them: weights under a mask and under its opposite add up as they do without rounding.
 """
 

@@ -84,7 +84,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, eq=False)
 class RoundingGradient:
-    """Entries of a bias's gradient that are rounding alone, as the optimizer got them: nobody's part of an update."""
+    """Entries of a bias's gradient that are rounding alone, as the optimizer got them: no slot's part of an update."""
 
     rows: NDArray[np.int32]
     """int32[r], ascending: entries of the block."""

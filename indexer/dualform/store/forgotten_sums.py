@@ -1,4 +1,4 @@
-"""The sums of what was forgotten, on disk: nobody's part of the weights, which stands like W_0.
+"""The sums of what was forgotten, on disk: no slot's part of the weights, which stands like W_0.
 
 They lie in weights/forgotten-NNNNN.safetensors, float64, as KIND/BLOCK: "weight" or the optimizer's own name of a
 buffer, and the name of a parameter block, the way round that it is stored.

@@ -1,6 +1,6 @@
 """What lies in a memory's folder and is no part of the memory, by what its manifest names.
 
-Files of others beside it are nobody's business: only what has a name that dualform gives counts.
+Files of others beside it are left alone: only what has a name that dualform gives counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How exact the blocks of a layer are, each by what its own training allows, and what the layer is called for it.
 
-exact               each block is within EXACT of the way that it went, or within the rounding of its weights;
+exact               each block is within EXACT of the distance that it moved, or within the rounding of its weights;
                     one that stood still beside the layer's others, and missed as little, is not asked
 exact to bfloat16   within BFLOAT16 of it, or the rounding, where the block's training computed in bfloat16; and of
                     what is bfloat16 itself, or whose optimizer computes in it, nothing better is said

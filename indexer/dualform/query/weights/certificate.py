@@ -64,7 +64,7 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
 
 
 def _nobodys(view: View, layer: Layer) -> float:
-    """How far the numbers went whose gradient was rounding alone."""
+    """How far the numbers moved whose gradient was rounding alone."""
     went = way(view, layer)
     names = [bias.block_name for bias in layer.biases]
     return math.hypot(*(float(np.linalg.norm(went[name][rounding_gradients(view, name).rows])) for name in names))
@@ -89,7 +89,11 @@ def _unwatched(view: View, layer: Layer, error: float, misses: Sequence[Miss], o
     if name != "off":
         return Grade(name, error)
     worst = max(misses, key=lambda miss: (NAMES.index(name_of_block(view, miss)), miss.share))
-    missed = f"{worst.share:.1e} of the way it went" if worst.way else f"{worst.accumulated:.1e}, where it did not move"
+    missed = (
+        f"{worst.share:.1e} of the distance it moved"
+        if worst.way
+        else f"{worst.accumulated:.1e}, where it did not move"
+    )
     return Grade(
         "off", error, reason=f"the record misses {worst.block.block_name} by {missed}; {optimizer} was not watched."
     )
@@ -105,5 +109,7 @@ def _confirmed(view: View, error: float, misses: Sequence[Miss], measured: Grade
         return Certificate(error, measured)
     if name_of(view, misses) == "exact to bfloat16":
         return Certificate(error, Grade("exact to bfloat16", error, measured.rounding))
-    reason = f"the record rebuilds the weights to {error:.1e} of the way they went, and was measured to do better."
+    reason = (
+        f"the record rebuilds the weights to {error:.1e} of the distance they moved, and was measured to do better."
+    )
     return Certificate(error, Grade("off", error, measured.rounding, None, reason))

@@ -57,7 +57,7 @@ def _measure(
 
 
 def _figures(moves: Doubles, way: float) -> Concentration:
-    """`moves` float64[entries]: how far each went."""
+    """`moves` float64[entries]: how far each moved."""
     furthest = float(moves.max())
     if not furthest:
         return Concentration(math.nan, 0.0)

@@ -145,7 +145,7 @@ def _seen(view: View, layer: Layer, at_step: int) -> list[_Seen | None]:
 
 
 def _joint(lengths: Sequence[float], known: Sequence[_Seen]) -> float:
-    """The norm over all parameters, relative to the way they went."""
+    """The norm over all parameters, relative to the distance they moved."""
     length, way = math.hypot(*lengths), math.hypot(*(seen.way for seen in known))
     if not way:
         return math.inf if length else 0.0

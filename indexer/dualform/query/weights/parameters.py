@@ -54,7 +54,7 @@ class Network:
     grades: Mapping[str, Grade]
     """By layer."""
     standing: Mapping[str, float]
-    """By layer: the norm of what stands whatever a mask leaves, relative to the way that the weights went."""
+    """By layer: the norm of what stands whatever a mask leaves, relative to the distance that the weights moved."""
     kept: Mapping[str, int]
     """By slot space: how many slots the mask left, of the layer that keeps most."""
 

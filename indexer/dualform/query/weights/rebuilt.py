@@ -44,7 +44,7 @@ class RebuiltWeights:
     """By block, as the layer uses it; float64[d_out, columns] and float64[d_out]."""
     grade: Grade = field(default_factory=lambda: Grade("exact"))
     standing: float = 0.0
-    """Norm of the standing terms relative to the way that the weights went; 0.0 where it is not used."""
+    """Norm of the standing terms relative to the distance that the weights moved; 0.0 where it is not used."""
 
     def of(self, layer: Layer) -> RebuiltWeights:
         """Those of a view, of the weights of its stored layer."""

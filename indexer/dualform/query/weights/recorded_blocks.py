@@ -1,4 +1,4 @@
-"""What the record of a layer makes of its parameter blocks, whatever its grade, and how far its weights went.
+"""What the record of a layer makes of its parameter blocks, whatever its grade, and how far its weights moved.
 
     W_T = a_0 W_0 + a_B B_0 + sum_t a_t delta_t x_t^T        b_T likewise, with x_t = 1
 

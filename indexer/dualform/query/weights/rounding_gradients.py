@@ -1,4 +1,4 @@
-"""Gradients of biases that are rounding alone, as the recorder kept them: nobody's part of an update.
+"""Gradients of biases that are rounding alone, as the recorder kept them: no slot's part of an update.
 
 They take the place of what slots make of those entries, in the whole and under every mask: like W_0 they stand whatever
 a mask leaves, so that the parts of masks add up to the whole.
@@ -36,7 +36,7 @@ class RoundingGradients:
         return np.unique(np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in self.by_step.values())]))
 
     def put(self, step: int, gradient: Doubles) -> Doubles:
-        """A block's gradient at an update, with what is nobody's in its place; written to where there is any."""
+        """A block's gradient at an update, with what is no slot's in its place; written to where there is any."""
         if step in self.by_step:
             rows, own = self.by_step[step]
             gradient[rows] = own

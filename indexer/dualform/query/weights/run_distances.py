@@ -103,7 +103,7 @@ def _after(before: Doubles, rows: Doubles) -> Doubles:
 
 
 def _way(view: View, block: Parameter, run: int) -> float | None:
-    """How far the weights went up to the end of a run; None where it was cut off, and not resumed from there."""
+    """How far the weights moved up to the end of a run; None where it was cut off, and not resumed from there."""
     final, initial = weights(view, run, "final").get(block.name), weights(view, 0, "initial")[block.name]
     if final is None and run + 1 < len(view.snapshot.runs) and seam(view, block, run + 1) is None:
         final = weights(view, run + 1, "initial").get(block.name)

@@ -1,6 +1,6 @@
 """Whether weights of half precision moved less than their rounding: updates below half a last bit leave them in place.
 
-    || the record's weights - the real ones ||  >  || W_t - W_0 ||        the record moves them further than they went
+    || the record's weights - the real ones ||  >  || W_t - W_0 ||        the record moves them further than they moved
                                                <=  sum over updates of u ||W||        and by no more than rounding took
 
 Only where a rule does not round its updates as the training did: one that does makes them stand still as well.
