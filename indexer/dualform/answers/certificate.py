@@ -18,8 +18,8 @@ class Certificate:
     weights of half precision moved less than their rounding, so that there is no way to hold anything against."""
     grade: Grade
     rounding_share: float = 0.0
-    """Share of the way ||W_T - W_0|| that lies in biases whose gradient was rounding alone, as attention's keys have:
-    no slot has a part in it, and no mask moves it. 0.0 under rules that do not scale gradients."""
+    """Share of the distance ||W_T - W_0|| that lies in biases whose gradient was rounding alone, as attention's keys
+    have: no slot has a part in it, and no mask moves it. 0.0 under rules that do not scale gradients."""
 
     @property
     def exact(self) -> bool:

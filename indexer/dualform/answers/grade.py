@@ -19,7 +19,7 @@ class Grade:
     error: float | None = None
     """Distance of the rebuilt weights from the real ones, relative to how far those moved; None where not measured."""
     rounding: float | None = None
-    """What float32 rounding of the weights alone may account for, relative to the same way."""
+    """What float32 rounding of the weights alone may account for, relative to the same distance."""
     since: int | None = None
     """The recorded step at which the record parted from the weights, where one step stands out."""
     reason: str = ""

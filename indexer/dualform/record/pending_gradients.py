@@ -188,7 +188,7 @@ def _terms(form: KeyForm, parameter: RecordedParameter, keys: Tensor) -> int:
 
 
 def _place(row: tuple[str, Tensor, Tensor, Product | None]) -> int:
-    """When a product was added to those of its copy of the weights."""
+    """Where the product of a call comes among those of the same copy of the weights; 0 for a call that rounded none."""
     return 0 if row[3] is None else row[3].place
 
 

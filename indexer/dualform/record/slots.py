@@ -198,7 +198,10 @@ def _followed(
 def _places(
     followed: tuple[Shape, NDArray[np.int64]] | None, said: Mapping[str, Mapping[str, Array]], metadata: Metadata
 ) -> dict[str, Array]:
-    """`row` and, of tokens, `position` of what was followed, as they are there; `said` by space, of the whole step."""
+    """The `row` and, of tokens, the `position` of each slot of a routed call: those that the batch's own call has, to
+    which its rows could be followed. `followed`: that call's shape, and which of its slots they are; `said`: what was
+    said of the whole step, by space.
+    """
     if followed is None:
         return {}
     shape, slots = followed
@@ -230,7 +233,9 @@ def _rows(layer: str, shape: Shape, signal: Signal, kept: NDArray[np.int64] | No
 
 
 def _sample_count(metadata: Metadata, shapes: Sequence[Shape], extents: Sequence[Extent]) -> int:
-    """B: of what has rows, else of the largest call."""
+    """B: as many rows as the metadata has; without any, as the largest call of the batch; without one, as the rows that
+    slots name.
+    """
     if not shapes:
         return 0
     said = [len(entry) for entry in metadata.arrays.values()]

@@ -24,8 +24,8 @@ NAMES: Sequence[Name] = ("exact", "exact to bfloat16", "off")
 """The best first."""
 EXACT = 1e-3
 STILL = 1e-5
-"""Of a layer's way: no output tells whether a parameter went less. So far goes the bias of attention's keys under SGD,
-whose gradient is rounding alone.
+"""Of the distance that a layer moved: no output tells whether a parameter moved less. So little moves the bias of
+attention's keys under SGD, whose gradient is rounding alone.
 """
 BFLOAT16 = 2.0**-7
 
@@ -38,12 +38,13 @@ class Miss:
     accumulated: float
     """|| the record's - the real one ||."""
     way: float
+    """How far it moved."""
     rounding: float
     """What rounding of float32 weights alone may account for."""
 
     @property
     def share(self) -> float:
-        """Distance relative to the way."""
+        """Of how far the block moved."""
         if not self.way:
             return math.inf if self.accumulated else 0.0
         return self.accumulated / self.way
@@ -53,7 +54,7 @@ class Miss:
 
 
 def name_of(view: View, misses: Sequence[Miss]) -> Name:
-    """What a layer is called whose blocks, or some of them, are known so well: that of the worst."""
+    """What a layer is called, from the misses of its blocks, or of those that were measured: what the worst is."""
     asked = _moved(misses) or misses  # a layer that stood still as a whole is asked as a whole
     return max((name_of_block(view, miss) for miss in asked), key=NAMES.index, default="exact")
 

@@ -3,8 +3,9 @@
 It is called by the worst of its blocks (block_grades.py), or "scores only" where it cannot be rebuilt: no values, no
 keys, or an optimizer without an update rule.
 
-Distances are the watch's. What gradients do not explain is a reason, no verdict. Of a block whose rule was not watched,
-only a pass over the slots can tell (certificate.py).
+Distances are the watch's. A gradient that the slots do not explain makes no layer inexact: where the watch found one
+so, it is given as the reason. Of a block whose rule was not watched, only a pass over the slots can tell
+(certificate.py).
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def grade_of_watched(view: View, layer: Layer, stop: int) -> Grade:
 
 
 def stood_still(view: View, layer: Layer) -> bool:
-    """Whether the layer's weights moved less than their rounding by the end, so that no share of their way tells
-    anything.
+    """Whether the layer's weights moved less than their rounding by the end, so that no share of their distance
+    tells anything.
     """
     stop = view.snapshot.steps
     known = [seen for seen in _seen(view, layer, stop) if seen is not None]

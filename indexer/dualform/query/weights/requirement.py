@@ -10,7 +10,9 @@ from dualform.query.weights.exactness import grade, unwatched
 from dualform.store.layer import Layer
 
 BOUND = 0.1
-"""Beyond this share of the way, nothing is answered unless it is asked for with allow_inexact=True."""
+"""Beyond this share of the distance that the weights moved, nothing is answered unless it is asked for with
+allow_inexact=True.
+"""
 
 
 def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, check: Check) -> Grade:

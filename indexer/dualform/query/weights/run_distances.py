@@ -1,8 +1,8 @@
 """What the watches of several runs logged of one parameter, as if one watch had seen the whole training.
 
 A run was watched from its own beginning. The distance at the end of the runs before it, and what it began with beside
-what they ended with, is added to its own in full. Its way from the first run's beginning is known at its end, from
-the weights; before that it is at least the difference of its own way and the way before it.
+what they ended with, is added to its own in full. How far it moved from the first run's beginning (`way`) is known at
+its end, from the weights; before that it is at least the difference of its own and what was before it.
 """
 
 from __future__ import annotations

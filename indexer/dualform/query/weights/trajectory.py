@@ -149,7 +149,7 @@ def _advanced(
 
 
 def _piece(state: State, part: slice) -> State:
-    """Some numbers of a state; what stands for all of them whole."""
+    """A range of a state's numbers; a buffer that is one number for all of them stays whole."""
     buffers = {kind: array.reshape(-1)[part] if array.ndim else array for kind, array in state.buffers.items()}
     return State(state.weight.reshape(-1)[part], buffers)
 
