@@ -36,7 +36,7 @@ def draw_course(path: Path, course: Sequence[Report]) -> Path:
         if tables:
             _draw_forms(below[0], course, updates, tables)
         below[-1].plot(updates, [entry["perplexity"] for entry in course], color=INK[0], marker=MARKS[0], markersize=4)
-        below[-1].set_title("how well the test text is foretold")
+        below[-1].set_title("how well the test text is predicted")
         below[-1].set_ylabel("perplexity")
         for panel in below:
             panel.set_xlabel("updates")

@@ -72,7 +72,7 @@ def _show_perplexity(page: Page, report: Report) -> None:
     )
     page.table(
         "perplexity",
-        f"How well the test text ({corpus['test_tokens']:,} {corpus['unit']}s{unknown}) is foretold. It is read in "
+        f"How well the test text ({corpus['test_tokens']:,} {corpus['unit']}s{unknown}) is predicted. It is read in "
         f"{recipe['batch']} streams, each from a state of zeros, as the paper's code reads it; the paper states no "
         "perplexity.",
         ["training", "perplexity", f"bits per {corpus['unit']}", "weights"],

@@ -23,7 +23,7 @@ class Surprise:
     nats: float
     """Mean of -ln p(token | what was read before it)."""
     tokens: int
-    """How many were foretold."""
+    """How many were predicted."""
 
     @property
     def perplexity(self) -> float:

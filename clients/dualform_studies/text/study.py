@@ -91,7 +91,7 @@ def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) 
     test = vocabulary.encode(corpus.test)
     if len(test) < 2:
         raise BadInput(
-            f"the test text of {corpus.name} holds {len(test)} {corpus.unit}s: nothing can be foretold.",
+            f"the test text of {corpus.name} holds {len(test)} {corpus.unit}s: nothing can be predicted.",
             hint="Fetch the file anew.",
             field="data",
         )

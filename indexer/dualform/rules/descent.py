@@ -1,4 +1,4 @@
-"""What an update descends along: the gradient, turned round where it maximizes, with weight decay where it is coupled.
+"""What an update descends along: the gradient, negated where it maximizes, with weight decay where it is coupled.
 
 Weight decay is that of the weight itself, so it is linear, coupled or decoupled.
 """

@@ -119,7 +119,7 @@ class UpdateRule(Protocol):
 
     def error_settings(self, settings: Settings) -> Settings:
         """The settings with which `advance` carries the size of a gradient's error, which has no sign: those that only
-        turn a gradient round are left out. Asked of rules that commute with directions.
+        turn the sign of a gradient are left out. Asked of rules that commute with directions.
         """
         return settings
 

@@ -71,7 +71,7 @@ def test_a_text_read_in_streams_is_as_many_texts(monkeypatch: pytest.MonkeyPatch
     network = build_network(11, _RECIPE, seed=3)
     ids = np.random.default_rng(0).integers(0, 11, 24)
     found = foretell(network, ids, streams=3)
-    # 23 tokens can be foretold: three runs of 7, and two left over.
+    # 23 tokens can be predicted: three runs of 7, and two left over.
     parts = [foretell(network, ids[first : first + 8]) for first in (0, 7, 14)]
     assert found.tokens == 21
     assert found.nats == pytest.approx(np.mean([part.nats for part in parts]), rel=1e-6)
