@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dualform.record.pending_gradients import StepGradient
@@ -218,23 +217,6 @@ class GradientFactors:
 
 def _direction(number: int) -> Doubles:
     return np.random.default_rng([_SEED, number]).standard_normal(DIRECTIONS)
-
-
-def why_unexplained(residual: float, name: str, step: int, dtype: torch.dtype | None, rounded: float = 0.0) -> str:
-    """What may be the reason of a residual; `dtype`: of what the gradient was computed from, None for nothing seen;
-    `rounded`: the share that rounding to a type of half precision accounts for.
-    """
-    what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
-    elsewhere = "the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
-    if rounded:
-        half = str(dtype).removeprefix("torch.")
-        return f"{what}, of which rounding to {half} makes {rounded:.1e} unless sums cancel: {elsewhere}"
-    if dtype is None:
-        return (
-            f"{what}: no call of the layer was seen, as where its weight is used elsewhere, or where compiled code "
-            "runs from a CUDA graph or was made before recording began"
-        )
-    return f"{what}: {elsewhere}"
 
 
 def _fit(compared: Sequence[float], bound: float) -> tuple[float, float]:

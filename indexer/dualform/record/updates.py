@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dualform.record.entry_fits import EntryFits
-from dualform.record.gradient_factor import Gradient, GradientFactors, why_unexplained
-from dualform.record.key_form import HALVED
+from dualform.record.gradient_factor import Gradient, GradientFactors
 from dualform.record.layer_defects import LayerDefects
 from dualform.record.observed_weights import ObservedWeights
 from dualform.record.optimizers import group_of, read_groups, rule_of, unscaling
@@ -25,10 +24,10 @@ from dualform.record.replacements import Replacements
 from dualform.record.rounding_gradients import put, rounding_gradients
 from dualform.record.taps import Tap
 from dualform.record.training import Training
+from dualform.record.unexplained_gradients import unexplained_gradients
 from dualform.record.watch import roundoff
 from dualform.record.watched_image import WatchedImage
 from dualform.rules import UpdateRule
-from dualform.rules.half_precision import lost
 from dualform.store.batch import Defect, Factor, ParameterGroup, Product, RoundingGradient, StepLog, WatchLog
 
 Row: TypeAlias = tuple[str, Tensor, Tensor | None, Product | None]
@@ -172,7 +171,8 @@ class Updates:
             applied = gradient.factors * unscaling(self._optimizer)
             sums, magnitudes, alone = self._numbers(gradient, applied)
             factors = self._logged(own, applied.tolist(), gradient.residuals.tolist(), alone)
-            self._tell_unexplained(step, gradient, dtypes)
+            if not gradient.explained.all():
+                self._tell_unexplained(step, gradient, dtypes)
             terms, of_group = (sums, magnitudes), [settings[group] for group in own]
             self.weights.observe(step - 1, inside=changed, seen=weights)
             if self._failure is not None:
@@ -291,21 +291,6 @@ class Updates:
         return sums, magnitudes, alone
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
-        if gradient.explained.all():
-            return
-        used = self._pending.since(gradient.first_step)
-        for index in sorted(self.defects.joined):
-            if gradient.explained[index]:
-                continue
-            parameter, residual = self._parameters[index], float(gradient.residuals[index])
-            coarsest = max((dtypes.get(layer) for layer in parameter.layers), key=roundoff)
-            rounded = 0.0
-            if coarsest in HALVED:
-                span = slice(parameter.start, parameter.stop)
-                rounded = lost(HALVED[coarsest], [(own.sums[span], float(own.terms[index])) for own in used])
-                left, length = gradient.left(index, parameter)
-                residual = min(residual, left / length if length else residual)
-                if residual <= rounded:  # what else may be missing cannot be told from rounding
-                    continue
-            why = why_unexplained(residual, parameter.name, step, coarsest, rounded)
+        used, joined = self._pending.since(gradient.first_step), sorted(self.defects.joined)
+        for index, why in unexplained_gradients(self._parameters, joined, gradient, used, dtypes, step):
             self.defects.tell_of(step, index, "gradient", why)

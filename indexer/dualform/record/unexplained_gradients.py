@@ -1,0 +1,59 @@
+"""Gradients that the slots do not explain, and what may be the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from dualform.record.gradient_factor import Gradient
+from dualform.record.key_form import HALVED
+from dualform.record.pending_gradients import StepGradient
+from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.watch import roundoff
+from dualform.rules.half_precision import lost
+
+
+def unexplained_gradients(
+    parameters: RecordedParameters,
+    indices: Iterable[int],
+    gradient: Gradient,
+    used: Sequence[StepGradient],
+    dtypes: Mapping[str, torch.dtype],
+    step: int,
+) -> Iterator[tuple[int, str]]:
+    """Of the parameters of these indices, those of whose gradient more is missing than rounding may account for, each
+    with what is said of it. `used`: the steps that the update used; `dtypes`: by layer, what its gradients were
+    computed in at this step.
+    """
+    for index in indices:
+        if gradient.explained[index]:
+            continue
+        parameter, residual = parameters[index], float(gradient.residuals[index])
+        coarsest = max((dtypes.get(layer) for layer in parameter.layers), key=roundoff)
+        rounded = 0.0
+        if coarsest in HALVED:
+            span = slice(parameter.start, parameter.stop)
+            rounded = lost(HALVED[coarsest], [(own.sums[span], float(own.terms[index])) for own in used])
+            left, length = gradient.left(index, parameter)
+            residual = min(residual, left / length if length else residual)
+            if residual <= rounded:  # what else may be missing cannot be told from rounding
+                continue
+        yield index, _why(residual, parameter.name, step, coarsest, rounded)
+
+
+def _why(residual: float, name: str, step: int, dtype: torch.dtype | None, rounded: float) -> str:
+    """What may be the reason of a residual; `dtype`: of what the gradient was computed from, None for nothing seen;
+    `rounded`: the share that rounding to a type of half precision accounts for.
+    """
+    what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
+    elsewhere = "the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
+    if rounded:
+        half = str(dtype).removeprefix("torch.")
+        return f"{what}, of which rounding to {half} makes {rounded:.1e} unless sums cancel: {elsewhere}"
+    if dtype is None:
+        return (
+            f"{what}: no call of the layer was seen, as where its weight is used elsewhere, or where compiled code "
+            "runs from a CUDA graph or was made before recording began"
+        )
+    return f"{what}: {elsewhere}"
