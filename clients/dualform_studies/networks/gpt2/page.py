@@ -68,10 +68,11 @@ def _describe(page: Page, report: Report) -> None:
         f"{asked['asked']} places of the test text were asked about, evenly spaced along it, each with "
         f"{report['first']} to {report['length'] - 2} tokens before it. At {percent(asked['right'])} of them the "
         "likeliest token is the true one. `dualform output` computes the last layer, `lm_head`, from its slots and its "
-        "initial weights, for the inputs that the network gave that layer; its likeliest token is the network's own at "
-        f"{percent(asked['as_the_network'])} of the places. Under autocast the network rounds its logits to bfloat16, "
-        "where several tokens may share the greatest one; those of `dualform output` are not rounded. Slots of the "
-        "last token of a passage, which has no next token to predict, are masked in `topk` and `sums`."
+        "initial weights, for the inputs that the network gave that layer; its likeliest token is likeliest by the "
+        f"network's own logits, too, at {percent(asked['as_the_network'])} of the places. Under autocast the network "
+        "rounds these to bfloat16, so that several tokens share the greatest one at "
+        f"{percent(asked['several_likeliest'])} of the places; those of `dualform output` are not rounded. Slots of "
+        "the last token of a passage, which has no next token to predict, are masked in `topk` and `sums`."
     )
     page.paragraph(
         "What attention means here: a score is the inner product of a training token's input to a layer with the "

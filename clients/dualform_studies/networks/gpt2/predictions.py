@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dualform_studies.networks.command_line import CommandLine, probe_rows
 from dualform_studies.networks.gpt2.text import Fables
 from dualform_studies.networks.gpt2.training import PROBE
+from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress, or_silent
 
 Ints = NDArray[np.int64]
@@ -81,6 +82,16 @@ def learning(fables: Fables) -> str:
 def ask_predictions(memory: CommandLine, fables: Fables, rows: Ints) -> Predictions:
     answer = memory.ask("output", "--layer", HEAD, "--query", probe_rows(PROBE, rows.tolist()))
     return Predictions(rows, np.array(answer["outputs"]), fables.test.ids[rows + 1])
+
+
+def beside_network(said: Ints, logs: NDArray[np.float32]) -> Report:
+    """For what share of the predictions `said` [q] is likeliest by the network's own log probabilities [q, V], too; and
+    of how many several tokens are, for under autocast it rounds them."""
+    likeliest = logs == logs.max(1, keepdims=True)
+    return {
+        "as_the_network": float(likeliest[np.arange(len(said)), said].mean()),
+        "several_likeliest": float((likeliest.sum(1) > 1).mean()),
+    }
 
 
 def ask_hits(

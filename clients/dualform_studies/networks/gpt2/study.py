@@ -20,6 +20,7 @@ from dualform_studies.networks.gpt2.predictions import (
     EMBEDDINGS,
     ask_hits,
     ask_predictions,
+    beside_network,
     chosen_rows,
     first_asked,
 )
@@ -88,7 +89,7 @@ def ask(out: Path, fables: Fables, recipe: Recipe, network: Any, seed: int, prog
     layers = [one["name"] for one in info["layers"] if one["name"] not in EMBEDDINGS]
     predictions = ask_predictions(memory, fables, chosen_rows(fables, recipe.asked))
     passages = fables.passages(fables.test)
-    own = log_probabilities(network, torch.from_numpy(passages)).flatten(0, 1)[predictions.rows].argmax(-1).numpy()
+    own = log_probabilities(network, torch.from_numpy(passages)).flatten(0, 1)[predictions.rows].numpy()
     hits = ask_hits(memory, fables, layers, predictions.rows, progress)
     chosen = draw_examples(predictions.said == predictions.true, draw)
     examples = ask_examples(memory, fables, predictions, hits, chosen, progress)
@@ -104,7 +105,7 @@ def ask(out: Path, fables: Fables, recipe: Recipe, network: Any, seed: int, prog
         "predictions": {
             "asked": len(predictions.rows),
             "right": float((predictions.said == predictions.true).mean()),
-            "as_the_network": float((predictions.said == own).mean()),
+            **beside_network(predictions.said, own),
         },
         "likeness": likeness(fables, predictions, hits),
         "agreement": agreement(hits),
