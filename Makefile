@@ -73,9 +73,9 @@ reproduction-aesop: setup
 	@$(MAKE) $(call REPORT,aesop-paper)
 	$(BIN)/python -m dualform_studies.reproduction runs docs
 
-# Networks that people train: a GPT-2 by the Hugging Face Trainer, a ResNet-18 by Lightning. Six gigabytes in runs/, and
-# an hour on two cores that did other things, too; docs/networks.md is written from their reports, and with --again behind
-# the last command from pages and figures that are drawn anew from each report.json.
+# Networks that people train: a GPT-2 by the Hugging Face Trainer, a ResNet-18 by Lightning. Four gigabytes in
+# runs/, and ten minutes on two cores that did other things, too; docs/networks.md is written from their reports, and with
+# --again behind the last command from pages and figures that are drawn anew from each report.json.
 NETWORKS := gpt2 resnet18
 
 networks: setup
