@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import threading
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadMask, EmptyMask, NotFound
-from dualform.query.where import mask
+from dualform.query.where import connection, mask
+from dualform.query.where.connection import connect
 from dualform.query.where.expression import parse
 from tests.query import arrays
 
@@ -276,3 +281,28 @@ def test_threads_that_ask_at_once_compute_a_mask_once(monkeypatch):
     assert len(calls) == 1
     assert len(found) == 8
     assert found.count(found[0]) == 8
+
+
+def test_masks_of_two_threads_have_tables_apart():
+    with contextlib.closing(connect(1)) as one, contextlib.closing(connect(1)) as other:
+        one.register("slots", pa.table({"x": [1]}))
+        other.register("slots", pa.table({"x": [2]}))
+        assert one.sql("SELECT x FROM slots").fetchall() == [(1,)]
+    with contextlib.closing(connect(1)) as later, pytest.raises(duckdb.CatalogException, match="slots"):
+        later.sql("SELECT x FROM slots")
+
+
+def test_a_mask_is_answered_after_duckdb_has_ended_its_instance(engine):
+    connection._shared(os.getpid()).close()
+    assert kept(engine, "step = 5 AND label = 2") == [52]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_asks_masks_of_its_own(engine):
+    wanted = kept(engine, "share < 2")
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    child = multiprocessing.get_context("fork").Process(target=lambda: queue.put(kept(engine, "share < 2.0001")))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert queue.get() == wanted + [slot for slot in range(SLOTS) if 2 <= slot / 8 < 2.0001]

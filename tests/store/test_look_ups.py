@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged
-from dualform.store import extents, shard
+from dualform.store import extents, shard, shard_tables
 from dualform.store.check import check_memory
 from dualform.store.shard_tables import ShardTables
 from dualform.store.snapshot import Snapshot
@@ -19,6 +19,7 @@ STEPS, LINK = 40, 30
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
+    monkeypatch.setattr(shard_tables, "FEW_ROWS", 10)
     monkeypatch.setattr(shard, "LINK_ENTRIES", LINK)
     monkeypatch.setattr(extents, "LONG", 1)
 

@@ -11,6 +11,7 @@ from dualform.errors import Damaged, NotFound
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
 from dualform.query.where import mask
+from dualform.store import shard_tables
 from dualform.store.check import check_memory
 from dualform.store.journal import journal_path
 from dualform.store.shard_tables import ShardTables
@@ -124,8 +125,22 @@ def test_columns_of_samples_are_told_from_those_of_slots(tmp_path):
         memory.space("sample")
 
 
-def test_opening_reads_where_slots_lie_and_a_mask_reads_the_columns_that_it_names(tmp_path, monkeypatch):
+def test_a_small_file_is_opened_once_whatever_is_asked_of_it(tmp_path, monkeypatch):
+    write(tmp_path / "memory", ())
+    times = []
+    opened = shard_tables.opened
+    monkeypatch.setattr(shard_tables, "opened", lambda *own, **options: times.append(own) or opened(*own, **options))
+    memory = Snapshot.open(tmp_path / "memory")
+    with Engine(memory, choose("numpy")) as engine:
+        mask.selection(engine._view, engine._view.snapshot.layer("every"), "label > 3 AND position < 2")
+        engine.slots(np.arange(5), "token")
+        engine.info()
+    assert len(times) == 1
+
+
+def test_of_many_rows_opening_reads_where_slots_lie_and_a_mask_the_columns_that_it_names(tmp_path, monkeypatch):
     write(tmp_path / "memory", (2,))
+    monkeypatch.setattr(shard_tables, "FEW_ROWS", -1)
     loaded = []
     load = ShardTables._load
 

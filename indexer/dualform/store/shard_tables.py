@@ -1,4 +1,5 @@
-"""The tables of one shard as of a commit, and what its journal holds beyond: read column by column, when first used.
+"""The tables of one shard as of a commit, and what its journal holds beyond: those of few rows are read as the shard
+is opened, others column by column, when first used.
 
 A column's running digest is verified when it is read, commit by commit (tables.py), against the log of commits, whose
 last entries stand in memory.json. DuckDB is held for as long as reading takes, so that a training can go on.
@@ -27,6 +28,8 @@ from dualform.store.tables import ColumnTypes, arrow_type, quoted, running_diges
 
 _PAGE = 4096
 """Bytes; the header and the blocks of a DuckDB file are multiples of it."""
+FEW_ROWS = 1000
+"""A table of so few rows is read as its file is opened: DuckDB opens a file in the time of reading a dozen of them."""
 _MOST_LINKS = 16
 """Parts of columns that are held for the next look-up."""
 Commits: TypeAlias = dict[tuple[str, str], list[tuple[int, str]]]
@@ -118,7 +121,8 @@ class ShardTables(Tables):
         first: Mapping[str, Sequence[str]],
         journal: Mapping[str, pa.Table],
     ) -> None:
-        """`path`: slots.duckdb. `first`: columns that are read at once. `journal`: rows since the commit of `marks`.
+        """`path`: slots.duckdb. `first`: columns that are read at once, however many rows they have. `journal`: rows
+        since the commit of `marks`.
 
         Raises Damaged, naming the file, where the log of commits and the marks part, or a column is not what was
         committed.
@@ -133,8 +137,9 @@ class ShardTables(Tables):
         with _read_only(path) as connection, _damaged_if_wrong(path):
             log = connection.execute('SELECT "table", "column", "rows", digest FROM commits ORDER BY rowid').fetchall()
             self._commits = self._checked_commits(log)
-            for table, columns in first.items():
-                self._load(connection, table, columns)
+            for table in dict.fromkeys([*first, *marks]):
+                names = dict.fromkeys([*first.get(table, ()), *self._short(table)])
+                self._load(connection, table, list(names))
 
     def rows(self, table: str) -> int:
         committed = self._marks[table].rows if table in self._marks else 0
@@ -218,16 +223,26 @@ class ShardTables(Tables):
                     raise Damaged(f"{self._path} was altered: its table {table} is not what was committed.")
         return found
 
+    def _short(self, table: str) -> list[str]:
+        """The columns of a table of few rows: all but lists of several links, which may have many entries in a row."""
+        mark, types = self._marks.get(table), self.types.get(table, {})
+        if mark is None or mark.rows > FEW_ROWS:
+            return []
+        links = {name: len(self._commits.get((table, name), ())) for name in mark.digests if name in types}
+        return [name for name, count in links.items() if count <= 1 or not pa.types.is_list(arrow_type(types[name]))]
+
     def _load(self, connection: duckdb.DuckDBPyConnection, table: str, names: Sequence[str]) -> None:
         if table not in self._marks:  # it came to the format later than this memory
             self._held |= {(table, name): pa.chunked_array([], arrow_type(self.types[table][name])) for name in names}
             return
-        mark = self._marks[table]
-        chosen = ", ".join(quoted(name) for name in names)
-        # DuckDB keeps insertion order where nothing asks for another; the running digest would notice if it did not.
-        read = connection.sql(f"SELECT {chosen} FROM {quoted(table)} LIMIT {mark.rows}").to_arrow_table()
+        mark, read = self._marks[table], None
+        if names and mark.rows:
+            chosen = ", ".join(quoted(name) for name in names)
+            # DuckDB keeps insertion order where nothing asks for another; the digest would notice if it did not.
+            read = connection.sql(f"SELECT {chosen} FROM {quoted(table)} LIMIT {mark.rows}").to_arrow_table()
         for name in names:
-            column = read[name].cast(arrow_type(self.types[table][name]))
+            kind = arrow_type(self.types[table][name])
+            column = pa.chunked_array([], kind) if read is None else read[name].cast(kind)
             self._verify(table, name, column)
             if table in self._journal:
                 column = pa.chunked_array([*column.chunks, *self._journal[table][name].chunks], type=column.type)

@@ -1,8 +1,9 @@
 """A memory as its files say it is: one consistent snapshot, read and let go.
 
 Opening holds memory.json, the log of commits and the sizes of the segment files against each other, and reads where
-slots lie, but no column. What is missing or altered is an error that names the file, never a shorter answer: columns
-are compared by their running digest and segments by the checksum of each block, when they are first used.
+slots lie and the tables of few rows, but no long column. What is missing or altered is an error that names the file,
+never a shorter answer: columns are compared by their running digest when they are read, and segments by the checksum of
+each block when it is first used.
 """
 
 from __future__ import annotations

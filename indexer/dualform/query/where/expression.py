@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import duckdb
-
 from dualform.errors import BadMask
+from dualform.query.where.connection import connect
 from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter
 
 LONGEST = 1 << 18
@@ -86,7 +86,7 @@ def _deepest_bracket(text: str) -> int:
 
 def _single_item(text: str) -> Any:
     """The one expression of `SELECT text`, as DuckDB's syntax tree."""
-    with duckdb.connect() as connection:
+    with closing(connect(1)) as connection:
         row = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {text}"]).fetchone()
     tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
     if tree["error"]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadMask, EmptyMask, NotFound
 from dualform.query.view import Check, View, never
+from dualform.query.where.connection import connect
 from dualform.query.where.expression import Expression, parse
 from dualform.store.layer import Layer
 from dualform.store.space import Space
@@ -152,7 +153,7 @@ def select(space: Space, expression: Expression, stop: Check = never) -> NDArray
     BadMask where it is not boolean or fails on a value (a CAST of a text that is no number).
     """
     names = list(expression.columns)
-    with closing(duckdb.connect()) as connection:
+    with closing(connect(max(space.count, space.samples.count))) as connection:
         if not names:
             alone = pa.table({"slot": pa.array([0])})
             return np.full(space.count, _evaluate(connection, expression, alone)[0])
@@ -168,7 +169,7 @@ def select_datapoints(space: Space, expression: Expression) -> NDArray[np.bool_]
 
     Raises BadMask as `select`.
     """
-    with closing(duckdb.connect()) as connection:
+    with closing(connect(space.samples.count)) as connection:
         if not expression.columns:
             alone = pa.table({"slot": pa.array([0])})
             return np.full(space.samples.count, _evaluate(connection, expression, alone)[0])
