@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +14,11 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import dualform
+from dualform.query.cache import Cache
+from dualform.query.view import never
 from dualform.query.weights import trajectory
 from dualform.query.weights.concentration import _figures
+from dualform.query.where.mask import Selection
 from tests.query.test_adam import naive, record
 
 NAMES = {"0": 35, "2": 42, "4": 18}
@@ -68,6 +74,28 @@ def test_no_answer_depends_on_masks_that_were_asked_before(trained):
             memory.cancellation(where)
         found = memory.weights()
     assert all(np.array_equal(found[name], own) for name, own in expected.items())
+
+
+def test_the_whole_and_what_stays_wait_for_no_one_who_waits_for_them(monkeypatch):
+    """Two questions about one mask, where neither finds the other's weights held: as those of a large network."""
+    wanted, found = (np.ones((2, 3)), np.zeros((2, 3))), dict[str, np.ndarray]()
+    monkeypatch.setattr(trajectory, "_run", lambda *_: time.sleep(0.2) or wanted)
+    view, block = SimpleNamespace(cache=Cache(1)), SimpleNamespace(block_name="0.weight", transposed=False)
+    holder = SimpleNamespace(name="0"), block, Selection("label = 1", np.array([True, False]))
+
+    def ask(question):
+        found[question.__name__] = question(view, block, [holder], None, never)
+
+    asking = [
+        threading.Thread(target=ask, args=[question], daemon=True)
+        for question in (trajectory.trajectory, trajectory.whole_beside)
+    ]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(10)
+    assert found["whole_beside"] is wanted[0]
+    assert found["trajectory"] is wanted[1]
 
 
 def test_the_whole_beside_a_mask_takes_no_pass_of_its_own(trained, monkeypatch):

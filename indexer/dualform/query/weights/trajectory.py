@@ -46,19 +46,17 @@ def whole_beside(view: View, block: Parameter, holders: Sequence[Holder], at_ste
 def _found(
     view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check, whole: bool
 ) -> Doubles:
-    key = _key(block, holders, at_step)
-
-    def run() -> Doubles:
-        every, remaining = _run(view, block, holders, at_step, check)
-        if every is remaining:
-            return remaining
-        asked, other = (every, remaining) if whole else (remaining, every)
-        view.cache.get((*key, not whole), lambda: other)
-        return asked
-
-    asked_whole = whole and not all(selection.stays.all() for _, _, selection in holders)
-    found: Doubles = view.cache.get((*key, asked_whole), run)
+    # Both under one key: of two keys, a thread that makes one could wait for a thread that makes the other.
+    made = view.cache.get(
+        _key(block, holders, at_step), lambda: _by_name(*_run(view, block, holders, at_step, check)), check
+    )
+    found = made["stays"] if not whole else made.get("whole", made["stays"])
     return found.T if block.transposed else found
+
+
+def _by_name(whole: Doubles, remaining: Doubles) -> dict[str, Doubles]:
+    """Of a mask that leaves every slot, one array."""
+    return {"stays": remaining} if whole is remaining else {"stays": remaining, "whole": whole}
 
 
 def _key(block: Parameter, holders: Sequence[Holder], at_step: int | None) -> tuple[Any, ...]:
