@@ -8,7 +8,6 @@ from pathlib import Path
 from dualform.errors import BadInput, NotAMemory
 from dualform.extras import missing_package
 from dualform.methods import Answers
-from dualform_client.client import Client
 from dualform_proto.address import is_address
 
 
@@ -28,6 +27,8 @@ def connect(
     place = Path(target)
     if not place.exists() and isinstance(target, str):
         if is_address(target):
+            from dualform_client.client import Client
+
             return Client(target, timeout=timeout, token=token, tls=tls, authority=authority)
         if not any(mark in target for mark in "/\\."):
             raise BadInput(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from dualform.answers import MemoryInfo
 from dualform.questions import Question
 
 A = TypeVar("A")
@@ -17,7 +16,9 @@ class Engine(Protocol):
     def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
         """The answer; raises Cancelled soon after `cancelled` first says True."""
 
-    def info(self) -> MemoryInfo: ...
+    @property
+    def recording(self) -> bool:
+        """Whether the memory is still being recorded, or was cut off."""
 
     def refresh(self) -> bool:
         """Takes the newest snapshot of a training that still runs; True where there was a newer one."""

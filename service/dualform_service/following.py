@@ -21,7 +21,7 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, name="dualform-follow", daemon=True)
 
     def start(self) -> None:
-        if self._engine.info().recording:
+        if self._engine.recording:
             self._thread.start()
 
     def stop(self) -> None:
@@ -33,7 +33,7 @@ class Follower:
         while not self._stopped.wait(self._seconds):
             try:
                 self._engine.refresh()
-                if not self._engine.info().recording:
+                if not self._engine.recording:
                     return
             except DualformError as error:
                 # The snapshot in hand still answers; the next look may find the folder whole again.

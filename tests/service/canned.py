@@ -137,6 +137,10 @@ class Canned(Answers):
         how = (question.kernel, question.temperature, question.initial, effective)
         return Outputs(np.array([[0.5, np.inf]], np.float32), "sample", grade, standing, SCAN, *how)
 
+    @property
+    def recording(self) -> bool:
+        return self.contents.recording
+
     def refresh(self) -> bool:
         self.refreshed.set()
         return True

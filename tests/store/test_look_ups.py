@@ -92,3 +92,19 @@ def test_slots_of_several_shards_are_looked_up_likewise(tmp_path, monkeypatch):
     monkeypatch.setattr(extents, "LONG", 1 << 30)
     for name, column in found.items():
         assert column == memory.column("token", name)[ids].tolist(), name
+
+
+def test_what_is_said_of_a_few_slots_is_read_in_parts_once_and_then_whole(tmp_path, batches):
+    path = write(tmp_path / "run", batches, finish=False)
+    memory, whole = Snapshot.open(path), Snapshot.open(path)
+    own = memory.space("token")._token_columns
+    names = [name for name in memory.space("token").samples.types if name not in (*own, "datapoint", "step", "row")]
+    assert names
+    slots = np.array([7, 250, 7, 31])
+    wanted = {name: whole.column("token", name)[slots] for name in names}
+    held = memory._tables._held
+    for read_whole in (False, True):
+        found = memory.space("token").at(slots, names)
+        assert {("samples", name) in held for name in names} == {read_whole}
+        for name in names:
+            assert found[name].to_pylist() == np.ma.array(wanted[name], dtype=object).filled(None).tolist()

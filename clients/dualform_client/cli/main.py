@@ -6,7 +6,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from importlib.metadata import version
+from types import ModuleType
 
 import click
 
@@ -25,6 +27,9 @@ COMMANDS = (
     *(demo, study, estimate, serve, info, topk, sums, output),
     *(compare, weights, verify, check, forget, sql, health),
 )
+
+ASKING = frozenset(command.name for command in (serve, info, topk, sums, output, compare, weights, verify, sql))
+"""Commands that do nothing but answer questions about a memory."""
 
 
 @click.group(
@@ -51,9 +56,19 @@ for command in COMMANDS:
     dualform.add_command(command)
 
 
+class WithoutPandas(MetaPathFinder):
+    """Arrow loads pandas where it is installed, to know its frames. None come here: a fifth of a first answer."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is left out of this process.", name=fullname)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0, 1 for failures, 2 for bad usage or input, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and given[:1] and given[0] in ASKING:
+        sys.meta_path.insert(0, WithoutPandas())
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     for stream in (sys.stdout, sys.stderr):
         # Texts of a memory that the terminal's encoding lacks are shown with a substitute.

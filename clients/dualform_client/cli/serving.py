@@ -12,7 +12,6 @@ from dualform_client.cli.failure import FAILED
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
 from dualform_client.cli.target import read_token
-from dualform_client.health import is_serving
 from dualform_client.target import check_folder
 
 _FILE = click.Path(path_type=Path)
@@ -102,6 +101,8 @@ def health(address: str, tls_ca: Path | None, timeout: float, as_json: bool) -> 
     Example:
       dualform health 127.0.0.1:50051
     """
+    from dualform_client.health import is_serving
+
     serving = is_serving(address, timeout=timeout, authority=tls_ca)
     if as_json:
         print_json({"serving": serving})

@@ -96,6 +96,11 @@ class Engine(Answers):
     def path(self) -> Path:
         return self._view.snapshot.path
 
+    @property
+    def recording(self) -> bool:
+        """Whether the memory is still being recorded, or was cut off: what `info` says of it, without the rest."""
+        return self._view.snapshot.recording
+
     def ask(self, question: Question[A], cancelled: StopSignal | None = None) -> A:
         """The answer to a question. `cancelled` is called between blocks of work.
 

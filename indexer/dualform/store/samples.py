@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.store.entries import Integers
 from dualform.store.shard_tables import Tables
 
 TABLE = "samples"
+_FEW = 256
+"""Datapoints that are looked up one by one."""
 
 
 class Samples:
@@ -23,10 +27,24 @@ class Samples:
         self.types = dict(tables.types[TABLE])
         self.count = tables.rows(TABLE)
         """D."""
+        self._asked = False
 
     def column(self, name: str) -> pa.ChunkedArray:
         """[D]. Raises Damaged, naming the file, where it is not what was committed."""
         return self._tables.columns(TABLE, [name])[0]
+
+    def at(self, names: Sequence[str], datapoints: pa.Array) -> dict[str, pa.ChunkedArray | pa.Array]:
+        """Entries of some columns at some datapoints, in any order; NULL where the datapoint is. Raises as `column`.
+
+        The first time, little more is read than those: a process that asks once need not read whole columns.
+        """
+        if self._asked or not names or len(datapoints) > _FEW:
+            return {name: self.column(name).take(datapoints) for name in names}
+        self._asked = True
+        distinct = np.unique(np.asarray(datapoints.drop_null(), dtype=np.int64))
+        places = pc.index_in(datapoints, pa.array(distinct))
+        with self._tables.reading():
+            return {name: self._tables.some(TABLE, name, distinct).take(places) for name in names}
 
     def unknown(self) -> tuple[Integers, Integers]:
         """Steps and numbers of the datapoints, ascending, that stand for slots whose row is not known."""

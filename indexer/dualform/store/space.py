@@ -134,18 +134,16 @@ class Space:
 
     def _table(self, places: Places, slots: Integers, names: list[str]) -> pa.Table:
         found: dict[str, Any] = {}
-        datapoints = None
+        of_samples = [name for name in names if name not in _OF_EXTENTS and name not in self._token_columns]
         for name in names:
             if name in _OF_EXTENTS:
                 numbers = slots if name == "slot" else self._of_extents(name, places)
                 found[name] = arrow_column(numbers, self.columns[name])
             elif name in self._token_columns:
                 found[name] = self.extents.said(name, places)
-            else:
-                if datapoints is None:
-                    own = self.extents.datapoint_of(places)
-                    datapoints = pa.array(own, mask=own < 0)
-                found[name] = self.samples.column(name).take(datapoints)
+        if of_samples:
+            own = self.extents.datapoint_of(places)
+            found |= self.samples.at(of_samples, pa.array(own, mask=own < 0))
         return pa.table({name: found[name].cast(arrow_type(self.columns[name])) for name in names})
 
 
