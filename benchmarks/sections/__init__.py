@@ -9,6 +9,7 @@ from benchmarks.result import Section
 
 SECTIONS = {
     "floor": "what the machine can do",
+    "cold": "first answers of whole processes",
     "topk": "the ten best slots",
     "masked": "the ten best slots under a mask",
     "grouped": "the best slots of each group",
