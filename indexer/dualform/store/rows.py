@@ -24,6 +24,11 @@ class Rows:
         self._starts = [source.first_row for source in sources]
         self.rows = sources[-1].first_row + sources[-1].rows if sources else 0
 
+    @property
+    def order(self) -> NDArray[np.int64] | None:
+        """int64[H]: the stored row of each entry; None where row and entry are the same."""
+        return None
+
     def block(self, start: int, stop: int) -> NDArray[np.float32]:
         """float32[stop - start, width], aligned and C-contiguous; not to be written to.
 
@@ -66,6 +71,10 @@ class OrderedRows(Rows):
         self._row_of_entry = row_of_entry
         self.rows = len(row_of_entry)
 
+    @property
+    def order(self) -> NDArray[np.int64]:
+        return self._row_of_entry
+
     def block(self, start: int, stop: int) -> NDArray[np.float32]:
         return self.take(np.arange(start, stop))
 
@@ -88,6 +97,10 @@ class Keys(Rows):
         """H."""
         self.row_of_entry = row_of_entry
         """int64[H]: the row of each entry's key; None where row and entry are the same."""
+
+    @property
+    def order(self) -> NDArray[np.int64] | None:
+        return self.row_of_entry
 
     def of_entries(self, entries: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[len(entries), width]: the keys of any entries in any order."""

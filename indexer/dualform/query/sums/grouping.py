@@ -22,7 +22,8 @@ from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every
 from dualform.query.sums.absolute_sum import AbsoluteScan
-from dualform.query.sums.key_sums import KeySums, key_sums
+from dualform.query.sums.key_sums import KeySums
+from dualform.query.sums.stored_key_sums import stored_key_sums
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
@@ -78,7 +79,7 @@ class Grouping:
         def made() -> KeySums:
             if shards is not None and divisors is None:
                 return shards.key_sums(self)
-            return key_sums(self.view.snapshot.keys(self.layer.name), self.groups, self.check, numbers)
+            return stored_key_sums(self.view.snapshot, self.layer.name, self.groups, self.check, numbers)
 
         sums = self.view.cache.get(key, made, self.check)
         if not sums.finite:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
+from dualform.query.stored_sum import StoredSum
 from dualform.query.view import Check, View
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
@@ -23,6 +24,8 @@ from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Keys, Rows
+
+KIND = "cancelled terms 1"
 
 
 def cancellation(
@@ -51,6 +54,17 @@ def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None
 def _terms(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> float:
     """sum_t ||delta_t|| ||a_t x_t||, where a weight's columns of x_t have a coefficient of their own."""
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
+    place = StoredSum.of(view.snapshot, KIND, [keys, values], [slots.slots, slots.weights])
+    held = place.read((np.float64, (1,))) if place else None
+    if held is not None:
+        return float(held[0][0])
+    terms = _summed(view, layer, keys, values, slots, check)
+    if place:
+        place.write(np.array([terms]))
+    return terms
+
+
+def _summed(view: View, layer: Layer, keys: Keys, values: Rows, slots: SlotCoefficients, check: Check) -> float:
     rows = slots.slots if keys.row_of_entry is None else keys.row_of_entry[slots.slots]
     if layer.groups > 1:
         return _terms_of_groups(layer.groups, keys, values, slots, check)

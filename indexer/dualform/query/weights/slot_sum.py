@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.kernels.workers import cores, share
+from dualform.query.stored_sum import StoredSum
 from dualform.query.sums.runs import added_in_order, begins
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import weighs_no_slot
@@ -36,6 +37,7 @@ _COLUMNS = 128
 """Of values that are added up together, however many cores there are, for it decides the last bits."""
 _PIECE = 512
 """Slots whose values are added to those of their rows at once, within the processor's cache."""
+KIND = "slot sum 1"
 _BLOCK_BYTES = 16 << 20
 """Of keys or values in float64: products are as fast as on larger ones, and the cache holds them."""
 
@@ -137,15 +139,28 @@ def bias_sum(
 
 
 def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
+    """From beside the keys where it was made before; never of all slots, by which `verify` holds the record itself."""
     keys, values, found = memory.keys(layer.name), memory.values(layer.name), _nothing(layer)
+    place = None
+    if len(slots.slots) < keys.entries:
+        place = StoredSum.of(memory, KIND, [keys, values], [slots.slots, slots.weights, slots.biases])
+    held = place.read((np.float64, found.weight.shape), (np.float64, found.biases.shape)) if place else None
+    if held is not None:
+        return SlotSum(*held)
+    _add(found, layer, keys, values, slots, check)
+    if place:
+        place.write(found.weight, found.biases)
+    return found
+
+
+def _add(found: SlotSum, layer: Layer, keys: Keys, values: Rows, slots: SlotCoefficients, check: Check) -> None:
     columns = [slice(weight.start, weight.stop) for weight in layer.weights]
     if keys.row_of_entry is not None and layer.groups == 1:
         rows, numbers = np.unique(keys.row_of_entry[slots.slots], return_inverse=True)
         if 2 * len(rows) <= len(numbers):
             _by_row(found, columns, keys, values, slots, rows, numbers, check)
-            return found
+            return
     _by_slot(found, columns, layer.groups, keys, values, slots, check)
-    return found
 
 
 def _by_slot(

@@ -1,0 +1,136 @@
+"""Sums that are kept beside keys: the same answers with them, without them, and whatever became of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import dualform
+from dualform.answers import Scan
+from dualform.query import stored_sum
+from dualform.query.sums import stored_key_sums
+from dualform.query.weights import cancellation, slot_sum
+from tests.contract.recorded import record
+from tests.wire.values import same
+
+PROBE = "test"
+QUESTIONS = [
+    ("group_sum", ("2", PROBE), {"by": "label"}),
+    ("group_sum", ("2", PROBE), {"by": ("dataset", "label"), "where": "step > 1", "score": "abs"}),
+    ("group_sum", ("2", PROBE), {"by": "label", "score": "cosine"}),
+    ("output", ("2", PROBE), {"where": "label <> 2"}),
+    ("output", ("0", PROBE), {"where": "label <> 2", "at_step": 4}),
+    ("cancellation", ("dataset = 'first'",), {}),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("sums") / "plain")
+
+
+@pytest.fixture
+def run(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(stored_sum, "LEAST_BYTES", 0)
+    return Path(shutil.copytree(plain, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Path) -> list[Any]:
+    return answers(plain)
+
+
+@pytest.fixture
+def derived_run(run: Path, expected: list[Any]) -> Path:
+    assert same(answers(run), expected)
+    return run
+
+
+def files(run: Path) -> list[Path]:
+    return sorted(run.rglob("*.sum"))
+
+
+def answers(run: Path) -> list[Any]:
+    with dualform.open(run) as memory:
+        return list(_answers(memory))
+
+
+def _answers(memory: Any) -> Iterator[Any]:
+    for method, arguments, rest in QUESTIONS:
+        yield replace(getattr(memory, method)(*arguments, **rest), scan=Scan())
+
+
+def test_a_process_that_finds_sums_makes_none(derived_run, expected, monkeypatch):
+    for module, maker in ((stored_key_sums, "key_sums"), (slot_sum, "_add"), (cancellation, "_summed")):
+        monkeypatch.setattr(module, maker, lambda *given: pytest.fail("a sum was made again"))
+    assert same(answers(derived_run), expected)
+
+
+def test_small_memories_keep_none(plain, expected):
+    assert files(plain) == []
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_sum_is_never_believed(derived_run, expected, data):
+    damaged = data.draw(st.sampled_from(files(derived_run)))
+    before = damaged.read_bytes()
+    content = bytearray(before)
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[place] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del content[place:]
+    damaged.write_bytes(content)
+    assert same(answers(derived_run), expected)
+    damaged.write_bytes(before)
+
+
+def test_sums_under_one_anothers_names_are_not_taken(derived_run, expected):
+    found = files(derived_run)
+    for file in found:
+        file.rename(file.with_suffix(".moved"))
+    for file, other in zip(found, [*found[1:], found[0]], strict=True):
+        shutil.copy(file.with_suffix(".moved"), other)
+    assert same(answers(derived_run), expected)
+
+
+def test_sums_move_with_the_folder(derived_run, expected, tmp_path, monkeypatch):
+    moved = derived_run.rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(stored_key_sums, "key_sums", lambda *given: pytest.fail("a sum was made again"))
+    assert same(answers(moved), expected)
+
+
+def test_verify_reads_the_record_itself(derived_run):
+    before = files(derived_run)
+    with dualform.open(derived_run) as memory:
+        memory.verify()
+        for keys in derived_run.rglob("layers/2/keys-*.faiss"):
+            content = bytearray(keys.read_bytes())
+            content[-1] ^= 1
+            keys.write_bytes(content)
+    assert files(derived_run) == before  # the sum of all slots is not among them
+    with dualform.open(derived_run) as memory, pytest.raises(dualform.DualformError, match="was altered"):
+        memory.verify()
+
+
+def test_forgetting_takes_sums_along(derived_run):
+    dualform.forget(derived_run, "step = 4")
+    assert files(derived_run) == []
+
+
+def test_the_oldest_sums_make_room(run, monkeypatch):
+    monkeypatch.setattr(stored_sum, "MOST_BYTES", 2000)
+    with dualform.open(run) as memory:
+        for step in range(1, 6):
+            memory.group_sum("2", PROBE, by=("dataset", "label"), where=f"step <> {step}")
+            assert sum(file.stat().st_size for file in files(run)) <= 2000 + 1000  # and a header
+    assert 0 < len(files(run)) < 5
+    assert np.array_equal(*(memory.group_sum("2", PROBE, by="label").sums for _ in range(2)))
