@@ -1,7 +1,10 @@
-"""Ranks that place the slots of a layer differently."""
+"""Ranks that place the slots of a layer differently, or say other things of them."""
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,3 +71,79 @@ def test_shards_that_have_a_layer_in_other_spaces_are_no_memory(tmp_path, monkey
         f"{tmp_path / 'm'} is not one memory: layer 'rows' is in space 'rows' in shard-00000, and in 'sample' in "
         "shard-00001. Record anew, with spaces={'rows': …} on every rank."
     )
+
+
+def tokens():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def train_saying(fleet, said):
+    """Batches of two tokens a row; `said(rank, step)` are the arguments of a step."""
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(4):
+            x = torch.randn(ROWS, 2, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+            with recorder.step(**said(rank, step)):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                fleet.average(rank, model)
+                optimizer.step()
+
+    return train
+
+
+def said_of(rank, step):
+    """One more from the second step on."""
+    own = np.arange(ROWS) / 2 if rank else np.arange(ROWS)
+    both = {"mine": own, "place": np.zeros((ROWS, 2), bool) if rank else np.zeros((ROWS, 2)), "name": "a"}
+    later = np.full((ROWS, 2), "b", dtype=object) if rank else np.ones((ROWS, 2), int)
+    return {**both, **({"alone": own} if rank else {}), **({"at": {"token": {"later": later}}} if step else {})}
+
+
+def test_a_column_of_other_types_is_told_of_once_at_the_step_where_it_appears(tmp_path):
+    fleet, told = Fleet(tmp_path / "m", models=[tokens() for _ in range(COUNT)]), []
+
+    def said(rank, step):
+        if rank == 0:
+            told.append(sorted({str(one.message) for one in warned if "column" in str(one.message)}))
+        return said_of(rank, step)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        fleet.run(train_saying(fleet, said))
+    end = "Give it one type on every rank."
+    first = [
+        f"column 'mine' is BIGINT on rank 0 and DOUBLE on rank 1: who reads the memory finds DOUBLE. {end}",
+        f"column 'place' is DOUBLE on rank 0 and BOOLEAN on rank 1: who reads the memory finds VARCHAR. {end}",
+    ]
+    later = f"column 'later' is BIGINT on rank 0 and VARCHAR on rank 1: who reads the memory finds VARCHAR. {end}"
+    assert told == [[], first, [later, *first], [later, *first]]
+    assert len([one for one in warned if "column" in str(one.message)]) == 3 * COUNT
+    with dualform.open(tmp_path / "m") as memory:
+        types = memory.info().columns["token"]
+        assert [types[name] for name in ("mine", "place", "later", "alone", "name")] == [
+            "DOUBLE", "VARCHAR", "VARCHAR", "DOUBLE", "VARCHAR",
+        ]  # fmt: skip
+        assert all(certificate.exact for certificate in memory.verify().values())
+
+
+@pytest.mark.parametrize("name", ["mine", "label"])
+def test_a_column_of_rows_here_and_of_single_slots_there_is_refused(tmp_path, name):
+    def said(rank, step):
+        return {name: np.zeros((ROWS, 2), int) if rank else np.zeros(ROWS, int)}
+
+    fleet = Fleet(tmp_path / "m", models=[tokens() for _ in range(COUNT)])
+    said_how = f"^column '{name}' is said of rows on rank 0, and of single slots on rank 1"
+    with pytest.raises(RecordingError, match=said_how):
+        fleet.run(train_saying(fleet, said))
+    assert len(fleet.errors) == COUNT
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_column_that_one_rank_alone_gives_is_nobodys_fault(tmp_path):
+    fleet = Fleet(tmp_path / "m", models=[tokens() for _ in range(COUNT)])
+    fleet.run(train_saying(fleet, lambda rank, step: {"mine": np.arange(ROWS)} if rank else {}))
+    with dualform.open(tmp_path / "m") as memory:
+        query = np.ones((1, 5), np.float32)
+        assert len(memory.topk("0", query, k=999, where="mine >= 0").ids) == 4 * ROWS * 2

@@ -14,7 +14,7 @@ from dualform.errors import BadInput
 from dualform.record.column_values import Array, check_names, checked_dims, column_of, mask_of, nulls, spread
 from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
-from dualform.store.tables import EXTENTS, KINDS, SAID, SAMPLES, SLOTS
+from dualform.store.tables import EXTENTS, KINDS, SAID, SAMPLES, SLOTS, duckdb_type
 
 _OF_EXTENTS = set(EXTENTS) - set(SLOTS)
 """Columns of the tables that hold what is said of single slots."""
@@ -127,6 +127,17 @@ class StepColumns:
         """By space and name, of what is said of single slots."""
         self._levels: dict[str, str] = {}
         """Column -> the space whose slots it speaks of; "" for one of samples."""
+
+    @property
+    def said(self) -> dict[str, dict[str, str]]:
+        """By column that was given, its DuckDB type in each space of whose single slots it speaks; under "" that of the
+        column of samples.
+        """
+        rows = {("", name): self._types[name] for name, level in self._levels.items() if level == ""}
+        found: dict[str, dict[str, str]] = {}
+        for (space, name), dtype in {**rows, **self._slots}.items():
+            found.setdefault(name, {})[space] = str(duckdb_type(np.empty(0, dtype)))
+        return found
 
     def samples(self, metadata: Metadata, rows: int, step: int) -> dict[str, Array]:
         """The columns of a step's samples, [B] each. Raises BadInput for a column that changed."""

@@ -55,9 +55,8 @@ class Recording:
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
         self._columns = StepColumns(self._spaces)
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
-        training = Training(
-            plan.model, self._start.initial, self._start.buffers, halved, plan.ranks, Placement(self._spaces)
-        )
+        placement = Placement(self._spaces, self._columns)
+        training = Training(plan.model, self._start.initial, self._start.buffers, halved, plan.ranks, placement)
         self._updates = AllUpdates(plan.owners, plan.taps, training, measured)
         self._valued = {tap.name for tap in plan.taps if tap.values}
         self._slots: Slots | None = None

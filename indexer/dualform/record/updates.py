@@ -199,7 +199,7 @@ class Updates:
     def _sum_over_ranks(self, step: int, trained: frozenset[int]) -> tuple[Doubles | None, Doubles | None]:
         """Returns what is seen of gradients and weights, where each rank sees its own rows alone; else None for both.
 
-        Raises RecordingError where the ranks have a layer in different spaces.
+        Raises RecordingError where the ranks have a layer in different spaces, or a column of different things.
         """
         if self._ranks is None:
             return None, None
@@ -209,7 +209,7 @@ class Updates:
         total = self._pending.sum_over(self._ranks, np.concatenate(seen))
         if total is not None:
             seen = np.split(total, np.cumsum([len(own) for own in seen])[:-1])
-            self._placement.check(seen[0])
+            self._placement.check(seen[0], self._ranks)
         elif self._parameters.sharded:
             self.weights.stop()
         self.tell_parted(step)
