@@ -160,6 +160,25 @@ class Frames:
     """Frames."""
     torn: bool = False
     """Whether a last frame was cut off while it was written."""
+    checksum: str = ""
+    """Of the last whole frame, which covers all before it."""
+
+
+class JournalMark(NamedTuple):
+    """Which journal a shard has at a moment, and how far it is written."""
+
+    file_id: bytes
+    """Empty where there is none."""
+    bytes: int
+
+
+def journal_mark(shard_folder: Path, commit: int) -> JournalMark:
+    try:
+        with journal_path(shard_folder, commit).open("rb") as file:
+            start = file.read(len(_MAGIC) + 16)
+            return JournalMark(start[len(_MAGIC) :], os.fstat(file.fileno()).st_size)
+    except FileNotFoundError:
+        return JournalMark(b"", 0)
 
 
 def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnTypes]) -> Frames | None:
@@ -177,7 +196,7 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
         return None
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
-    payloads, torn = _sound(path, content, commit)
+    payloads, torn, checksum = _sound(path, content, commit)
     parts: dict[str, list[pa.Table]] = {}
     rows: dict[tuple[str, str], list[Matrix]] = {}
     try:
@@ -188,13 +207,13 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
             for name, types in tables.items()
             if name in parts
         }
-        return Frames(joined, {key: list(_stacked(each)) for key, each in rows.items()}, len(payloads), torn)
+        return Frames(joined, {key: list(_stacked(each)) for key, each in rows.items()}, len(payloads), torn, checksum)
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise Damaged(f"{path} was altered: {str(error).splitlines()[0]}") from None
 
 
-def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], bool]:
-    """The payloads up to the first frame that is not whole, and whether there is one."""
+def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], bool, str]:
+    """The payloads up to the first frame that is not whole, whether there is one, and the checksum of all before it."""
     payloads: list[memoryview] = []
     view, place, before, file_id = memoryview(content), 0, bytes(16), None
     while place < len(content):
@@ -212,7 +231,7 @@ def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], b
     # Whatever comes behind a frame was written after that frame was durable.
     if _later_header(content, place + 1):
         raise _altered(path, len(payloads))
-    return payloads, place < len(content)
+    return payloads, place < len(content), before.hex()
 
 
 def _altered(path: Path, frame: int) -> Damaged:

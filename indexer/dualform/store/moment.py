@@ -12,6 +12,6 @@ class Moment(NamedTuple):
     frames: int
     """Of journals, beyond the last commits."""
     steps: int
-    manifests: str
-    """Digest of what the shards' manifests say, checksums of all that is committed among it: another training that was
-    recorded into the same folder may have as many commits, frames and steps."""
+    content: str
+    """Digest of what the shards' manifests say, checksums of all that is committed among it, and of their journals:
+    another training that was recorded into the same folder may have as many commits, frames and steps."""

@@ -13,7 +13,7 @@ import numpy as np
 from dualform.errors import Damaged, NotAMemory
 from dualform.store import shard
 from dualform.store.extents import PLAIN
-from dualform.store.journal import Frames, journal_path, read_frames
+from dualform.store.journal import Frames, JournalMark, journal_mark, read_frames
 from dualform.store.manifest import SHARD_FILE, Manifest, joined
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
@@ -25,8 +25,8 @@ from dualform.store.user_columns import common_types
 
 _TRIES = 100
 
-State = list[tuple[Manifest, int]]
-"""By shard, what its manifest says and how long its journal is."""
+State = list[tuple[Manifest, JournalMark]]
+"""By shard, what its manifest says and how far its journal is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,8 @@ class FolderContents:
     """How many rows each shard has, by layer and kind."""
     frames: int
     torn: bool
+    journals: Sequence[str]
+    """By shard, the checksum of its journal, as far as it is part of this."""
     state: State
     shards: Sequence[ShardContents] = ()
     last: int | None = None
@@ -98,6 +100,7 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
         rows,
         sum(journal.count for journal in frames),
         any(journal.torn for journal in frames),
+        [journal.checksum for journal in frames],
         state,
         shards,
         last,
@@ -111,7 +114,7 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
 def read_state(folder: Path) -> State:
     """What the manifests of a memory's shards say at this moment. Raises NotAMemory or Damaged."""
     first = Manifest.read(folder)
-    state = [(replace(first, shards=first.shards[:1]), _journal_bytes(folder, first))]
+    state = [_marked(folder, replace(first, shards=first.shards[:1]))]
     for part in first.shards[1:]:
         try:
             own = Manifest.read(folder / part.folder, SHARD_FILE)
@@ -122,7 +125,7 @@ def read_state(folder: Path) -> State:
                 f"{folder} is not a whole memory yet: {part.folder} has not begun.",
                 hint="Wait until every process of the training has taken its first step.",
             ) from None
-        state.append((own, _journal_bytes(folder, own)))
+        state.append(_marked(folder, own))
     return state
 
 
@@ -134,18 +137,16 @@ def _at_one_moment(folder: Path) -> tuple[State, list[Frames]]:
             read_frames(folder / own.shards[0].folder, own.shards[0].commits, own.tables()) or Frames()
             for own, _ in state
         ]
-        if [manifest for manifest, _ in read_state(folder)] == [manifest for manifest, _ in state]:
+        # Frames may have been added to the same journals meanwhile: what was read of them is a moment, too.
+        if [(own, journal.file_id) for own, journal in read_state(folder)] == [(own, j.file_id) for own, j in state]:
             return state, frames
         time.sleep(0.01)
     raise Damaged(f"{folder}: its commits came faster than they could be read.")
 
 
-def _journal_bytes(folder: Path, manifest: Manifest) -> int:
+def _marked(folder: Path, manifest: Manifest) -> tuple[Manifest, JournalMark]:
     part = manifest.shards[0]
-    try:
-        return journal_path(folder / part.folder, part.commits).stat().st_size
-    except FileNotFoundError:
-        return 0
+    return manifest, journal_mark(folder / part.folder, part.commits)
 
 
 def _check_spaces(folder: Path, manifests: Sequence[Manifest]) -> None:

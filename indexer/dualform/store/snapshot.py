@@ -98,10 +98,10 @@ class Snapshot:
         return Moment(self.commits, self.frames, self.steps, checksum("".join(self._digests()).encode()))
 
     def _digests(self) -> list[str]:
-        """Of the manifests of all shards."""
+        """Of the manifests and journals of all shards."""
         if self._contents is None:
             return [self.manifest.digest]
-        return [manifest.digest for manifest, _ in self._contents.state]
+        return [manifest.digest for manifest, _ in self._contents.state] + list(self._contents.journals)
 
     @property
     def recording(self) -> bool:

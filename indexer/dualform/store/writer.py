@@ -270,8 +270,12 @@ class Writer:
         self.manifest.write(*self._place)
 
     def _continued(self) -> bool:
-        file = self._place[0] / self._place[1]
-        return file.exists() and bool(Manifest.read(*self._place).runs)
+        """By a run of this memory or, where it is a further run itself, by one that came later."""
+        if not self._place[0].joinpath(self._place[1]).exists():
+            return False
+        above = self.path.parent
+        beside = Manifest.read(above).runs if self.path.name.startswith("run-") and (above / FILE).exists() else []
+        return bool(Manifest.read(*self._place).runs) or any(run.folder > self.path.name for run in beside)
 
     def _evolve(self, joined: Sequence[Layer]) -> None:
         """Make room for layers, spaces, columns and settings that the training had not shown before."""

@@ -29,11 +29,16 @@ def wide(rng: np.random.Generator, shape: tuple[int, int], spread: int) -> np.nd
     return np.where(rng.random(shape) < 0.2, 0.0, numbers).astype(np.float32)
 
 
-def write(path: Path, sizes: list[list[int]], seed: int = 0, spread: int = 10, finish: bool = True) -> None:
-    """A memory with a shard for each of `sizes`, which has the rows of each step."""
+def write(
+    path: Path, sizes: list[list[int]], seed: int = 0, spread: int = 10, finish: bool = True, commit: bool = True
+) -> None:
+    """A memory with a shard for each of `sizes`, which has the rows of each step. What is not committed has the same
+    first weights whatever the seed is, and ends nowhere.
+    """
     rng = np.random.default_rng(seed)
+    drawn = rng if commit else np.random.default_rng(0)
     initial = {
-        block.name: rng.normal(size=(layer.d_out, layer.weight_width) if block.start < layer.d_in else layer.d_out)
+        block.name: drawn.normal(size=(layer.d_out, layer.weight_width) if block.start < layer.d_in else layer.d_out)
         for layer in LAYERS
         for block in layer.parameters
     }
@@ -43,16 +48,17 @@ def write(path: Path, sizes: list[list[int]], seed: int = 0, spread: int = 10, f
         settings={name: "BOOLEAN" if isinstance(own, bool) else "DOUBLE" for name, own in SETTINGS.items()},
     )  # fmt: skip
     count = len(sizes)
-    writers = [Writer(header, shard_number=n, shards=count) for n in range(count)]
+    seconds = None if commit else 0.0
+    writers = [Writer(header, shard_number=n, shards=count, journal_seconds=seconds) for n in range(count)]
     inputs = wide(rng, (7, 6), spread)
     for step in range(len(sizes[0])):
         for number, writer in enumerate(writers):
             rows = sizes[number][step]
             writer.append(_batch(rng, step, rows, inputs, spread, number < count - 1 or count == 1))
-            if step == 3:
+            if commit and step == 3:
                 writer.commit()
     for number, writer in reversed(list(enumerate(writers))):
-        if not finish and number == count - 1:
+        if not commit or (not finish and number == count - 1):
             writer.abandon()
         else:
             writer.close(Ending(final=initial)) if number == 0 else writer.close()

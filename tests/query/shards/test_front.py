@@ -285,12 +285,13 @@ def test_shards_that_see_another_moment_say_so(engines):
     assert "moved on" in str(reply.error)
 
 
-def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_before(tmp_path):
-    write(tmp_path / "memory", SIZES)
+@pytest.mark.parametrize("commit", [True, False], ids=["committed", "in journals alone"])
+def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_before(tmp_path, commit):
+    write(tmp_path / "memory", SIZES, commit=commit)
     front, shards = front_of(tmp_path / "memory")
     front.topk("plain", queries("plain"))  # who has read its keys does not look into the files again
     shutil.rmtree(tmp_path / "memory")
-    write(tmp_path / "memory", SIZES, seed=9)  # as many commits, frames and steps
+    write(tmp_path / "memory", SIZES, seed=9, commit=commit)  # as many commits, frames and steps
     shards.engines[1] = ShardEngine(opened(tmp_path / "memory"), 1, choose("numpy"))
     with pytest.raises(Unavailable, match="moved on"):
         front.topk("plain", queries("plain"))
