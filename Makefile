@@ -10,7 +10,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test lint coverage bench bench-quick reproduction reproduction-aesop reports networks protos clean
+.PHONY: setup demo test drill lint coverage bench bench-quick reproduction reproduction-aesop reports networks protos clean
 
 setup: $(VENV)/ready
 
@@ -27,6 +27,10 @@ demo: setup
 # As many workers as there are cores, each on one thread.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# The processes of shards killed and frozen fifty times, where the tests do it fifteen times.
+drill: setup
+	DUALFORM_DRILL=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/shards/test_drill.py
 
 # docs/coverage.md: which networks, optimizers, precisions and trainers are recorded how well, and what that takes. One
 # process on one thread, for its clocks. Some rows alone: make coverage ROWS="GPT-2".

@@ -184,21 +184,27 @@ def trained(tmp_path_factory):
     return path, model
 
 
+@pytest.fixture(scope="module")
+def opened(trained):
+    """One engine for all examples: each would start a process for its SQL."""
+    with dualform.open(trained[0]) as memory:
+        yield memory
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(1, STEPS - 1), label=st.integers(0, 2))
-def test_masked_weights_are_those_of_a_plain_loop_and_shares_add_up(trained, cut, label):
+def test_masked_weights_are_those_of_a_plain_loop_and_shares_add_up(opened, cut, label):
     where = f"step < {cut} OR label = {label}"
-    with dualform.open(trained[0]) as memory:
-        found, others = memory.weights(where), memory.weights(f"NOT ({where})")
-        whole, standing = memory.weights(), {}
-        view = memory._view
-        for layer in view.snapshot.layers.values():
-            none = mask.selection(view, layer, "label > 9")
-            standing |= build(view, layer, none, None, lambda: None)
-        for name in whole:
-            np.testing.assert_allclose(found[name], naive(memory, name, name[0], where), rtol=1e-4, atol=2e-6)
-            together = found[name].double() + others[name].double() - torch.from_numpy(standing[name])
-            np.testing.assert_allclose(together, whole[name].double(), rtol=1e-5, atol=1e-6)
+    found, others = opened.weights(where), opened.weights(f"NOT ({where})")
+    whole, standing = opened.weights(), {}
+    view = opened._view
+    for layer in view.snapshot.layers.values():
+        none = mask.selection(view, layer, "label > 9")
+        standing |= build(view, layer, none, None, lambda: None)
+    for name in whole:
+        np.testing.assert_allclose(found[name], naive(opened, name, name[0], where), rtol=1e-4, atol=2e-6)
+        together = found[name].double() + others[name].double() - torch.from_numpy(standing[name])
+        np.testing.assert_allclose(together, whole[name].double(), rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_are_those_of_the_weights_and_of_the_live_network(trained):

@@ -104,7 +104,7 @@ def test_an_exchange_that_cannot_be_left_costs_nothing_of_the_record(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:recording stopped after 4 steps")
 def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
-    fleet = Fleet(tmp_path / "m")
+    fleet = Fleet(tmp_path / "m", seconds=5.0)  # which the other rank waits for it
 
     def train(rank, model, optimizer, recorder):
         for step in range(STEPS):

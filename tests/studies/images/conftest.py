@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from matplotlib.figure import Figure
@@ -9,7 +11,10 @@ from dualform_studies.images.continual import study as continual
 from dualform_studies.images.data.datasets import Images
 from dualform_studies.images.joint import study as joint
 from dualform_studies.images.single import study as single
+from dualform_studies.pages import frame
 
+DOTS = 40
+"""An inch, of figures."""
 FEWER = 1000
 """Test images of the real data that a study in miniature looks at: it counts over all of them, time after time."""
 
@@ -26,6 +31,14 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return figures
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _coarse_figures() -> Iterator[None]:
+    """PNGs have few dots, of which most of a study in miniature's time would go into colours; SVGs are as always."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame, "packed_png", partial(frame.packed_png, dpi=DOTS))
+        yield
 
 
 @pytest.fixture
