@@ -24,6 +24,7 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         probes=[pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers) for probe in info.probes],
         cut_off=info.cut_off,
         final=_remarks(info.final),
+        sampling=info.sampling,
     )
 
 
@@ -42,6 +43,7 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         probes=tuple(ProbeInfo(probe.name, probe.rows, tuple(probe.layers)) for probe in message.probes),
         cut_off=message.cut_off,
         final=_decode_remarks(message.final),
+        sampling=message.sampling,
     )
 
 

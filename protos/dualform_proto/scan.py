@@ -9,7 +9,10 @@ from dualform_proto.v1 import dualform_pb2 as pb
 
 
 def encode_scan(scan: Scan) -> pb.Scan:
-    return pb.Scan(**asdict(scan))
+    fields = asdict(scan)
+    if scan.share == 1:
+        del fields["share"]
+    return pb.Scan(**fields)
 
 
 def decode_scan(message: pb.Scan) -> Scan:
@@ -19,5 +22,6 @@ def decode_scan(message: pb.Scan) -> Scan:
         slots_matching=message.slots_matching,
         backend=message.backend,
         seconds=message.seconds,
+        share=message.share if message.HasField("share") else 1.0,
         missing=tuple(message.missing),
     )

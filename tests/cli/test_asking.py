@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from dualform.questions import GroupSum, MaskCancellation, Output, ProbeRows, TopK
 from dualform_client.cli.layers import named_layers
+from tests.service import canned
 from tests.wire.values import same
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
@@ -203,6 +205,20 @@ def test_info(dualform, address):
     assert layer["grade"] == EXACT
     assert told["skipped"] == {"norm": "no tap for LayerNorm"}
     assert told["probes"] == [{"name": "test", "rows": 2, "layers": ["fc"]}]
+
+
+def test_what_share_of_the_slots_an_answer_stands_on(dualform, address, engine, monkeypatch):
+    said = "A budget of 9 bytes a process keeps whole steps, by lot (seed 0): 12.5 % of the slots of sample."
+    monkeypatch.setattr(canned, "SCAN", replace(canned.SCAN, share=0.125))
+    engine.contents = replace(canned.INFO, sampling=said)
+    asked = ["--layer", "fc", "--query", "test/1"]
+    for command in (["topk", address, *asked], ["sums", address, *asked, "--by", "label"]):
+        assert dualform(*command, "--json").json["share"] == 0.125
+        assert dualform(*command).err == (
+            "The answer stands on a sample of 12.5 % of the slots, kept within a budget.\n"
+        )
+    assert dualform("info", address, "--json").json["sampling"] == said
+    assert said in dualform("info", address).out
 
 
 def test_verify(dualform, address):

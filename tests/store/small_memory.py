@@ -13,6 +13,7 @@ from dualform.store.header import Ending, Header
 from dualform.store.layer import Layer, affine
 from dualform.store.others import OtherRow, Others, OtherTensor
 from dualform.store.probes import ProbeArrays
+from dualform.store.sampling import Sampling
 from dualform.store.tables import SETTINGS as LR, ColumnTypes
 from dualform.store.writer import Writer
 
@@ -125,6 +126,7 @@ def open_writer(
     settings: ColumnTypes = LR,
     others: Others | None = None,
     further: dict[str, np.ndarray] | None = None,
+    sampling: Sampling | None = None,
     **options: Any,
 ) -> Writer:
     """`further`: initial weights beside those of LAYERS."""
@@ -140,6 +142,7 @@ def open_writer(
         label_names={"first": ["zero", "one"]},
         settings=settings,
         others=others,
+        sampling=sampling,
     )
     return Writer(header, **options)
 

@@ -13,6 +13,7 @@ import pytest
 
 from dualform.store.batch import Factor, RoundingGradient
 from dualform.store.manifest import FORMAT, Manifest
+from dualform.store.sampling import Sampling
 from dualform.store.sources import FORMATS
 from tests.store.small_memory import (
     OTHERS,
@@ -75,7 +76,7 @@ def test_the_page_reads_every_key_source(tmp_path):
     for one in given:
         made.append(one)
     made.close()
-    _, code, _ = blocks()
+    _, code, *_ = blocks()
     names: dict[str, Any] = {"np": np}
     exec(code, names)
     geometry = {layer.name: layer.geometry for layer in Manifest.read(tmp_path / "memory").layers}
@@ -90,7 +91,7 @@ def test_the_page_reads_every_key_source(tmp_path):
 
 def test_the_page_reads_what_no_slot_explains(tmp_path, monkeypatch):
     write(tmp_path / "RUN", [9, 8, 7, 6])
-    *_, code = blocks()
+    _, _, code, _ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"np": np, "Path": Path, "tables": duckdb.connect(
         str(tmp_path / "RUN" / "shard-00000" / "slots.duckdb"), read_only=True
@@ -107,7 +108,7 @@ def test_the_page_names_every_key_source():
 
 
 def test_the_page_names_every_table_and_column(tmp_path):
-    writer = open_writer(tmp_path / "memory", layers=TOKENS, others=OTHERS)
+    writer = open_writer(tmp_path / "memory", layers=TOKENS, others=OTHERS, sampling=Sampling("samples", 0, 1))
     one = token_batch(np.random.default_rng(0), 0, 2)
     alone = RoundingGradient(np.arange(2, dtype=np.int32), np.array([1e-9, 0.0]))
     factors = (*one.logs[0].factors, Factor("every.bias", 0, 1.0, 0.0, alone=alone))
@@ -126,3 +127,14 @@ def test_the_page_names_every_table_and_column(tmp_path):
             first = re.match(r"`([\w, ]+)`", text)
             said = first.group(1).split(", ") if first else []
             assert said == [column for column in there if column not in user]
+
+
+@pytest.mark.parametrize(("seed", "step"), [(0, 0), (7, 12), (-1, 2**40)])
+def test_the_page_draws_lots(seed, step):
+    *_, code = blocks()
+    names: dict[str, Any] = {}
+    exec(code, names)
+    rows = [-1, 0, 5, 2**32 + 5]
+    lots = Sampling("samples", seed, 1).lots(step, np.array(rows))
+    assert lots.tolist() == [names["lot"](seed, step, row) for row in rows]
+    assert Sampling("steps", seed, 1).lots(step, np.array(rows)).tolist() == [names["lot"](seed, step)] * len(rows)

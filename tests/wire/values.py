@@ -90,7 +90,7 @@ mask_cancellations = st.builds(MaskCancellation, masks.filter(bool), steps, st.n
 slot_lookups = st.builds(SlotLookup, st.lists(int64s).map(lambda ids: np.array(ids, dtype=np.int64)), st.none() | texts)
 sql_statements = st.builds(SqlStatement, texts)
 probe_lookups = st.builds(ProbeLookup, texts, st.none() | texts)
-scans = st.builds(Scan, counts, counts, counts, texts, finite)
+scans = st.builds(Scan, counts, counts, counts, texts, finite, names, st.floats(0, 1))
 
 
 @st.composite
@@ -213,6 +213,7 @@ infos = st.builds(
     probes=st.lists(st.builds(ProbeInfo, texts, counts, names), max_size=3).map(tuple),
     cut_off=texts,
     final=st.dictionaries(texts, texts, max_size=3),
+    sampling=texts,
 )
 certificates = st.builds(
     Certificates,

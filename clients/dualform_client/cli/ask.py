@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from dualform.answers import Columns, Hits, Outputs
+from dualform.answers import Columns, Hits, Outputs, Scan
 from dualform.methods import Answers
 from dualform.questions import Queries
 from dualform_client.cli.layers import LayerAnswer, asks_layers
@@ -77,11 +77,21 @@ def topk(
     columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
     return LayerAnswer(
-        {"hits": found, "score": named, "space": hits.space},
+        {"hits": found, "score": named, "space": hits.space, **_share(hits.scan)},
         f"{layer}: {named} scores, {took}",
         columns,
         ([row[name] for name in columns] for row in rows),
+        _sample_of(hits.scan),
     )
+
+
+def _share(scan: Scan) -> dict[str, float]:
+    """As JSON has it, where not all slots are kept."""
+    return {"share": scan.share} if scan.sample else {}
+
+
+def _sample_of(scan: Scan) -> list[str]:
+    return [f"The answer stands on {scan.sample}."] if scan.sample else []
 
 
 def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
@@ -142,8 +152,9 @@ def sums(
         [*key, count, *answer.sums[:, g].tolist()]
         for g, (key, count) in enumerate(zip(answer.groups, counts, strict=True))
     )
-    record = {"groups": groups, "sums": answer.sums, "score": named, "space": answer.space}
-    return LayerAnswer(record, f"{layer}: {named} scores by {', '.join(by)}", [*by, "count", *per_query], rows)
+    record = {"groups": groups, "sums": answer.sums, "score": named, "space": answer.space, **_share(answer.scan)}
+    title, columns = f"{layer}: {named} scores by {', '.join(by)}", [*by, "count", *per_query]
+    return LayerAnswer(record, title, columns, rows, _sample_of(answer.scan))
 
 
 @click.command()

@@ -37,6 +37,8 @@ def info(memory: Answers, as_json: bool) -> None:
     print_line(f"{contents.steps} steps of {contents.optimizer}, {slots}; snapshot {contents.snapshot}, {state}")
     if contents.cut_off:
         print_line(contents.cut_off)
+    if contents.sampling:
+        print_line(contents.sampling)
     _print_layers(contents)
     if contents.datasets:
         print_table("datasets", ["dataset", "slots"], contents.datasets.items())

@@ -72,3 +72,5 @@ class MemoryInfo:
     """Where the recording stands if it did not come to its end, in one sentence; empty if it did."""
     final: Mapping[str, str] = field(default_factory=dict)
     """Parameter or buffer of the model -> digest of it at the end of the training; empty where that is not known."""
+    sampling: str = ""
+    """How slots were sampled to hold a budget, and what share is kept, in one sentence; empty where all are."""

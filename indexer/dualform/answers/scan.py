@@ -22,3 +22,16 @@ class Scan:
     missing: tuple[str, ...] = ()
     """Shards that did not answer, of a memory on several machines: the answer is of the others' slots alone. Empty
     unless the question allows it."""
+    share: float = 1.0
+    """Of the slots that the training had, in the space that was asked or in all, the share that the memory keeps: less
+    than 1.0 where they were sampled to hold a budget, and the answer is of the sample."""
+
+    @property
+    def sample(self) -> str:
+        """What share of the slots the answer stands on, without a full stop; empty where it is all of them."""
+        return f"a sample of {percent(self.share)} of the slots, kept within a budget" if self.share < 1 else ""
+
+
+def percent(share: float) -> str:
+    """As texts have it."""
+    return f"{100 * share:.3g} %"

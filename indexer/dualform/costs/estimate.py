@@ -15,7 +15,8 @@ import numpy as np
 from dualform.costs.stored import Stored, stored_after
 from dualform.costs.trial import Trial
 from dualform.errors import BadInput
-from dualform.record.summary import listed, readable
+from dualform.record.byte_counts import readable
+from dualform.record.summary import listed
 
 TRIED = 20
 """Steps."""

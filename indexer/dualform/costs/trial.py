@@ -86,7 +86,8 @@ class Trial:
             raise BadInput(
                 "the training made a second recorder.", hint="Let it train one network, once.", field="train"
             )
-        given.pop("sink", None)
+        for name in ("sink", "budget", "keep", "steps", "seed"):  # a trial keeps every slot of its few steps
+            given.pop(name, None)
         self._recorder = _TrialRecorder(self._begin, **{**given, **self._instead})
         return self._recorder
 

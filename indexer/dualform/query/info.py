@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from dualform.answers import LayerInfo, MemoryInfo, Probe
+from dualform.query.sampled import sampled
 from dualform.query.view import View
 from dualform.query.weights.exactness import grade
 from dualform.store.layer import Layer
@@ -27,6 +28,7 @@ def describe(view: View) -> MemoryInfo:
         columns={space: dict(memory.space(space).columns) for space in memory.spaces_of_layers},
         probes=tuple(memory.probes.values()),
         cut_off=memory.cut_off,
+        sampling=sampled(view),
         final=dict(memory.final_digests),
     )
 

@@ -51,7 +51,7 @@ class Resolved(Generic[Q]):
     def scan(self) -> Scan:
         """What answering has taken so far."""
         backend = "" if isinstance(self.question, Output) else self.view.backend.name
-        return self.view.scan(self.began, len(self.selection.stays), self.selection.count, backend)
+        return self.view.scan(self.began, len(self.selection.stays), self.selection.count, backend, self.layer.space)
 
 
 def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:

@@ -26,7 +26,7 @@ def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Colum
     rows = within(ids, stored.count, "slot", "ids")
     table = stored.at(rows, list(stored.columns))
     columns = {name: as_numpy(table[name]) for name in table.column_names}
-    return Columns(columns, view.scan(began, stored.count, len(rows)), stored.name)
+    return Columns(columns, view.scan(began, stored.count, len(rows), space=stored.name), stored.name)
 
 
 def check_space(view: View, space: str | None) -> str:

@@ -44,9 +44,14 @@ class View:
         self.cache = Cache(cache_bytes)
         self.tally = tally or Tally()
 
-    def scan(self, began: float, slots: int = 0, matching: int = 0, backend: str = "") -> Scan:
-        """What answering has taken since `began`, in seconds of time.perf_counter()."""
-        return Scan(self.snapshot.commits, slots, matching, backend, time.perf_counter() - began)
+    def scan(
+        self, began: float, slots: int = 0, matching: int = 0, backend: str = "", space: str | None = None
+    ) -> Scan:
+        """What answering has taken since `began`, in seconds of time.perf_counter(); `space`: the one that was asked,
+        None for all.
+        """
+        share = self.snapshot.share(self.snapshot.spaces_of_layers if space is None else [space])
+        return Scan(self.snapshot.commits, slots, matching, backend, time.perf_counter() - began, share=share)
 
     def datasets(self) -> dict[str, int]:
         """As Snapshot.datasets."""

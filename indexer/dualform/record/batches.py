@@ -13,6 +13,7 @@ from dualform.record.metadata import StepColumns
 from dualform.record.other_values import OtherValues
 from dualform.record.plan import Plan
 from dualform.record.progress import Progress
+from dualform.record.sampler import Sampler
 from dualform.record.sharded_parameters import sharded_names
 from dualform.record.sink import SinkThread
 from dualform.record.slots import Slots
@@ -24,6 +25,7 @@ from dualform.store.header import Ending
 from dualform.store.layer import Layer
 from dualform.store.mark import Mark
 from dualform.store.others import OtherRow
+from dualform.store.probes import ProbeArrays
 
 
 class Batches:
@@ -37,6 +39,8 @@ class Batches:
         self._columns, self._updates, self._valued = columns, updates, valued
         self._others = self._other_values()
         self._sink: SinkThread | None = None
+        self._sampler: Sampler | None = None
+        """None where all slots are kept."""
         self.bytes_a_step: int | None = None
         """About what the first recorded step takes on disk; None before it."""
 
@@ -59,11 +63,36 @@ class Batches:
         header = self._start.header(self._plan.path, layers, dict(self._plan.skipped), self._plan.label_names)
         if self._others is not None:
             header = replace(header, others=self._others.begin(slots.row_bytes(self._valued)))
+        budget, resumed = self._plan.budget, self._plan.resumed
+        if budget is not None:
+            header = replace(header, sampling=budget.rule)
         self._sink = SinkThread(partial(self._plan.sink, header))
+        if budget is not None:
+            weights = sum(array.nbytes for array in header.initial.values())
+            first, share = (0, 1.0) if resumed is None else (resumed.first_step, resumed.share)
+            self._sampler = Sampler(budget, self._sink.flush, weights, first, share)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the budget has no room for another step, even without its slots."""
+        return self._sampler is not None and self._sampler.budget.used_up
+
+    def flush(self) -> None:
+        """Returns once everything so far is on disk. Raises what went wrong with writing."""
+        if self._sampler is None:
+            self.sink.flush()
+        else:
+            self._sampler.budget.measure()
+
+    def add_probe(self, probe: ProbeArrays) -> None:
+        """Store a probe. Raises BadInput for a name that is taken, and where the budget has no room for it."""
+        if self._sampler is not None:
+            self._sampler.check_probe(probe)
+        self.sink.add_probe(probe)
 
     def look(self) -> None:
-        """A step is over, and no other has begun yet: take what no slot explains."""
-        if self._others is not None:
+        """A step is over, and no other has begun yet: take what no slot explains, while weights can be rebuilt."""
+        if self._others is not None and not (self._sampler is not None and self._sampler.budget.share < 1):
             self._others.look(self._progress.steps)
 
     def put(self, step: int, slots: Slots, layers: Sequence[Layer], joined: Sequence[Layer]) -> None:
@@ -84,7 +113,7 @@ class Batches:
         if self.bytes_a_step is None:
             beside = 0 if self._others is None else self._others.bytes_a_step
             self.bytes_a_step = stored_bytes(batch, layers) + beside
-        self.sink.put(batch)
+        self.sink.put(batch if self._sampler is None else self._sampler.kept(batch, layers))
 
     def put_logs(self, mark: Mark | None = None) -> None:
         """What is known of the optimizer and no batch took along, and how the training stands."""
@@ -92,7 +121,8 @@ class Batches:
         logs = [log for log in logs if log.step < self._progress.steps]  # that of an open step has no slots
         if logs or defects or watch or others or mark:
             none, last = self._columns.no_samples(), self._progress.steps - 1
-            self.sink.put(Batch(last, none, [], {}, logs=logs, defects=defects, watch=watch, others=others, mark=mark))
+            batch = Batch(last, none, [], {}, logs=logs, defects=defects, watch=watch, others=others, mark=mark)
+            self.sink.put(batch if self._sampler is None else self._sampler.logs(batch))
 
     def close(self, finished: bool, mark: Mark | None, midway: bool = False) -> None:
         """The memory ends here; `midway`: the weights are those of a step that is no part of it. Raises what went wrong

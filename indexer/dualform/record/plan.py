@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from dualform.record.budget_plan import BudgetPlan
 from dualform.record.owners import Owners
 from dualform.record.resumption import Resumption
 from dualform.record.sink import Sink
@@ -40,5 +41,7 @@ class Plan:
     """This process among those of a training that several record together."""
     compiled: Sequence[str] = ()
     """Parts of the model, by name, whose calls torch.compile was asked to compile."""
+    budget: BudgetPlan | None = None
+    """What the memory may take on disk; None for whatever it needs."""
     sharded: bool = False
     """Whether each rank holds a part of the model alone."""

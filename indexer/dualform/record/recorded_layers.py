@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dualform.record.plan import Plan
 from dualform.record.slots import Slots
@@ -44,7 +45,8 @@ class RecordedLayers:
 
     def _layer_of(self, tap: Tap, record: StepRecord) -> Layer:
         space, axis = self._spaces.layers[tap.name], self._spaces.axis_of(tap.name)
-        return layer_of(tap, space, axis, tap.name in record.raw, self._plan.keys, record.dtypes[tap.name])
+        layer = layer_of(tap, space, axis, tap.name in record.raw, self._plan.keys, record.dtypes[tap.name])
+        return layer if self._plan.budget is None else replace(layer, sampled=True)
 
     def tell(self) -> list[Layer]:
         """The new ones, of which the sink is told now."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from dualform.errors import DualformError, RecordingError
+from dualform.record.byte_counts import readable
 from dualform.record.collector import Collector
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
@@ -96,6 +97,9 @@ class RecordedTraining:
         try:
             if self.ongoing:
                 self.ongoing.batches.sink.check()
+                if self.ongoing.batches.used_up:
+                    self.fail(self._used_up(), may_end=False)
+                    return None
             self.collector.begin(self.steps, Metadata(**said))
         except DualformError as error:
             self.fail(error)
@@ -138,16 +142,24 @@ class RecordedTraining:
             return
         try:
             if self._flush_due:
-                self.ongoing.batches.sink.flush()
+                self.ongoing.batches.flush()
             else:
                 self.ongoing.flush()
         except DualformError as error:
             self.fail(error)
 
-    def fail(self, error: DualformError) -> None:
-        """Raises the error, or warns of it and stops recording."""
+    def _used_up(self) -> RecordingError:
+        budget = self.plan.budget
+        return RecordingError(
+            f"the budget of {readable(budget.rule.budget if budget else 0)} is used up, also by what steps take beside "
+            "their slots.",
+            hint="Say how many steps there are: Recorder(steps=…).",
+        )
+
+    def fail(self, error: DualformError, may_end: bool = True) -> None:
+        """Raises the error where it `may_end` the training and is to; else warns of it, and stops recording."""
         recording = self.ongoing
-        if self._on_error == "raise" or recording is None:
+        if (may_end and self._on_error == "raise") or recording is None:
             raise error
         self.stopped, self.collector.step = True, None
         self.detach()

@@ -26,6 +26,8 @@ from torch.optim import Optimizer
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
+from dualform.record.budget_plan import BudgetPlan
+from dualform.record.byte_counts import readable
 from dualform.record.found_layers import FoundLayers
 from dualform.record.joinable import Joinable
 from dualform.record.model_arguments import Inputs
@@ -41,7 +43,7 @@ from dualform.record.sharded_parameters import check_sharding
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step import Step
-from dualform.record.summary import Summary, listed, readable, summary_of, tell
+from dualform.record.summary import Summary, listed, summary_of, tell
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.unwrapped import unwrapped_model
@@ -72,6 +74,10 @@ class Recorder(Joinable):
         rank: int = 0,
         ranks: int | TrainingShard = 1,
         resume: bool | int = False,
+        budget: int | str | None = None,
+        keep: Literal["samples", "steps"] = "samples",
+        steps: int | None = None,
+        seed: int = 0,
     ) -> None:
         """`optimizer`: what updates the model; a list where several do, each of them parameters of its own, at steps of
         its own. A backward pass that follows another optimizer's update belongs into a step of its own, which
@@ -103,12 +109,25 @@ class Recorder(Joinable):
         finds it again by the bits of weights and buffers, or is told after how many steps it was. What was recorded
         behind it is no part of the memory from then on. Where there is nothing in `path` yet, a memory is begun.
 
+        `budget`: the bytes that the memory may take on disk, as 200_000_000_000 or "200 GB"; of several ranks, each has
+        an equal part. Where all slots would not fit, a share of the samples is kept, each with all of its slots in all
+        layers, or with `keep="steps"` a share of the steps: what was dropped is missing in sums and hits, which say so,
+        and outputs and weights are exact only as of steps before the first that lacks slots. `steps`: how many are
+        planned, by which the share is set at the first one; it is halved whenever that turns out to be too much, and
+        without it, whenever half of what was left has been used. The samples are drawn by `seed`, and which step and
+        row they are (store/sampling.py).
+
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded, and for a training that cannot be resumed; so does the first step.
         """
         self.path = Path(path)
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
+        if budget is None and steps is not None:
+            raise BadInput("steps is said without a budget.", hint='Say it with one: budget="200 GB".', field="steps")
+        if budget is not None and (not keys or sink is not Writer):
+            what = "keeps no keys" if sink is Writer else "has a sink of its own"
+            raise BadInput(f"a budget is said of a recorder that {what}.", hint="Leave it out.", field="budget")
         compiled = compiled_parts(model)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         sharded = check_sharding(model, optimizers, ranks, resume)
@@ -121,6 +140,9 @@ class Recorder(Joinable):
             sink = self._ranks.writer if sink is Writer else sink
         elif sink is Writer:
             check_new_folder(folder)
+        kept = None if budget is None else BudgetPlan.of(budget, keep, steps, seed, self.path, self._ranks)
+        if kept is not None:
+            kept.check(model)
         owners = Owners(optimizers, model)
         found = FoundLayers(model, owners, layers, keys and values, taps)
         selected, self.skipped = select(model, owners, layers, keys and values, taps, found)
@@ -135,7 +157,7 @@ class Recorder(Joinable):
         Spaces(selected, there, routed)  # raises for what they cannot be
         plan = Plan(
             model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
-            resumed, self._ranks, compiled, sharded,
+            resumed, self._ranks, compiled, kept, sharded,
         )  # fmt: skip
         self._training = RecordedTraining(plan, found, on_error, keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))

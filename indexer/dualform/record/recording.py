@@ -109,7 +109,7 @@ class Recording:
         """Store a probe's queries of the layers that are recorded. Raises BadInput for a name that is taken."""
         recorded = self._layers.names
         queries = {name: rows for name, rows in probe.queries.items() if name in recorded}
-        self.batches.sink.add_probe(replace(probe, queries=queries))
+        self.batches.add_probe(replace(probe, queries=queries))
 
     def updating(self, number: int, record: StepRecord | None) -> None:
         """The gradients of an optimizer are what they will be, and the weights have not moved yet; `record`: the step
@@ -268,7 +268,7 @@ class Recording:
         self._updates.finish(self.steps - 1)
         self.batches.look()
         self.batches.put_logs(self._mark())
-        self.batches.sink.flush()
+        self.batches.flush()
 
     def close(self, finished: bool) -> None:
         """End the memory; `finished`: the training came to its end. Raises what went wrong with writing."""

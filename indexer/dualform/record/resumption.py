@@ -67,6 +67,8 @@ class Resumption:
         self.path = folder / f"run-{number:05d}"
         """Of the further run: a folder that is not there yet."""
         self._begins: ContinuedRun | None = None
+        self.share = 1.0
+        """Which share of its slots was kept at last, where they were sampled to hold a budget."""
         self.layers: list[Layer] = []
         """Those of the runs that go on."""
         if not self._known():
@@ -125,6 +127,15 @@ class Resumption:
                 f"the moment after {step} steps at which {self._folder} was flushed was counted wrongly: {why}.",
                 hint="Load a checkpoint of another moment, or record into a new folder.",
             )
+        if runs[-1].manifest.sampling is not None:
+            shares = held[-1].table("shares")["share"].to_pylist()
+            self.share = min((share for share in shares if share), default=1.0)  # it is 0 where there was no room
+
+    @property
+    def first_step(self) -> int:
+        """The number of the further run's first step, once it is known."""
+        assert self._begins is not None
+        return self._begins.first_step
 
     def _refuse(self, alike: list[tuple[MarkedRun, Mark]]) -> None:
         if alike:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dualform.record.byte_counts import readable
 from dualform.record.optimizers import why_no_rule
 from dualform.record.plan import Plan
 from dualform.record.taps import Tap
@@ -39,6 +40,8 @@ class Summary:
     """How many of them the layers stand for."""
     answers: str
     """What can be asked under the training's optimizers, one sentence."""
+    budget: str = ""
+    """What the memory may take, and what is done to hold it; empty where nothing is."""
     bytes_a_step: int | None = None
     """About what the first recorded step takes on disk; None before it. Inputs that repeat take less later on."""
 
@@ -49,6 +52,7 @@ class Summary:
             *_block("recorded", _recorded(self.layers)),
             *_block("skipped", _skipped(self.skipped)),
             f"  {self.answers}",
+            *([f"  {self.budget}"] if self.budget else []),
         ]
         return "\n".join(lines if self.bytes_a_step is None else [*lines, f"  {readable(self.bytes_a_step)} a step"])
 
@@ -67,6 +71,7 @@ def summary_of(plan: Plan, bytes_a_step: int | None) -> Summary:
         trained=sum(tensor.numel() for tensor in trained.values()),
         recorded=_numbers(taps, trained),
         answers=_answers(plan),
+        budget="" if plan.budget is None else str(plan.budget),
         bytes_a_step=bytes_a_step,
     )
 
@@ -79,14 +84,6 @@ def stored_bytes(batch: Batch, layers: Iterable[Layer]) -> int:
             total += len(rows.keys) * layer.key_format.forms[0].row_bytes if layer.keys else 0
             total += 0 if rows.values is None else len(rows.values) * layer.value_format.forms[0].row_bytes
     return total
-
-
-def readable(count: float) -> str:
-    """A number of bytes, for people."""
-    unit, *larger = ("bytes", "kB", "MB", "GB", "TB")
-    while count >= 1000 and larger:
-        count, unit, *larger = (count / 1000, *larger)
-    return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.3g} {unit}"
 
 
 def tell(text: str) -> None:

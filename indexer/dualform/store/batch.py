@@ -155,6 +155,19 @@ class WatchLog:
 
 
 @dataclass(frozen=True)
+class SpaceShare:
+    """How many slots of one space a sampled step had."""
+
+    space: str
+    share: float
+    """With which probability each sample, or the step, was kept."""
+    slots: int
+    """That the training made."""
+    kept: int
+    """Of them, that the batch brings."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """The slots and logs of one recorded step."""
 
@@ -175,6 +188,8 @@ class Batch:
     defects: list[Defect] = field(default_factory=list)
     watch: list[WatchLog] = field(default_factory=list)
     others: list[OtherRow] = field(default_factory=list)
+    shares: Sequence[SpaceShare] = ()
+    """By space, where the step was sampled."""
     mark: Mark | None = None
     """How the training stands behind this batch, where it may be resumed there."""
 

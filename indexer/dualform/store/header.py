@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dualform.store.layer import Layer
 from dualform.store.mark import Mark
 from dualform.store.others import Others
+from dualform.store.sampling import Sampling
 from dualform.store.stored_optimizer import StoredOptimizer
 from dualform.store.tables import SETTINGS, ColumnTypes
 
@@ -47,6 +48,8 @@ class Header:
     """What is kept of parameters and buffers that no slot explains; None for nothing."""
     halved: Mapping[str, str] = field(default_factory=dict)
     """By parameter, "bfloat16" or "float16" where it is of that type and its updates are rounded as the rule rounds."""
+    sampling: Sampling | None = None
+    """How slots are sampled to hold a budget; None where all are kept."""
     further_optimizers: Sequence[StoredOptimizer] = ()
     """Those that update blocks beside the one named above."""
 

@@ -58,6 +58,8 @@ class Layer:
     """How its values are stored: one of VALUE_SOURCES."""
     forgotten: int = 0
     """How many of its slots were taken out of the memory (forgotten.py)."""
+    sampled: bool = False
+    """Whether the recorder held a budget, so that its slots may be a sample (sampling.py)."""
 
     @property
     def stored(self) -> Layer:
@@ -127,7 +129,7 @@ class Layer:
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
         fields = asdict(self) | {"parameters": [block.to_json() for block in self.parameters]}
-        later = {"geometry": {}, "groups": 1, "batch_dim": 0, "value_source": "rows", "forgotten": 0}
+        later = {"geometry": {}, "groups": 1, "batch_dim": 0, "value_source": "rows", "forgotten": 0, "sampled": False}
         return {name: own for name, own in fields.items() if name not in later or own != later[name]}
 
     @classmethod

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dualform.store.batch import Batch, StepLog
 from dualform.store.digests import digests
-from dualform.store.tables import FIRST_STEP, ROUNDING, SETTINGS, TABLES, ColumnTypes, arrow_table, rows_table
+from dualform.store.tables import FIRST_STEP, ROUNDING, SETTINGS, SHARES, TABLES, ColumnTypes, arrow_table, rows_table
 
 
 class LogRows:
@@ -39,6 +39,7 @@ class LogRows:
         self._add(
             "watch", [(w.step, w.parameter, w.one_step, w.accumulated, w.way, w.rounding, w.noise) for w in batch.watch]
         )
+        self._add("shares", [(batch.step, s.space, s.share, s.slots, s.kept) for s in batch.shares])
         found = digests(batch, digested) if digested else {}
         self._add("digests", [(batch.step, name, digest.keys, digest.columns) for name, digest in found.items()])
 
@@ -68,7 +69,7 @@ class LogRows:
     def take(self) -> dict[str, pa.Table]:
         """The rows by table since the last call; a table without new rows is absent."""
         tables = {name: self._table(name, rows) for name, rows in self._named.items() if rows}
-        types = {**TABLES, **ROUNDING, "factors": self._factors}
+        types = {**TABLES, **ROUNDING, **SHARES, "factors": self._factors}
         tables |= {name: rows_table(rows, types[name]) for name, rows in self._rows.items()}
         self._named, self._rows = {}, {}
         return tables

@@ -19,6 +19,7 @@ from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.mark import ContinuedRun, Mark
 from dualform.store.others import Others
+from dualform.store.sampling import Sampling
 from dualform.store.stored_optimizer import StoredOptimizer, for_one
 from dualform.store.tables import (
     FIRST_STEP,
@@ -26,6 +27,7 @@ from dualform.store.tables import (
     ROUNDING,
     SAMPLES,
     SETTINGS,
+    SHARES,
     TABLES,
     ColumnTypes,
     extents_table,
@@ -113,6 +115,8 @@ class Manifest:
     """The further runs of a training that was resumed in this folder; of its first run alone."""
     forgotten: ForgottenSamples | None = None
     """What was taken out of the memory, all runs of this folder together; of its first run alone."""
+    sampling: Sampling | None = None
+    """How slots were sampled to hold a budget; None where all were kept."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -125,7 +129,8 @@ class Manifest:
         base["factors"] = {**TABLES["factors"], **self.columns.get("factors", {})}
         extents = {extents_table(space): extents_types(self.columns[space]) for space in self.spaces}
         further = {name: types for name, types in ROUNDING.items() if name in self.columns}
-        return {"samples": self.columns["samples"], **extents, **base, **further, **(OTHERS if self.others else {})}
+        kept = {**(OTHERS if self.others else {}), **(SHARES if self.sampling else {})}
+        return {"samples": self.columns["samples"], **extents, **base, **further, **kept}
 
     @property
     def digest(self) -> str:
@@ -167,6 +172,8 @@ class Manifest:
             fields["runs"] = [vars(run) for run in self.runs]
         if self.forgotten is not None:
             fields["forgotten"] = self.forgotten.to_json()
+        if self.sampling is not None:
+            fields["sampling"] = self.sampling.to_json()
         return fields
 
     @classmethod
@@ -216,6 +223,7 @@ class Manifest:
             marks=[Mark.from_json(mark) for mark in fields.get("marks", [])],
             runs=[ContinuedRun(**run) for run in fields.get("runs", [])],
             forgotten=ForgottenSamples(**fields["forgotten"]) if "forgotten" in fields else None,
+            sampling=Sampling(**fields["sampling"]) if "sampling" in fields else None,
             recording=fields["recording"],
             format=fields["format"],
         )
@@ -236,6 +244,7 @@ def first_manifest(header: Header, shards: list[Shard]) -> Manifest:
         aliases=dict(header.aliases),
         halved=dict(header.halved),
         others=header.others,
+        sampling=header.sampling,
         shards=shards,
     )
 

@@ -23,7 +23,7 @@ from dualform.store.shard_tables import Tables, listed_key_rows, taken, whole
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
 from dualform.store.user_columns import as_common
 
-_FROM_ALL = ("defects", "digests")
+_FROM_ALL = ("defects", "digests", "shares")
 
 
 class MergedTables(Tables):

@@ -173,6 +173,7 @@ def _of_all(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -
         optimizers=joined_optimizers([manifest.optimizers for manifest in manifests]),
         files={},
         forgotten=None,
+        sampling=next((manifest.sampling for manifest in reversed(manifests) if manifest.sampling), None),
         probes={name: probe for manifest in manifests for name, probe in manifest.probes.items()},
     )
     return joined(manifests, base, _columns(manifests, paths), _layer)

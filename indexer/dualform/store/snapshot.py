@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import ProbeInfo
 from dualform.errors import BadInput, Damaged, NotFound
+from dualform.store.dropped import Dropped, dropped_slots
 from dualform.store.durable import checksum
 from dualform.store.entries import Entries
 from dualform.store.forgotten_sums import ForgottenPart
@@ -118,6 +119,18 @@ class Snapshot:
         """What was taken out of the memory: nothing, or one part for each folder that was forgotten from."""
         entry = self.manifest.forgotten
         return [ForgottenPart(entry, self.path, self.manifest)] if entry else []
+
+    @cached_property
+    def dropped(self) -> Mapping[str, Dropped]:
+        """By space, what it lacks because its slots were sampled; empty where none does."""
+        return dropped_slots(self.table("shares")) if self.manifest.sampling else {}
+
+    def share(self, spaces: Iterable[str]) -> float:
+        """Of the slots that a training had in some spaces, the share that the memory was given; 1.0 of none."""
+        chosen = list(spaces)
+        lacking = sum(self.dropped[space].slots for space in chosen if space in self.dropped)
+        kept = sum(map(self.count, chosen))
+        return kept / (kept + lacking) if lacking else 1.0
 
     @property
     def contents(self) -> FolderContents:

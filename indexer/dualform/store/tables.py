@@ -13,6 +13,7 @@
     labels            names of labels
     digests           what each layer was fed at each step, for layers whose keys are not stored
     segments          the matrix files, with a checksum for each of their blocks
+    shares            of each step that was sampled, how many slots of a space it had and how many were kept
     rounding_gradients  gradients of biases that are rounding alone, at each update that has any
     other_rows        how many steps were taken when each row of what no slot explains was kept
     other_segments    the matrix files of those rows
@@ -127,6 +128,12 @@ OTHERS: Mapping[str, ColumnTypes] = {
     "other_segments": {name: kind for name, kind in TABLES["segments"].items() if name not in ("layer", "kind")},
 }
 """Those of a shard that keeps what no slot explains (others.py)."""
+SHARES: Mapping[str, ColumnTypes] = {
+    "shares": {"step": "BIGINT", "space": "VARCHAR", "share": "DOUBLE", "slots": "BIGINT", "kept": "BIGINT"},
+}
+"""That of a shard whose slots were sampled (sampling.py)."""
+SHARE = "share"
+"""The column of such a shard's samples that says with which probability each of them was kept."""
 COMMITS: ColumnTypes = {
     "commit": "BIGINT",
     "table": "VARCHAR",

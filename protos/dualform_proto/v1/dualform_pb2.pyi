@@ -315,6 +315,7 @@ class Scan(google.protobuf.message.Message):
     BACKEND_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
     MISSING_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
     snapshot: builtins.int
     """commits that the answer saw"""
     slots_scanned: builtins.int
@@ -324,6 +325,8 @@ class Scan(google.protobuf.message.Message):
     backend: builtins.str
     """what scored the keys; empty for what needs no backend"""
     seconds: builtins.float
+    share: builtins.float
+    """of the slots that the training had, the share that is kept; absent: all of them"""
     @property
     def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """shards that did not answer, where the question allows it"""
@@ -337,8 +340,11 @@ class Scan(google.protobuf.message.Message):
         backend: builtins.str = ...,
         seconds: builtins.float = ...,
         missing: collections.abc.Iterable[builtins.str] | None = ...,
+        share: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "missing", b"missing", "seconds", b"seconds", "slots_matching", b"slots_matching", "slots_scanned", b"slots_scanned", "snapshot", b"snapshot"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_share", b"_share", "share", b"share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_share", b"_share", "backend", b"backend", "missing", b"missing", "seconds", b"seconds", "share", b"share", "slots_matching", b"slots_matching", "slots_scanned", b"slots_scanned", "snapshot", b"snapshot"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_share", b"_share"]) -> typing.Literal["share"] | None: ...
 
 Global___Scan: typing_extensions.TypeAlias = Scan
 
@@ -411,6 +417,7 @@ class InfoResponse(google.protobuf.message.Message):
     CUT_OFF_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
+    SAMPLING_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
@@ -418,6 +425,8 @@ class InfoResponse(google.protobuf.message.Message):
     optimizer: builtins.str
     cut_off: builtins.str
     """where a recording stands that did not come to its end; empty if it did"""
+    sampling: builtins.str
+    """how slots were sampled to hold a budget; empty where all are kept"""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
         """by space"""
@@ -454,8 +463,9 @@ class InfoResponse(google.protobuf.message.Message):
         cut_off: builtins.str = ...,
         columns: collections.abc.Iterable[Global___SpaceColumns] | None = ...,
         final: collections.abc.Iterable[Global___Remark] | None = ...,
+        sampling: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dualform.answers import Grade
 from dualform.query.view import View
-from dualform.query.weights import forgotten
+from dualform.query.weights import dropped, forgotten
 from dualform.query.weights.block_grades import EXACT, Miss, name_of, precision
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.distances import Distances, distances
@@ -42,6 +42,9 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
         return Grade("exact", 0.0, 0.0)
     if part := forgotten.lost_meanwhile(view, layer, stop):
         return Grade("off", since=part.first_step, reason=forgotten.said_meanwhile(part))
+    first = dropped.first_step(view, layer)
+    if first is not None and first < stop:
+        return Grade("off", since=first, reason=f"{dropped.said(view, layer)}: what the others brought is missing.")
     found = _measured(view, layer, stop)
     return replace(found, reason=forgotten.said(view, layer, stop)) if not found.reason else found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualform.query.view import View
-from dualform.query.weights import forgotten
+from dualform.query.weights import dropped, forgotten
 from dualform.rules import named
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -18,7 +18,8 @@ def why_scores_only(view: View, layer: Layer, at_step: int | None = None) -> str
             return reason
     if not layer.values:
         return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
-    return forgotten.why_lost(view, layer, view.snapshot.steps if at_step is None else at_step)
+    stop = view.snapshot.steps if at_step is None else at_step
+    return forgotten.why_lost(view, layer, stop) or dropped.why_lost(view, layer, stop)
 
 
 def _why_not_rebuilt(view: View, block: Parameter) -> str:

@@ -1,0 +1,28 @@
+"""What a memory says of the sample that it keeps, where slots were sampled to hold a budget."""
+
+from __future__ import annotations
+
+from dualform.answers.scan import percent
+from dualform.query.view import View
+from dualform.store.dropped import Dropped
+
+
+def sampled(view: View) -> str:
+    """One sentence; empty where every slot was kept, and nothing was to hold."""
+    snapshot = view.snapshot
+    rule = snapshot.manifest.sampling
+    if rule is None:
+        return ""
+    what = "samples, each with all of its slots" if rule.keep == "samples" else "whole steps"
+    said = f"A budget of {rule.budget:,} bytes a process keeps {what}, by lot (seed {rule.seed})"
+    if not snapshot.dropped:
+        return f"{said}: all of them so far."
+    shares = ", ".join(
+        f"{percent(snapshot.share([space]))} of the slots of {space}{_up_to(own)}"
+        for space, own in snapshot.dropped.items()
+    )
+    return f"{said}: {shares}. The column share says with which probability each was kept."
+
+
+def _up_to(dropped: Dropped) -> str:
+    return f", all of them before step {dropped.first_step}" if dropped.first_step else ""

@@ -1,0 +1,142 @@
+"""How much of the disk a recording may take, and the share of its slots that fits.
+
+    left  =  budget  -  what its files take  -  what was recorded since they were measured  -  what is held back
+
+The share begins at 1. Where the number of steps is planned, it is set at the first one to what fits. From then on it
+is only halved, for the steps that follow: whenever half of what was left when it was last set has been used; of a
+planned training, where the steps to come would take more than is left. What stands is never written again. A step whose
+slots do not fit all the same is kept without any, and once there is no room for what a step brings beside them,
+recording ends.
+
+Until files are measured again, rows count twice, since they may stand in a journal and in segments at one time, and
+what becomes rows of tables four times, for DuckDB's log and its copies. They are measured before the share is halved,
+and before anything is left out for want of room, so that these estimates never add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+TABLES_BYTES = 6 << 20
+"""What tables come to take before long, whatever is in them: DuckDB gives each column a block of its own."""
+_COMMIT_BYTES, _COMMIT_SHARE = 8 << 20, 64
+"""Held back for one commit, in which DuckDB writes the last rows of its tables again, and one part in so many of the
+budget."""
+_PLANNED = 0.9
+"""Of what is left, what a planned training is to fill: later batches may be larger than the first."""
+_SMALLEST = 2.0**-40
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What something takes once it stands in the memory, about."""
+
+    rows: int = 0
+    """Of keys, values and other parameters, which lie in files of their own."""
+    tables: int = 0
+    """Of what is said of them."""
+
+    @property
+    def whole(self) -> int:
+        return self.rows + self.tables
+
+    @property
+    def most(self) -> int:
+        """Until it is measured."""
+        return 2 * self.rows + 4 * self.tables
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(self.rows + other.rows, self.tables + other.tables)
+
+
+class Budget:
+    """That of one process. Used on the training's own thread."""
+
+    def __init__(self, limit: int, measure: Callable[[], int], ending: int, steps: int | None, share: float) -> None:
+        """`limit`: how many bytes; `measure`: makes what was recorded durable, and tells the bytes that all files take;
+        `ending`: bytes that are written as the training ends; `steps`: how many are planned; `share`: to begin with.
+        """
+        self.share = share
+        self._room, self._measure, self._steps = limit - held_back(limit) - ending, measure, steps
+        self._begun = self._measured = measure()
+        self._rows, self._tables = 0, TABLES_BYTES
+        """Bytes of rows that were recorded since, and of what tables come to take, how much is yet to come."""
+        self._since = 0
+        """What was recorded since then takes so many bytes at most."""
+        self._when_set: int | None = None
+        """What was left when the share was set; None before the first step."""
+        self._beside, self._slots, self._seen = 0, 0, 0
+        """Over all steps: bytes beside slots, bytes that all slots would have taken, and how many steps."""
+        self._most_beside = 0
+
+    @property
+    def left(self) -> int:
+        return self._room - self._measured - self._tables - self._since
+
+    @property
+    def used_up(self) -> bool:
+        """Whether there is no room for another step, even without its slots. Raises what went wrong with writing."""
+        if self._since and self.left < 2 * self._most_beside:
+            self.measure()
+        return self.left < 2 * self._most_beside
+
+    def measure(self) -> None:
+        """Everything recorded so far becomes durable, and is measured in place of being estimated."""
+        self._measured, self._since = self._measure(), 0
+        grown = self._measured - self._begun - self._rows
+        self._tables = min(self._tables, max(0, TABLES_BYTES - grown))
+
+    def share_of(self, slots: Bytes, beside: Bytes) -> float:
+        """The share of the next step, which has such slots, and brings something `beside` them. Raises what went wrong
+        with writing.
+        """
+        self._seen += 1
+        self._slots, self._beside = self._slots + slots.whole, self._beside + beside.whole
+        self._most_beside = max(self._most_beside, beside.most)
+        if self._when_set is None:
+            self._when_set = self.left
+            if self._to_come > 0 and slots.whole:
+                planned = _PLANNED * self._for_slots / (self._to_come * slots.whole)
+                self.share = min(self.share, max(planned, _SMALLEST))
+        while self.share > _SMALLEST and self.left > 0 and self._too_large(slots):
+            if self._since:
+                self.measure()
+            else:
+                self.share, self._when_set = self.share / 2, self.left
+        return self.share
+
+    def _too_large(self, slots: Bytes) -> bool:
+        """Whether the share is."""
+        assert self._when_set is not None
+        if self.share * slots.most > self.left / 2:  # this step would take half of it, or more
+            return True
+        if self._to_come > 0 and self._for_slots > 0:
+            return self.share * self._slots / self._seen * self._to_come > self._for_slots
+        return self.left < self._when_set / 2
+
+    @property
+    def _to_come(self) -> int:
+        """How many of the planned steps, this one among them."""
+        return 0 if self._steps is None else self._steps - self._seen + 1
+
+    @property
+    def _for_slots(self) -> float:
+        """Of what is left, what the planned steps do not need beside their slots."""
+        return self.left - self._beside / self._seen * self._to_come
+
+    def fits(self, recorded: Bytes) -> bool:
+        """Raises what went wrong with writing."""
+        if recorded.most > self.left and self._since:
+            self.measure()
+        return recorded.most <= self.left
+
+    def charge(self, recorded: Bytes) -> None:
+        """This is being recorded."""
+        self._since += recorded.most
+        self._rows += recorded.rows
+
+
+def held_back(limit: int) -> int:
+    """What of a budget is never filled."""
+    return _COMMIT_BYTES + limit // _COMMIT_SHARE

@@ -1,0 +1,65 @@
+"""What a recorder was asked to keep to on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from dualform.errors import BadInput
+from dualform.record.budget import TABLES_BYTES, held_back
+from dualform.record.byte_counts import bytes_of, readable
+from dualform.record.training_shard import TrainingShard
+from dualform.store.sampling import KEEPS, Keep, Sampling
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """What a recorder was asked to keep to."""
+
+    rule: Sampling
+    steps: int | None
+    """How many are planned, of all runs."""
+    memory: Path
+    """The folder that the budget is of, which a further run's own lies in."""
+    rank: int = 0
+    ranks: int = 1
+    """Processes that share the budget, each with as much."""
+
+    @classmethod
+    def of(
+        cls, budget: int | str, keep: Keep, steps: int | None, seed: int, memory: Path, ranks: TrainingShard | None
+    ) -> BudgetPlan:
+        """Of a recorder's arguments; of processes that say how many they are, each gets an equal part. Raises BadInput
+        for what they cannot be.
+        """
+        if keep not in KEEPS:
+            raise BadInput(f"keep is {keep!r}.", hint=f"Give {' or '.join(map(repr, KEEPS))}.", field="keep")
+        if steps is not None and steps < 1:
+            raise BadInput(f"steps is {steps!r}.", hint="Give how many steps are planned, or None.", field="steps")
+        count = int(getattr(ranks, "count", 1))
+        rule = Sampling(keep, int(seed), bytes_of(budget) // count)
+        return cls(rule, steps, memory, ranks.number if ranks else 0, count)
+
+    def check(self, model: nn.Module) -> None:
+        """Raises BadInput where the budget does not hold what every memory of a model has."""
+        weights = sum(own.numel() * own.element_size() for own in (*model.parameters(), *model.buffers()))
+        need = held_back(self.rule.budget) + TABLES_BYTES + 2 * weights * (self.rank == 0)
+        if self.rule.budget < need:
+            whose = f", {readable(self.rule.budget)} for each of {self.ranks} ranks," if self.ranks > 1 else ""
+            raise BadInput(
+                f"the budget of {readable(self.rule.budget * self.ranks)}{whose} is too small: the weights before and "
+                f"after the training and the tables take {readable(need)} before the first slot.",
+                hint=f"Give at least {readable(2 * need * self.ranks)}.",
+                field="budget",
+            )
+
+    def __str__(self) -> str:
+        what = "samples" if self.rule.keep == "samples" else "whole steps"
+        whose = f", {readable(self.rule.budget)} for each of {self.ranks} ranks" if self.ranks > 1 else ""
+        planned = f" in {self.steps:,} steps" if self.steps else ""
+        return (
+            f"at most {readable(self.rule.budget * self.ranks)} on disk{whose}{planned}: where that is too little, a "
+            f"share of the {what} is kept; outputs and weights need all of them"
+        )

@@ -1,0 +1,197 @@
+"""A budget: what is kept of a training that would take more, and that no more is ever taken."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import BadInput
+from dualform.record.budget import Budget, Bytes, held_back
+from dualform.record.byte_counts import bytes_of
+from dualform.record.disk_use import disk_use
+from dualform.store import shard
+from dualform.store.manifest import Manifest
+
+MB = 10**6
+sizes = st.integers(0, 3 * MB)
+a_step = st.tuples(sizes, sizes, st.integers(0, MB // 10), st.integers(0, MB // 10), st.floats(0, 1))
+
+
+class Disk:
+    """Rows take what they are, tables up to twice that, and until a commit is over both their journal as well."""
+
+    def __init__(self, begun):
+        self.durable, self.pending = begun, []
+
+    def commit(self):
+        self.durable += sum(b.rows + 2 * b.tables for b in self.pending)
+        self.pending = []
+        return self.durable
+
+    @property
+    def most(self):
+        return self.durable + sum(2 * b.rows + 4 * b.tables for b in self.pending)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.integers(20 * MB, 60 * MB),
+    planned=st.none() | st.integers(1, 60),
+    steps=st.lists(a_step, max_size=60),
+    flushes=st.sets(st.integers(0, 60)),
+)
+def test_a_budget_is_never_exceeded_whatever_the_steps_are(limit, planned, steps, flushes):
+    disk = Disk(MB)
+    budget = Budget(limit, disk.commit, MB, planned, 1.0)
+    shares = [1.0]
+    for number, (rows, tables, other_rows, logs, drawn) in enumerate(steps):
+        if budget.used_up:
+            break
+        slots, beside = Bytes(rows, tables), Bytes(other_rows, logs)
+        shares.append(budget.share_of(slots, beside))
+        kept = Bytes(int(rows * drawn), int(tables * drawn))  # by the worst of lots
+        brought = kept + beside if budget.fits(kept + beside) else beside
+        budget.charge(brought)
+        disk.pending.append(brought)
+        if number in flushes:
+            budget.measure()
+        if number:  # there may be no room for the first step at all, which is said when the second one begins
+            assert disk.most <= limit - held_back(limit) - MB
+    halvings = [np.log2(before / after) for before, after in pairwise(shares[1:])]
+    assert all(count >= 0 and count == int(count) for count in halvings)
+
+
+def test_a_planned_training_fills_its_budget():
+    limit, slots, beside = 2000 * MB, Bytes(MB, 10_000), Bytes(0, 1000)
+    disk = Disk(MB)
+    budget = Budget(limit, disk.commit, MB, 10_000, 1.0)
+    for step in range(10_000):
+        share = budget.share_of(slots, beside)
+        brought = Bytes(int(slots.rows * share), int(slots.tables * share)) + beside
+        assert budget.fits(brought)
+        budget.charge(brought)
+        disk.pending.append(brought)
+        assert share == pytest.approx(0.17, rel=0.1), step
+    assert disk.commit() > 0.85 * limit
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [(5, 5), ("5 B", 5), ("2 GB", 2 * 10**9), ("1.5kb", 1500), ("3MiB", 3 << 20)]
+)
+def test_bytes_are_read(said, meant):
+    assert bytes_of(said) == meant
+
+
+@pytest.mark.parametrize("said", [0, -1, True, 1.5, "", "5", "GB", "5 furlongs", "-5 GB", "0 GB", None])
+def test_no_bytes_are_refused(said):
+    with pytest.raises(BadInput, match=r"^budget is "):
+        bytes_of(said)
+
+
+def network(width=8):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"budget": "1 MB"}, "budget"),
+        ({"budget": "all"}, "budget"),
+        ({"budget": "1 GB", "keep": "rows"}, "keep"),
+        ({"budget": "1 GB", "steps": 0}, "steps"),
+        ({"steps": 10}, "steps"),
+        ({"budget": "1 GB", "keys": False}, "budget"),
+        ({"budget": "1 GB", "sink": lambda header: None}, "budget"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_before_the_training(tmp_path, options, field):
+    model = network()
+    with pytest.raises(BadInput) as refused:
+        dualform.Recorder(model, sgd(model), tmp_path / "m", quiet=True, **options)
+    assert refused.value.field == field
+    assert not (tmp_path / "m").exists()
+
+
+def test_too_small_a_budget_is_told_what_it_needs(tmp_path):
+    model = network()
+    with pytest.raises(BadInput, match=r"budget of 1 MB is too small.* take 14\.7 MB before the first slot"):
+        dualform.Recorder(model, sgd(model), tmp_path / "m", budget="1 MB")
+
+
+def test_a_real_recording_stays_within_it_to_its_last_byte(tmp_path, monkeypatch):
+    """Files are looked at before and after each transaction and manifest, with the journal that they replace."""
+    limit, taken = 24 * MB, []
+
+    def watched(whole):
+        def look(*arguments, **named):
+            taken.append(disk_use(tmp_path / "m"))
+            found = whole(*arguments, **named)
+            taken.append(disk_use(tmp_path / "m"))
+            return found
+
+        return look
+
+    monkeypatch.setattr(shard, "append", watched(shard.append))
+    monkeypatch.setattr(Manifest, "write", watched(Manifest.write))
+    model = network(400)
+    optimizer = sgd(model)
+    generator = torch.Generator().manual_seed(0)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=limit) as recorder:
+        for step in range(18):
+            x = torch.randn(512, 400, generator=generator)  # 0.8 MB
+            y = torch.randint(3, (512,), generator=generator)
+            with recorder.step(label=y):
+                loss = cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            if not step:
+                recorder.probe("test", torch.randn(5, 400))
+        with pytest.raises(BadInput, match=r"probe 'large' takes 16\.4 MB, and .* of the budget are left"):
+            recorder.probe("large", torch.randn(10_000, 400))
+    assert max(taken) <= limit
+    assert disk_use(tmp_path / "m") <= limit
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 18
+        shares = memory.sql("SELECT share FROM shares ORDER BY step")["share"].tolist()
+        assert 0.1 < shares[0] <= 0.5
+        assert shares == sorted(shares, reverse=True)
+        assert 0.001 < shares[-1] < shares[0]
+        whole = memory.sql("SELECT sum(1 / share) AS n FROM slots")["n"][0]
+        assert whole == pytest.approx(18 * 512, rel=0.25)
+        assert set(memory.info().probes[0].layers) == {"0", "2"}
+
+
+def test_a_budget_that_logs_alone_use_up_ends_the_recording_not_the_training(tmp_path):
+    model = nn.ModuleDict({f"part {number}": nn.Linear(4, 4) for number in range(40)})
+    optimizer, budget, trained = sgd(model), 15 * MB, []
+
+    def train():
+        with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=budget) as recorder:
+            for step in range(60):
+                with recorder.step():
+                    loss = sum(part(torch.ones(2, 4)).square().sum() for part in model.values())
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                trained.append(step)
+
+    with pytest.warns(RuntimeWarning, match=r"recording stopped after .* the budget of 15 MB is used up"):
+        train()
+    assert len(trained) == 60
+    assert disk_use(tmp_path / "m") <= budget
+    with dualform.open(tmp_path / "m") as memory:
+        assert 0 < memory.info().steps < 60
+        assert "cut off" in memory.info().cut_off

@@ -1,0 +1,335 @@
+"""What is kept of a sampled training is what an unsampled recording of it has, of the samples whose lots are drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.errors import Inexact
+from dualform.forgetting.forget import forget
+from dualform.record.budget import Budget
+from dualform.store.check import what_is_wrong
+from dualform.store.sampling import ROWS_OF_A_RANK, Sampling
+from tests.record.resumed_training import ROWS as RESUMED_ROWS, Training
+from tests.record.test_ranks import ROWS as RANK_ROWS, Fleet, data
+
+BUDGET, SEED, ROWS, LENGTH = "1 GB", 7, 9, 4
+SHARES = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125)
+STEPS = len(SHARES)
+
+
+def drawn(seed, step, row=None):
+    """The lot, in Python's integers."""
+    lots = 0
+    for number in (seed, step) if row is None else (seed, step, row):
+        lots = ((lots ^ number % 2**64) + 0x9E3779B97F4A7C15) % 2**64
+        lots = (lots ^ lots >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        lots = (lots ^ lots >> 27) * 0x94D049BB133111EB % 2**64
+        lots ^= lots >> 31
+    return (lots >> 11) / 2**53
+
+
+@settings(deadline=None)
+@given(st.integers(-(2**63), 2**64), st.integers(0, 2**40), st.lists(st.integers(-1, 2**50), max_size=5))
+def test_lots_are_those_of_whole_numbers(seed, step, rows):
+    given_rows = np.array(rows, np.int64)
+    assert Sampling("samples", seed, 1).lots(step, given_rows).tolist() == [drawn(seed, step, row) for row in rows]
+    assert Sampling("steps", seed, 1).lots(step, given_rows).tolist() == [drawn(seed, step)] * len(rows)
+
+
+@pytest.mark.parametrize("axis", ["row", "step", "seed"])
+def test_lots_are_as_good_as_chance_along_each_of_their_numbers(axis):
+    count = 1 << 14
+    if axis == "row":
+        lots = Sampling("samples", 0, 1).lots(3, np.arange(count))
+    else:
+        lots = np.array([drawn(*((0, n, 3) if axis == "step" else (n, 0, 3))) for n in range(count)])
+    edges = np.histogram(lots, 16, (0, 1))[0]
+    assert ((edges - count / 16) ** 2 / (count / 16)).sum() < 40  # chi squared, 15 degrees: one in 2,000
+    assert abs(np.corrcoef(lots[:-1], lots[1:])[0, 1]) < 4 / count**0.5
+
+
+def scripted(monkeypatch, *shares):
+    """Have the shares of a recording's steps be these, and the last of them from then on."""
+    whole = Budget.__init__
+
+    def begun(budget, *arguments):
+        whole(budget, *arguments)
+        budget.scripted = iter(shares)
+
+    def share_of(budget, slots, beside):
+        budget.share = next(budget.scripted, budget.share)
+        return budget.share
+
+    monkeypatch.setattr(Budget, "__init__", begun)
+    monkeypatch.setattr(Budget, "share_of", share_of)
+
+
+class Reader(nn.Module):
+    """Tokens, whole rows, patches, row numbers, and an expert that gets some of the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.tokens, self.expert = nn.Embedding(11, 5), nn.Linear(5, 6), nn.Linear(6, 6)
+        self.maps, self.rows = nn.Conv2d(1, 2, 2), nn.Linear(2 * (LENGTH - 1) * 5, 3)
+
+    def forward(self, numbers, mask):
+        x = torch.tanh(self.tokens(self.embedding(numbers))) * mask[..., None]
+        chosen = (numbers % 2 == 0) & mask
+        x = x.masked_scatter(chosen[..., None], self.expert(x[chosen]))
+        return self.rows(self.maps(x[:, None]).flatten(1))
+
+
+class Batches:
+    def __init__(self, step):
+        generator = torch.Generator().manual_seed(step)
+        self.numbers = torch.randint(11, (ROWS, LENGTH), generator=generator)
+        self.label = torch.randint(3, (ROWS,), generator=generator)
+        self.mask = torch.rand(ROWS, LENGTH, generator=generator) < 0.8
+
+
+def record(folder, steps=STEPS, optimizer=None, **options):
+    model = Reader()
+    optimizer = (optimizer or (lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9)))(model.parameters())
+    recorder = dualform.Recorder(model, optimizer, folder, quiet=True, routed="expert", **options)
+    with recorder:
+        for step in range(steps):
+            batch = Batches(step)
+            row, position = ((batch.numbers % 2 == 0) & batch.mask).nonzero(as_tuple=True)
+            if step == 3:
+                row = torch.full_like(row, -1)  # nobody knows whose they are
+            said = {"dataset": "odd" if step % 2 else "even", "label": batch.label, "text": TEXTS}
+            at = {"expert": {"row": row, "position": position}, "token": {"mask": batch.mask, "token": batch.numbers}}
+            with recorder.step(at=at, sample=torch.arange(ROWS), **said):
+                loss = cross_entropy(model(batch.numbers, batch.mask), batch.label)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    return model
+
+
+TEXTS = [f"row {number}" for number in range(ROWS)]
+COLUMNS = ("step", "position", "call", "dataset", "label", "sample", "text")
+
+
+def picked(whole, space, keep="samples", shares=SHARES, seed=SEED, rank=0):
+    """The slots of an unsampled recording that a sample keeps."""
+    column = whole.sql(f'SELECT slot, step, "row" FROM {view_of(whole, space)} ORDER BY slot')
+    row = np.ma.filled(column["row"], -1)
+    found = []
+    for slot, step, own in zip(column["slot"].tolist(), column["step"].tolist(), row.tolist(), strict=True):
+        number = own if own < 0 else own + rank * ROWS_OF_A_RANK
+        if drawn(seed, step, *([number] if keep == "samples" else [])) < shares[step]:
+            found.append(slot)
+    return found
+
+
+def view_of(memory, space):
+    return "slots" if space == next(iter(memory.info().slots)) else f'"{space}"'
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "m"
+    record(folder)
+    with dualform.open(folder) as memory:
+        yield memory
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """A memory of some samples, and the trained model."""
+    folder = tmp_path_factory.mktemp("samples") / "m"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        scripted(monkeypatch, *SHARES)
+        model = record(folder, budget=BUDGET, seed=SEED)
+    with dualform.open(folder) as memory:
+        yield memory, model
+
+
+@pytest.mark.parametrize("keep", ["samples", "steps"])
+def test_what_is_kept_is_what_it_was_bit_by_bit(tmp_path, whole, samples, monkeypatch, keep):
+    folder = samples[0].path
+    if keep == "steps":
+        folder = tmp_path / "m"
+        scripted(monkeypatch, *SHARES)
+        record(folder, budget=BUDGET, keep=keep, seed=SEED)
+    with dualform.open(folder) as memory:
+        info = memory.info()
+        assert not what_is_wrong(folder)
+        assert info.steps == STEPS
+        assert len(info.slots) > 2
+        for layer in info.layers:
+            entries = picked(whole, layer.space, keep)
+            assert 0 < len(entries) < whole.info().slots[layer.space]
+            assert memory.keys(layer.name).tobytes() == whole.keys(layer.name, entries).tobytes(), layer.name
+            assert memory.values(layer.name).tobytes() == whole.values(layer.name, entries).tobytes()
+        for space in info.slots:
+            entries = picked(whole, space, keep)
+            columns, expected = memory.slots(range(info.slots[space]), space), whole.slots(entries, space)
+            for name in (*COLUMNS, *(["token"] if space == "token" else [])):
+                assert columns[name].tolist() == expected[name].tolist(), (space, name)
+            assert columns["share"].tolist() == [SHARES[step] for step in columns["step"]]
+        told = memory.sql("SELECT * FROM shares ORDER BY step, space").records()
+        assert {row["step"]: row["share"] for row in told} == {n: s for n, s in enumerate(SHARES) if s < 1}
+        for row in told:
+            view = view_of(whole, row["space"])
+            assert row["slots"] == whole.sql(f"SELECT count(*) AS n FROM {view} WHERE step = {row['step']}")["n"][0]
+            own = view_of(memory, row["space"])
+            assert row["kept"] == memory.sql(f"SELECT count(*) AS n FROM {own} WHERE step = {row['step']}")["n"][0]
+
+
+def test_answers_stand_on_the_sample_and_say_so(whole, samples):
+    memory, _ = samples
+    queries = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    entries = picked(whole, "token")
+    share = len(entries) / whole.info().slots["token"]
+    hits = memory.topk("tokens", queries, k=4, where="label < 2")
+    label = whole.slots(entries, "token")["label"]
+    scores = whole.keys("tokens", entries).astype(np.float64) @ queries.T.astype(np.float64)
+    scores[label >= 2] = -np.inf
+    order = np.argsort(-scores, axis=0, kind="stable")[:4].T
+    assert [own.tolist() for own in hits.slots] == order.tolist()
+    np.testing.assert_allclose(np.stack(hits.scores), np.take_along_axis(scores.T, order, 1), rtol=1e-6)
+    sums = memory.group_sum("tokens", queries, by="label")
+    expected = [scores[label == own].sum(0) for (own,) in sums.groups if own < 2]
+    np.testing.assert_allclose(sums.sums[:, :2], np.transpose(expected), rtol=1e-6)
+    assert hits.scan.share == sums.scan.share == share
+    assert hits.scan.sample == f"a sample of {100 * share:.3g} % of the slots, kept within a budget"
+    said = memory.info().sampling
+    assert said.startswith("A budget of 1,000,000,000 bytes a process keeps samples, each with all of its slots, by")
+    assert f"{100 * share:.3g} % of the slots of token, all of them before step 2" in said
+    assert whole.topk("tokens", queries).scan.share == 1
+    assert not whole.info().sampling
+
+
+def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_behind_it(whole, samples):
+    memory, model = samples
+    grades = {layer.name: layer.grade for layer in memory.info().layers}
+    for name, grade in grades.items():
+        assert (grade.name, grade.since) == ("off", 3 if name == "expert" else 2) or name == "expert"
+        assert "a sample of" in grade.reason
+    early, expected = memory.weights(at_step=2), whole.weights(at_step=2)
+    assert {name: own.numpy().tobytes() for name, own in early.items()} == {
+        name: own.numpy().tobytes() for name, own in expected.items()
+    }
+    assert all(grade.exact for grade in early.grades.values())
+    for at_step in (3, None):
+        with pytest.raises(Inexact, match=r"kept within a budget.*as of step 2 or before") as refused:
+            memory.weights(at_step=at_step)
+        assert "allow_inexact=True" in refused.value.hint
+    entries = picked(whole, "sample")
+    column = whole.slots(entries, "sample")
+    keys, values = (own("rows", entries).astype(np.float64) for own in (whole.keys, whole.values))
+    early_ones = column["step"] < 5
+    weigh = whole.coefficients("rows", np.array(entries)[early_ones], 5)
+    initial = memory.weights(at_step=0)["rows.weight"].numpy()
+    share_of_sum = initial + (values[early_ones] * weigh[:, None]).T @ keys[early_ones]
+    found = memory.weights(at_step=5, allow_inexact=True)
+    np.testing.assert_allclose(found["rows.weight"].numpy(), share_of_sum, atol=1e-6)
+    assert "a sample of" in found.grades["rows"].reason
+    at_end = memory.weights(allow_inexact=True)  # what the others brought stands in it, like W_0
+    np.testing.assert_allclose(at_end["rows.weight"].numpy(), model.rows.weight.detach().numpy(), atol=1e-6)
+    assert at_end.standing["rows"] > 0.1
+    certificate = memory.verify()["rows"]
+    assert not certificate.exact
+    assert certificate.relative_error > 0.1
+
+
+def test_a_rule_that_needs_every_slot_leaves_scores_behind_the_first_one_dropped(tmp_path, monkeypatch):
+    scripted(monkeypatch, 1.0, 1.0, 0.5)
+    record(tmp_path / "m", 4, budget=BUDGET, optimizer=lambda own: torch.optim.AdamW(own, lr=0.01))
+    with dualform.open(tmp_path / "m") as memory:
+        grade = memory.info().layers[0].grade
+        assert grade.name == "scores only"
+        assert "from step 2 on, and AdamW's updates are made of all." in grade.reason
+        assert all(own.exact for own in memory.weights(at_step=2).grades.values())
+        with pytest.raises(Inexact, match="cannot be rebuilt"):
+            memory.weights(allow_inexact=True)
+
+
+def test_a_step_without_room_is_dropped_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(Budget, "fits", lambda budget, recorded: False)
+    record(tmp_path / "m", steps=2, budget=BUDGET)
+    with dualform.open(tmp_path / "m") as memory:
+        assert set(memory.info().slots.values()) == {0}
+        assert set(memory.sql("SELECT share FROM shares")["share"].tolist()) == {0.0}
+        assert memory.info().steps == 2
+
+
+def test_samples_are_forgotten_of_a_sample(tmp_path, samples, monkeypatch):
+    before = samples[0].sql("SELECT share, step FROM samples WHERE sample <> 2 AND step < 3 ORDER BY datapoint")
+    scripted(monkeypatch, *SHARES)
+    record(tmp_path / "m", steps=3, budget=BUDGET, seed=SEED)  # of all of which the row is known
+    forget(tmp_path / "m", "sample = 2")
+    with dualform.open(tmp_path / "m") as memory:
+        after = memory.sql("SELECT share, step FROM samples ORDER BY datapoint")
+        assert after.records() == before.records()
+        assert memory.info().layers[0].grade.since == 2
+        assert "a sample of" in memory.info().layers[0].reason
+    assert not what_is_wrong(tmp_path / "m")
+
+
+def test_a_resumed_training_goes_on_with_the_share_it_had_and_the_lots_of_its_steps(tmp_path, monkeypatch):
+    Training().run(tmp_path / "whole", 7)
+    scripted(monkeypatch, 1.0, 1.0, 0.5)
+    Training().run(tmp_path / "m", 5, (4,), tmp_path / "checkpoint", budget=BUDGET)
+    monkeypatch.setattr(Budget, "share_of", lambda budget, slots, beside: budget.share)  # what it begins with
+    again = Training()
+    again.load(tmp_path / "checkpoint")
+    again.run(tmp_path / "m", 7, budget=BUDGET, resume=True)
+    with dualform.open(tmp_path / "m") as memory, dualform.open(tmp_path / "whole") as whole:
+        entries = picked(whole, "sample", shares=(1.0, 1.0, *[0.5] * 5), seed=0)
+        assert 2 * RESUMED_ROWS < len(entries) < 7 * RESUMED_ROWS
+        assert memory.keys("0").tobytes() == whole.keys("0", entries).tobytes()
+        assert memory.slots(range(len(entries)), "sample")["step"].tolist() == (
+            whole.slots(entries, "sample")["step"].tolist()
+        )
+        assert memory.info().layers[0].grade.since == 2
+        assert memory.topk("0", np.ones((1, 5), np.float32)).scan.share == len(entries) / (7 * RESUMED_ROWS)
+    with dualform.open([tmp_path / "whole", tmp_path / "m"]) as both:
+        assert both.topk("0", np.ones((1, 5), np.float32)).scan.share == (7 * RESUMED_ROWS + len(entries)) / (
+            14 * RESUMED_ROWS
+        )
+        assert "all of them before step 9" in both.info().sampling
+        assert set(np.ma.filled(both.sql("SELECT share FROM samples")["share"], -1)) == {-1, 1.0, 0.5}
+
+
+def test_ranks_draw_lots_of_their_own_and_share_the_budget(tmp_path, monkeypatch):
+    def recorded(name, **options):
+        fleet = Fleet(tmp_path / name)
+
+        def train(rank, model, optimizer, recorder):
+            for step in range(3):
+                x, y = data(rank, step)
+                with recorder.step(label=y, sample=100 * rank + torch.arange(RANK_ROWS)):
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    fleet.average(rank, model)
+                    optimizer.step()
+
+        fleet.run(train, quiet=True, **options)
+        return dualform.open(tmp_path / name)
+
+    every = (1.0, 0.5, 0.25)
+    scripted(monkeypatch, *every)
+    with recorded("whole") as whole, recorded("m", budget=BUDGET, seed=SEED) as memory:
+        column = whole.slots(range(whole.info().slots["sample"]), "sample")
+        entries = []
+        for slot, (step, sample) in enumerate(zip(column["step"].tolist(), column["sample"].tolist(), strict=True)):
+            rank, row = divmod(sample, 100)
+            if drawn(SEED, step, rank * ROWS_OF_A_RANK + row) < every[step]:
+                entries.append(slot)
+        assert memory.keys("0").tobytes() == whole.keys("0", entries).tobytes()
+        assert memory.values("2").tobytes() == whole.values("2", entries).tobytes()
+        assert memory.topk("0", np.ones((1, 5), np.float32)).scan.share == len(entries) / len(column["step"])
+        assert "A budget of 500,000,000 bytes a process" in memory.info().sampling
+        assert memory.info().layers[0].grade.since == 1
+        assert all(grade.exact for grade in memory.weights(at_step=1).grades.values())
+    assert not what_is_wrong(tmp_path / "m")
