@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
@@ -84,7 +86,9 @@ def _codes_of_slots(
 ) -> tuple[NDArray[np.int64], list[Any]]:
     """As `_codes`, of some slots. What is the same for all slots of a datapoint is ranked once a datapoint."""
     if name in space.sample_columns:
-        codes, values = _codes(as_numpy(space.sample_table([name])[name]), check)
+        column = space.sample_table([name])[name]
+        texts = pa.types.is_string(column.type)
+        codes, values = codes_of_texts(column, check) if texts else _codes(as_numpy(column), check)
         return np.asarray(space.spread(codes)[slots]), values
     return _codes(space.column(name)[slots], check)
 
@@ -125,3 +129,19 @@ def _blocks(column: NDArray[Any], check: Check) -> Iterator[NDArray[Any]]:
     for start in range(0, len(column), _BLOCK):
         check()
         yield column[start : start + _BLOCK]
+
+
+def codes_of_texts(column: pa.ChunkedArray, check: Check) -> tuple[NDArray[np.int64], list[Any]]:
+    """As `_text_codes`, of texts that are not made Python's first."""
+    blocks = [column.slice(start, _BLOCK) for start in range(0, len(column), _BLOCK)]
+    texts = set[str]()
+    for block in blocks:
+        check()
+        texts.update(block.unique().drop_null().to_pylist())
+    distinct, ranks = sorted(texts), [np.empty(0, np.int64)]
+    known = pa.array(distinct, column.type)
+    for block in blocks:
+        check()
+        places = pc.index_in(block, value_set=known, skip_nulls=True)
+        ranks.append(np.asarray(pc.fill_null(places, len(distinct)), dtype=np.int64))
+    return np.concatenate(ranks), [*distinct, *([None] if column.null_count else [])]
