@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from torch import nn
 
 import dualform
 from dualform.answers import Scan
@@ -134,3 +136,26 @@ def test_the_oldest_sums_make_room(run, monkeypatch):
             assert sum(file.stat().st_size for file in files(run)) <= 2000 + 1000  # and a header
     assert 0 < len(files(run)) < 5
     assert np.array_equal(*(memory.group_sum("2", PROBE, by="label").sums for _ in range(2)))
+
+
+def test_sums_of_patches_that_another_convolution_took_of_the_same_images_are_not_read(tmp_path, monkeypatch):
+    """A memory is copied over another one, whose sums stay."""
+    monkeypatch.setattr(stored_sum, "LEAST_BYTES", 0)
+    images, query = torch.randn(6, 1, 5, 5, generator=torch.Generator().manual_seed(0)), np.ones((1, 9), np.float32)
+
+    def ask(folder):
+        with dualform.open(folder) as memory:
+            return memory.group_sum("0", query, by="label").sums.tolist()
+
+    for apart in (1, 2):
+        model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=apart, dilation=apart), nn.Flatten(), nn.Linear(50, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorder = dualform.Recorder(model, optimizer, tmp_path / str(apart), quiet=True)
+        with recorder, recorder.step(label=[0, 1, 2] * 2):
+            model(images).sum().backward()
+            optimizer.step()
+    shutil.copytree(tmp_path / "2", tmp_path / "copy")
+    before = ask(tmp_path / "1")
+    assert files(tmp_path / "1")
+    shutil.copytree(tmp_path / "2", tmp_path / "1", dirs_exist_ok=True)
+    assert ask(tmp_path / "1") == ask(tmp_path / "copy") != before

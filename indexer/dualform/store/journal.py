@@ -162,6 +162,8 @@ class Frames:
     """Whether a last frame was cut off while it was written."""
     checksum: str = ""
     """Of the last whole frame, which covers all before it."""
+    file_id: bytes = b""
+    """The journal's own; empty where it has no frame."""
 
 
 class JournalMark(NamedTuple):
@@ -196,7 +198,7 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
         return None
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
-    payloads, torn, checksum = _sound(path, content, commit)
+    payloads, torn, checksum, file_id = _sound(path, content, commit)
     parts: dict[str, list[pa.Table]] = {}
     rows: dict[tuple[str, str], list[Matrix]] = {}
     try:
@@ -207,13 +209,16 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
             for name, types in tables.items()
             if name in parts
         }
-        return Frames(joined, {key: list(_stacked(each)) for key, each in rows.items()}, len(payloads), torn, checksum)
+        matrices = {key: list(_stacked(each)) for key, each in rows.items()}
+        return Frames(joined, matrices, len(payloads), torn, checksum, file_id)
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise Damaged(f"{path} was altered: {str(error).splitlines()[0]}") from None
 
 
-def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], bool, str]:
-    """The payloads up to the first frame that is not whole, whether there is one, and the checksum of all before it."""
+def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], bool, str, bytes]:
+    """The payloads up to the first frame that is not whole, whether there is one, the checksum of all before it, and
+    the journal's id.
+    """
     payloads: list[memoryview] = []
     view, place, before, file_id = memoryview(content), 0, bytes(16), None
     while place < len(content):
@@ -231,7 +236,7 @@ def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], b
     # Whatever comes behind a frame was written after that frame was durable.
     if _later_header(content, place + 1):
         raise _altered(path, len(payloads))
-    return payloads, place < len(content), before.hex()
+    return payloads, place < len(content), before.hex(), file_id or b""
 
 
 def _altered(path: Path, frame: int) -> Damaged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -13,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
+from dualform.store.durable import checksum
 from dualform.store.matrix_file import MatrixForm
 from dualform.store.missing import forgotten_meanwhile
 
@@ -32,6 +34,11 @@ class Segment:
     """Bytes."""
     checksums: bytes
     """XXH3 of 128 bits of each 1 MiB, one after the other."""
+
+    @cached_property
+    def identity(self) -> tuple[Path, str]:
+        """Of its content: another training may have been recorded, or copied, into the same folder."""
+        return self.path, checksum(self.checksums)
 
     def checksum(self, number: int) -> bytes:
         return self.checksums[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -17,19 +17,19 @@ class SegmentCache:
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self._most = memory_bytes() // 2 if most_bytes is None else most_bytes
-        self._held: OrderedDict[Path, SegmentBuffer] = OrderedDict()
+        self._held: OrderedDict[Hashable, SegmentBuffer] = OrderedDict()
         self._lock = Lock()
 
     def get(self, segment: Segment, make: Callable[[], SegmentBuffer]) -> SegmentBuffer:
         """The buffer of a segment, made where it is not held; one that could never be held is nobody else's."""
         with self._lock:
-            held = self._held.get(segment.path)
+            held = self._held.get(segment.identity)
             if held is None:
                 held = make()
                 if segment.size > self._most:
                     return held
-                self._held[segment.path] = held
-            self._held.move_to_end(segment.path)
+                self._held[segment.identity] = held
+            self._held.move_to_end(segment.identity)
             return held
 
     def settle(self) -> None:

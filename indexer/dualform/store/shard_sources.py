@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,7 +54,7 @@ def stored_in_shard(
         for first, content in parts:
             of_others = (name, kind) == OWNER and manifest.others is not None
             forms = [manifest.others.form] if of_others and manifest.others else _format_of(layers[name], kind).forms
-            held = _held(journal, name, kind, first, content, forms)
+            held = _held((journal, frames.file_id, name, kind), first, content, forms)
             if held is None or first != row_count([rows for _, rows in before]):
                 raise Damaged(f"{journal} was altered: its {kind} of layer {name!r} do not follow the committed ones.")
             if held[1].rows:
@@ -86,13 +86,13 @@ def form_of_file(layer: Layer, kind: str, file: Path) -> MatrixForm:
 
 
 def _held(
-    journal: Path, owner: str, kind: str, first: int, content: NDArray[Any], forms: Sequence[MatrixForm]
+    whose: tuple[Hashable, ...], first: int, content: NDArray[Any], forms: Sequence[MatrixForm]
 ) -> tuple[MatrixForm, HeldRows] | None:
     """Rows [rows, width] of a journal, and the form that has their type; None where no form has."""
     for form in forms:
         if (form.dtype, form.width) == (content.dtype, content.shape[1]):
             rows = content.reshape(len(content), *form.shape)
-            return form, HeldRows((journal, owner, kind, first, len(rows)), first, rows)
+            return form, HeldRows((*whose, first, len(rows)), first, rows)
     return None
 
 

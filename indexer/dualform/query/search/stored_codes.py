@@ -107,7 +107,7 @@ def block_groups(width: int) -> int:
 def _place(source: KeySource) -> Path | None:
     """None for keys of which a segment is but a part, as those of a view, and for those that are not worth a file."""
     segment = source.segment
-    if segment is None or source.identity != segment.path or not source.width:
+    if segment is None or source.identity != segment.identity or not source.width:
         return None
     worth = segment.size >= LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
     return segment.path.with_name(f"{segment.path.name}.codes") if worth else None

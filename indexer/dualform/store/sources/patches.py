@@ -126,7 +126,7 @@ class PatchRows(MadeRows):
 
     @property
     def identity(self) -> Hashable:
-        return self.stored.identity, self.first_channel, self.unfolding.shape[0]
+        return self.stored.identity, self.first_channel, self.unfolding
 
     def of_channels(self, start: int, stop: int) -> PatchRows | None:
         """The columns from `start` to `stop` of each patch, where they are those of whole channels; else None."""

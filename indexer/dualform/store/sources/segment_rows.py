@@ -26,7 +26,7 @@ class SegmentRows:
 
     @property
     def identity(self) -> Hashable:
-        return self.segment.path
+        return self.segment.identity
 
     @property
     def first_row(self) -> int:
