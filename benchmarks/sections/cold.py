@@ -79,7 +79,11 @@ def run(plan: Plan) -> Section:
             lambda name, answer: ("", ""),
             Target("at most", 0.5),
         ),
-        _within("dualform.open, in Python", [float(_python("-c", OPENED, str(plan.memory))) for _ in range(plan.repeats)], 0.3),
+        _within(
+            "dualform.open, in Python",
+            [float(_python("-c", OPENED, str(plan.memory))) for _ in range(plan.repeats)],
+            0.3,
+        ),
         _within("dualform serve, until it takes questions", [_ready(plan.memory) for _ in range(plan.repeats)], 1.0),
     ]
     section.notes.append(
