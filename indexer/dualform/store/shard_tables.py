@@ -134,6 +134,8 @@ class ShardTables(Tables):
         self._parts: OrderedDict[tuple[str, str, int], pa.Array] = OrderedDict()
         self._loading = RLock()
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._reading: ExitStack | None = None
+        """What closes the file again."""
         with _read_only(path) as connection, _damaged_if_wrong(path):
             log = connection.execute('SELECT "table", "column", "rows", digest FROM commits ORDER BY rowid').fetchall()
             self._commits = self._checked_commits(log)
@@ -148,12 +150,11 @@ class ShardTables(Tables):
     def columns(self, table: str, names: Sequence[str]) -> list[pa.ChunkedArray]:
         with self._loading:
             missing = [name for name in names if (table, name) not in self._held]
-            if missing and self._connection is not None:
-                with _damaged_if_wrong(self._path):
-                    self._load(self._connection, table, missing)
-            elif missing:
+            if missing:
                 with self.reading():
-                    return self.columns(table, names)
+                    connection = self._opened()
+                    with _damaged_if_wrong(self._path):
+                        self._load(connection, table, missing)
             return [self._held[table, name] for name in names]
 
     def some(self, table: str, name: str, rows: Integers) -> pa.Array:
@@ -178,13 +179,12 @@ class ShardTables(Tables):
         """The rows of one link of a column's chain, verified against its digest and the one before."""
         key = (table, name, link)
         if key not in self._parts:
-            assert self._connection is not None
-            links = [(0, ""), *self._commits[table, name]]
+            connection, links = self._opened(), [(0, ""), *self._commits[table, name]]
             (start, before), (stop, expected) = links[link], links[link + 1]
             with _damaged_if_wrong(self._path):
                 # Rows are never deleted, so that they are numbered without a gap; the digest would notice it.
                 within = f"rowid BETWEEN {start} AND {stop - 1}"
-                read = self._connection.sql(f"SELECT {quoted(name)} FROM {quoted(table)} WHERE {within}")
+                read = connection.sql(f"SELECT {quoted(name)} FROM {quoted(table)} WHERE {within}")
                 column = read.to_arrow_table()[name].cast(arrow_type(self.types[table][name]))
                 if running_digest(before, column) != expected:
                     raise self._altered(table, name)
@@ -200,15 +200,22 @@ class ShardTables(Tables):
     @contextmanager
     def reading(self) -> Iterator[None]:
         with self._loading:
-            if self._connection is not None:
+            if self._reading is not None:
                 yield
                 return
-            with _read_only(self._path) as connection:
-                self._connection = connection
+            with ExitStack() as stack:
+                self._reading = stack
                 try:
                     yield
                 finally:
-                    self._connection = None
+                    self._reading = self._connection = None
+
+    def _opened(self) -> duckdb.DuckDBPyConnection:
+        """The file, opened by the first who needs it, until what is being read is read."""
+        assert self._reading is not None
+        if self._connection is None:
+            self._connection = self._reading.enter_context(_read_only(self._path))
+        return self._connection
 
     def _checked_commits(self, log: Sequence[tuple[str, str, int, str]]) -> Commits:
         """The log of commits up to the marks."""
