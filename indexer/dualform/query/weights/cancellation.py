@@ -19,13 +19,20 @@ from dualform.query.score.key_rows import key_norms
 from dualform.query.stored_sum import StoredSum
 from dualform.query.view import Check, View
 from dualform.query.weights.requirement import require
-from dualform.query.weights.slot_sum import SlotCoefficients, block_size, blocks, slot_coefficients, slot_sum
+from dualform.query.weights.slot_sum import (
+    BLOCK_BYTES,
+    SlotCoefficients,
+    block_size,
+    blocks,
+    slot_coefficients,
+    slot_sum,
+)
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Keys, Rows
 
-KIND = "cancelled terms 1"
+KIND = f"cancelled terms 1 of {BLOCK_BYTES}"
 
 
 def cancellation(

@@ -37,9 +37,10 @@ _COLUMNS = 128
 """Of values that are added up together, however many cores there are, for it decides the last bits."""
 _PIECE = 512
 """Slots whose values are added to those of their rows at once, within the processor's cache."""
-KIND = "slot sum 1"
-_BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 16 << 20
 """Of keys or values in float64: products are as fast as on larger ones, and the cache holds them."""
+KIND = f"slot sum 1 of {BUDGET}, {_COLUMNS}, {_PIECE}, {BLOCK_BYTES}"
+"""Names what is kept on disk: all that decides the last bits of a sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +233,7 @@ def _by_row(
 
 def block_size(width: int) -> int:
     """Fixed for a layer, for it decides the last bits."""
-    return int(np.clip(_BLOCK_BYTES // (8 * max(1, width)), 256, 8192))
+    return int(np.clip(BLOCK_BYTES // (8 * max(1, width)), 256, 8192))
 
 
 def blocks(ids: NDArray[np.int64], count: int, size: int) -> Iterator[tuple[int, int, slice]]:
