@@ -195,3 +195,18 @@ def test_a_budget_that_logs_alone_use_up_ends_the_recording_not_the_training(tmp
     with dualform.open(tmp_path / "m") as memory:
         assert 0 < memory.info().steps < 60
         assert "cut off" in memory.info().cut_off
+
+
+def test_what_earlier_runs_and_the_optimizer_take_is_part_of_it(tmp_path):
+    """A training that is stopped and resumed again and again adds a run each time; buffers are stored once a run."""
+    model = torch.nn.Linear(1200, 1200)
+    optimizer = torch.optim.Adam(model.parameters())
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "cold", budget="32 MB", quiet=True)
+    with recorder, recorder.step(label=[0]):
+        model(torch.ones(1, 1200)).sum().backward()
+        optimizer.step()
+    with pytest.raises(BadInput, match="what the optimizers kept"):
+        dualform.Recorder(model, optimizer, tmp_path / "warm", budget="32 MB", quiet=True)
+    budget = disk_use(tmp_path / "cold") + 15 * MB
+    with pytest.raises(BadInput, match="what earlier runs have"):
+        dualform.Recorder(model, sgd(model), tmp_path / "cold", budget=budget, resume=True, quiet=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dualform.errors import BadInput
 from dualform.record.budget import TABLES_BYTES, held_back
 from dualform.record.byte_counts import bytes_of, readable
+from dualform.record.disk_use import disk_use
 from dualform.record.training_shard import TrainingShard
+from dualform.store.manifest import shard_folder
 from dualform.store.sampling import KEEPS, Keep, Sampling
 
 
@@ -42,15 +47,21 @@ class BudgetPlan:
         rule = Sampling(keep, int(seed), bytes_of(budget) // count)
         return cls(rule, steps, memory, ranks.number if ranks else 0, count)
 
-    def check(self, model: nn.Module) -> None:
-        """Raises BadInput where the budget does not hold what every memory of a model has."""
-        weights = sum(own.numel() * own.element_size() for own in (*model.parameters(), *model.buffers()))
-        need = held_back(self.rule.budget) + TABLES_BYTES + 2 * weights * (self.rank == 0)
+    def check(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Raises BadInput where the budget does not hold what every memory of a model has, and what the optimizers kept
+        before; of a further run, beside what the earlier ones take.
+        """
+        weights = _bytes([*model.parameters(), *model.buffers()])
+        kept = [own for optimizer in optimizers for state in optimizer.state.values() for own in state.values()]
+        before = disk_use(self.memory, shard_folder(self.rank) if self.ranks > 1 else None)
+        need = held_back(self.rule.budget) + TABLES_BYTES + before
+        need += (2 * weights + _bytes(kept)) * (self.rank == 0)
         if self.rule.budget < need:
             whose = f", {readable(self.rule.budget)} for each of {self.ranks} ranks," if self.ranks > 1 else ""
             raise BadInput(
-                f"the budget of {readable(self.rule.budget * self.ranks)}{whose} is too small: the weights before and "
-                f"after the training and the tables take {readable(need)} before the first slot.",
+                f"the budget of {readable(self.rule.budget * self.ranks)}{whose} is too small: what earlier runs have, "
+                f"what the optimizers kept, the weights before and after the training and the tables take "
+                f"{readable(need)} before the first slot.",
                 hint=f"Give at least {readable(2 * need * self.ranks)}.",
                 field="budget",
             )
@@ -63,3 +74,7 @@ class BudgetPlan:
             f"at most {readable(self.rule.budget * self.ranks)} on disk{whose}{planned}: where that is too little, a "
             f"share of the {what} is kept; outputs and weights need all of them"
         )
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(own.numel() * own.element_size() for own in tensors if isinstance(own, Tensor))

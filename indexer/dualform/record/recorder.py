@@ -142,7 +142,7 @@ class Recorder(Joinable):
             check_new_folder(folder)
         kept = None if budget is None else BudgetPlan.of(budget, keep, steps, seed, self.path, self._ranks)
         if kept is not None:
-            kept.check(model)
+            kept.check(model, optimizers)
         owners = Owners(optimizers, model)
         found = FoundLayers(model, owners, layers, keys and values, taps)
         selected, self.skipped = select(model, owners, layers, keys and values, taps, found)

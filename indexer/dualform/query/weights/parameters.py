@@ -122,7 +122,11 @@ def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:
     hints = {refusal.hint for refusal in refusals.values()}
     if len(hints) == 1:
         return hints.pop()
-    return "Scores are exact all the same." if stuck else "Ask with allow_inexact=True to have it all the same."
+    return (
+        "Scores are exact for the slots that are stored."
+        if stuck
+        else "Ask with allow_inexact=True to have it all the same."
+    )
 
 
 def _recorded(

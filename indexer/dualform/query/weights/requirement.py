@@ -23,7 +23,11 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, 
     """
     found, at_end = grade(view, layer, at_step), at_step is None or at_step == view.snapshot.steps
     if found.name == "scores only":
-        hint = "Its scores (topk, group_sum) are exact all the same." if layer.keys else "Record it with its keys."
+        hint = (
+            "Its scores (topk, group_sum) are exact for the slots that are stored."
+            if layer.keys
+            else "Record it with its keys."
+        )
         raise Inexact(f"layer {layer.name!r} cannot be rebuilt: {found.reason}", hint=hint, field="layer")
     if at_end and not found.exact and unwatched(view, layer):
         found = certificate(view, layer, check).grade
