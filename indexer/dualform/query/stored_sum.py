@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from dualform.store.derived import DerivedFile, write_derived
+from dualform.store.derived import SUM, DerivedFile, write_derived
 from dualform.store.rows import Rows
 from dualform.store.snapshot import Snapshot
 
@@ -27,7 +27,6 @@ LEAST_BYTES = 4 << 20
 """Of segments whose sums are kept: smaller ones are read within milliseconds."""
 MOST_BYTES = 64 << 20
 """Of all sums of a layer; a single one takes at most a quarter. The oldest go."""
-_SUFFIX = ".sum"
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class StoredSum:
             digest.update(b"none" if array is None else f"{array.dtype.str}{array.shape}".encode())
             if array is not None:
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return cls(folder / f"{digest.hexdigest()}{_SUFFIX}", kind) if folder and size >= LEAST_BYTES else None
+        return cls(folder / f"{digest.hexdigest()}{SUM}", kind) if folder and size >= LEAST_BYTES else None
 
     def read(self, *forms: tuple[DTypeLike, tuple[int, ...]]) -> list[NDArray[Any]] | None:
         """The arrays, of these types and shapes; None where they are not there, or were altered."""
@@ -87,7 +86,7 @@ class StoredSum:
 
     def _make_room(self, size: int) -> None:
         with suppress(OSError):
-            held = [(path.stat(), path) for path in self.path.parent.glob(f"*{_SUFFIX}")]
+            held = [(path.stat(), path) for path in self.path.parent.glob(f"*{SUM}")]
             held.sort(key=lambda own: own[0].st_mtime_ns)
             total = sum(stat.st_size for stat, _ in held)
             for stat, path in held:

@@ -53,8 +53,7 @@ class BudgetPlan:
         """
         weights = _bytes([*model.parameters(), *model.buffers()])
         kept = [own for optimizer in optimizers for state in optimizer.state.values() for own in state.values()]
-        before = disk_use(self.memory, shard_folder(self.rank) if self.ranks > 1 else None)
-        need = held_back(self.rule.budget) + TABLES_BYTES + before
+        need = held_back(self.rule.budget) + TABLES_BYTES + self.taken()
         need += (2 * weights + _bytes(kept)) * (self.rank == 0)
         if self.rule.budget < need:
             whose = f", {readable(self.rule.budget)} for each of {self.ranks} ranks," if self.ranks > 1 else ""
@@ -65,6 +64,10 @@ class BudgetPlan:
                 hint=f"Give at least {readable(2 * need * self.ranks)}.",
                 field="budget",
             )
+
+    def taken(self) -> int:
+        """Bytes that all files of this process's part take by now."""
+        return disk_use(self.memory, shard_folder(self.rank) if self.ranks > 1 else None)
 
     def __str__(self) -> str:
         what = "samples" if self.rule.keep == "samples" else "whole steps"

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from dualform.store.derived import is_derived
+
 _SHARD = re.compile(r"shard-\d{5,}")
-_DERIVED = (".codes", ".codes.tmp", ".sum", ".sum.tmp")
-"""Files that questions leave beside keys, and that nobody needs (store/derived.py)."""
 _SECTOR = 512
 """What st_blocks counts, whatever the file system's own blocks are."""
 
@@ -34,7 +34,7 @@ def _entries(folder: Path, shard: str | None, inside: bool) -> Iterator[os.stat_
         except FileNotFoundError:
             continue
         if not entry.is_dir(follow_symlinks=False):
-            if own and not entry.name.endswith(_DERIVED):
+            if own and not is_derived(entry.name):
                 yield state
         elif inside or not _SHARD.fullmatch(entry.name):
             if own:

@@ -12,11 +12,9 @@ from dualform.errors import BadInput
 from dualform.record.budget import Budget, Bytes
 from dualform.record.budget_plan import BudgetPlan
 from dualform.record.byte_counts import readable
-from dualform.record.disk_use import disk_use
 from dualform.record.sampled_batch import sampled, with_share
 from dualform.store.batch import Batch
 from dualform.store.layer import Layer
-from dualform.store.manifest import shard_folder
 from dualform.store.probes import ProbeArrays
 
 _ROW = 160
@@ -33,11 +31,10 @@ class Sampler:
         run's `first_step` among those of the training, and the `share` that it begins with.
         """
         self._plan, self._first_step = plan, first_step
-        shard = shard_folder(plan.rank) if plan.ranks > 1 else None
 
         def measure() -> int:
             flush()
-            return disk_use(plan.memory, shard)
+            return plan.taken()
 
         ending = weights * (plan.rank == 0)
         steps = None if plan.steps is None else plan.steps - first_step

@@ -27,12 +27,20 @@ from numpy.typing import NDArray
 
 from dualform.store.durable import block_checksum, checksum
 
+CODES, SUM = ".codes", ".sum"
+"""How the names of such files end: codes of keys, and sums over slots."""
+_TEMPORARY = ".tmp"
 _PREFIX = struct.Struct("<8sQ16s")
 _MAGIC = b"dualform"
 _ALIGNED = 64
 _MOST_TEXT = 64 << 20
 _FREE = 20
 """One part in so many of the disk stays free: a training that records there must not find it full."""
+
+
+def is_derived(name: str) -> bool:
+    """Whether a file of this name is one, finished or not."""
+    return name.removesuffix(_TEMPORARY).endswith((CODES, SUM))
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
@@ -92,7 +100,7 @@ def write_derived(path: Path, kind: str, of: str, parts: Sequence[Sequence[NDArr
     sizes = [len(part) for part in whole]
     said = {"derived": kind, "of": of, "sizes": sizes, "checksums": [checksum(part.data) for part in whole]}
     text = json.dumps(said).encode()
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + _TEMPORARY)
     # Whoever else derives the same at this moment writes the same bytes, under the same names.
     with suppress(OSError):
         disk = shutil.disk_usage(path.parent)

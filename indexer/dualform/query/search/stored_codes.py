@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.query.search.codes import Codes
-from dualform.store.derived import DerivedFile, write_derived
+from dualform.store.derived import CODES, DerivedFile, write_derived
 from dualform.store.durable import checksum
 from dualform.store.sources.key_source import KeySource
 
@@ -110,7 +110,7 @@ def _place(source: KeySource) -> Path | None:
     if segment is None or source.identity != segment.identity or not source.width:
         return None
     worth = segment.size >= LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
-    return segment.path.with_name(f"{segment.path.name}.codes") if worth else None
+    return segment.path.with_name(f"{segment.path.name}{CODES}") if worth else None
 
 
 def _origin(source: KeySource) -> str:

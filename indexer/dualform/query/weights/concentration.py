@@ -16,7 +16,7 @@ import numpy as np
 
 from dualform.answers import Concentration
 from dualform.query.view import Check, View
-from dualform.query.weights.recorded_blocks import blocks_of, build, build_whole, length
+from dualform.query.weights.recorded_blocks import blocks_of, build, length
 from dualform.query.weights.requirement import require
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
@@ -50,7 +50,7 @@ def _measure(
 ) -> Concentration:
     stored, rows = layer.stored, layer.own_values
     masked = build(view, stored, selections[stored.name], at_step, check, selections)
-    whole = build_whole(view, stored, selections[stored.name], at_step, check, selections)
+    whole = build(view, stored, selections[stored.name], at_step, check, selections, whole=True)
     initial = blocks_of(stored, view.stored_weights("initial"))
     moves = np.concatenate([np.abs(masked[name][rows] - own[rows]).reshape(-1) for name, own in whole.items()])
     return _figures(moves, length({name: own[rows] - initial[name][rows] for name, own in whole.items()}))

@@ -39,35 +39,22 @@ def build(
     at_step: int | None,
     check: Check,
     partners: Mapping[str, Selection] | None = None,
+    *,
+    whole: bool = False,
 ) -> dict[str, Doubles]:
-    """The layer's blocks by name, of the record alone, whatever its grade."""
+    """The layer's blocks by name, of the record alone, whatever its grade; the `whole` is what all slots make of them,
+    as it came out beside what the slots which stay make.
+    """
     found: dict[str, Doubles] = {}
+    rerun = whole_beside if whole else trajectory
     for block in layer.parameters:
         holders = _holders(view, layer, block, selection, partners)
-        if BlockRules(view.snapshot, block).linear:
-            found[block.block_name] = _summed(view, layer, block, holders, at_step, check)
-        else:
-            found[block.block_name] = trajectory(view, block, holders, at_step, check)
-    return found
-
-
-def build_whole(
-    view: View,
-    layer: Layer,
-    selection: Selection,
-    at_step: int | None,
-    check: Check,
-    partners: Mapping[str, Selection] | None = None,
-) -> dict[str, Doubles]:
-    """As `build`, of all slots: what came out beside the blocks that the slots which stay make."""
-    found: dict[str, Doubles] = {}
-    for block in layer.parameters:
-        holders = _holders(view, layer, block, selection, partners)
-        if BlockRules(view.snapshot, block).linear:
-            every = [(holder, place, mask.selection(view, holder, None)) for holder, place, _ in holders]
-            found[block.block_name] = _summed(view, layer, block, every, at_step, check)
-        else:
-            found[block.block_name] = whole_beside(view, block, holders, at_step, check)
+        if not BlockRules(view.snapshot, block).linear:
+            found[block.block_name] = rerun(view, block, holders, at_step, check)
+            continue
+        if whole:
+            holders = [(holder, place, mask.selection(view, holder, None)) for holder, place, _ in holders]
+        found[block.block_name] = _summed(view, layer, block, holders, at_step, check)
     return found
 
 
@@ -81,7 +68,7 @@ def standing_terms(
     names = [block.name for block in layer.parameters]
     if any(name not in final or final[name].shape != initial[name].shape for name in names):
         return {}
-    rebuilt = build_whole(view, layer, selection, None, check, partners)
+    rebuilt = build(view, layer, selection, None, check, partners, whole=True)
     return {name: own - rebuilt[name] for name, own in blocks_of(layer, final).items()}
 
 

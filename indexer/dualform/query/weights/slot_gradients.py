@@ -167,17 +167,20 @@ class _LayerTerms:
         """
         for start in range(begin, end, self._size):
             stop = min(start + self._size, end)
-            stays = np.zeros(stop - start, dtype=np.bool_) if remaining is None else self._stays[start:stop]
-            order, count = np.argsort(~stays, kind="stable"), int(stays.sum())
+            order: slice | NDArray[np.int64] = slice(None)
+            count = 0
+            if remaining is not None:
+                stays = self._stays[start:stop]
+                order, count = np.argsort(~stays, kind="stable"), int(stays.sum())
             values, keys = self._wide(self._values.block(start, stop), order, "values"), None
             if self._keys is not None:
                 own = self._keys.entry_block(start, stop)
                 keys = self._wide(own if self._groups > 1 else own[:, self._columns], order, "keys")
-            for total, first, last in ((remaining, 0, count), (rest, count, len(order))):
+            for total, first, last in ((remaining, 0, count), (rest, count, stop - start)):
                 if total is not None and first < last:
                     self._add(total, values[first:last], None if keys is None else keys[first:last])
 
-    def _wide(self, rows: NDArray[Any], order: NDArray[np.int64], what: str) -> Doubles:
+    def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> Doubles:
         """In float64 and in that order, in an array that is used again."""
         if what not in self._scratch:
             self._scratch[what] = np.empty((self._size, rows.shape[1]))
