@@ -14,7 +14,7 @@ STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml constraints.txt $(wildcard indexer/dualform/kernels/*.[ch])
+$(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard indexer/dualform/kernels/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dualform needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

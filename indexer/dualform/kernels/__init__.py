@@ -1,76 +1,90 @@
 """The compiled loops of this folder, called with arrays. They run without Python's lock.
 
-Built when dualform is installed, where there is a C compiler; without them everything is answered all the same, from
-float32 products.
+A wheel of dualform brings them; from its sources they are built where there is a C compiler. Without them everything is
+answered all the same, from float32 products.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_int32, c_int64, c_void_p
+from ctypes import POINTER
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import MissingPackage
+from dualform.errors import BadInput, MissingPackage
 from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, address
+from dualform.kernels.loader import FORMS, VARIABLE, load, wanted_form
 
 ROWS = 16
 """Rows of a group, as in kernels.h."""
 DIRECTIONS = 8
 """That matrices are projected along, as in kernels.h."""
-_ABI = 14
-"""As dualform_abi() in codes.c: what was built from other sources is not called."""
 
-_QUESTIONS = ("quantise", "screen", "canonical", "canonical_rows")
+_INSTALL = "Install a wheel of dualform, or install it again where there is gcc or clang"
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """None if the loops were not compiled, or if they were compiled from other sources than these."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_kernels{suffix}")
-        if path.exists():
-            try:
-                loops = ctypes.CDLL(str(path))
-            except OSError:
-                return None
-            return _typed(loops) if loops.dualform_abi() == _ABI else None
-    return None
-
-
-def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
-    loops.dualform_quantise.argtypes = [POINTER(KeyCodes), c_void_p, c_int64, c_int64, c_int64, c_int32]
-    loops.dualform_screen.argtypes = [
-        POINTER(KeyCodes),
-        POINTER(QueryCodes),
-        POINTER(Candidates),
-        c_int64,
-        c_int64,
-        c_int32,
-    ]
-    loops.dualform_settle.argtypes = [POINTER(POINTER(Candidates)), c_int64, c_int64, c_void_p]
-    loops.dualform_canonical.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    loops.dualform_canonical_rows.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
-    loops.dualform_project.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
-    loops.dualform_project_all.argtypes = [c_void_p, c_int64, c_void_p]
-    loops.dualform_outer.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
-    loops.dualform_entries.argtypes = [
-        *(c_void_p, c_int64, c_int64, c_void_p),
-        *(c_void_p, c_int64, c_void_p),
-        *(c_int64, c_void_p, c_void_p),
-    ]
-    loops.dualform_distances.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
-    loops.dualform_compare.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
-    loops.dualform_adam.argtypes = [POINTER(AdamUpdate), c_int64, *[c_void_p] * 7]
-    loops.dualform_outer.restype = c_int32
-    for name in (*_QUESTIONS, "project", "project_all", "entries", "distances", "compare", "adam"):
-        getattr(loops, f"dualform_{name}").restype = None
+    """None if the loops were not compiled, if they were compiled from other sources than these, or if the environment
+    variable DUALFORM_LOOPS says "none". Raises BadInput if it names a form that this processor does not run.
+    """
+    wanted = wanted_form()
+    loops = None if wanted == "none" else load()
+    if not isinstance(loops, ctypes.CDLL):
+        return None
+    _use(loops, wanted)
     return loops
+
+
+def described() -> str:
+    """Which form of the loops is used; or why there are none, what that costs, and what to do about it."""
+    if library() is not None:
+        return f"loops {form()}"
+    if wanted_form() == "none":
+        return f"no compiled loops, as {VARIABLE} says"
+    return (
+        f"no compiled loops: {load()}. The best slots of many are found several times as slowly, and recording takes "
+        f"longer. {_INSTALL}"
+    )
+
+
+def forms() -> tuple[str, ...]:
+    """Forms of the loops that this processor runs, from the slowest to the fastest; none if they were not compiled.
+
+    All of them give the same bits. The fastest is used, or the one that the environment variable DUALFORM_LOOPS names.
+    """
+    loops = library()
+    return () if loops is None else FORMS[: loops.dualform_best_form() + 1]
+
+
+def form() -> str | None:
+    """The form that is used; None if the loops were not compiled."""
+    loops = library()
+    return None if loops is None else FORMS[loops.dualform_form()]
+
+
+def use(name: str | None) -> None:
+    """Use a form of the loops, for all of the process; None is the fastest. Nothing may be asked or recorded meanwhile.
+
+    Raises BadInput for a form that this processor does not run, MissingPackage if the loops were not compiled.
+    """
+    _use(compiled(), name)
+
+
+def _use(loops: ctypes.CDLL, name: str | None) -> None:
+    there = FORMS[: loops.dualform_best_form() + 1]
+    if name is None:
+        name = there[-1]
+    if name not in there:
+        raise BadInput(
+            f"this processor runs no loops of the form {name!r}.",
+            hint=f"Forms here: {', '.join(there)}; name one as {VARIABLE}, or none for the fastest.",
+            field=VARIABLE,
+        )
+    loops.dualform_use(FORMS.index(name))
 
 
 def compiled() -> ctypes.CDLL:
@@ -79,16 +93,15 @@ def compiled() -> ctypes.CDLL:
     if loops is None:
         raise MissingPackage(
             "the compiled loops of dualform are not there.",
-            hint="Install dualform again where there is a C compiler, or use another backend.",
+            hint=f"{_INSTALL}, or use another backend.",
             field="backend",
         )
     return loops
 
 
 def fast() -> bool:
-    """Whether this processor has the instructions that make eight bits faster than float32 products."""
-    loops = library()
-    return loops is not None and bool(loops.dualform_fast())
+    """Whether this processor has instructions that make eight bits faster than float32 products."""
+    return form() not in (None, "portable")
 
 
 def tile() -> int:
@@ -96,14 +109,19 @@ def tile() -> int:
     return int(compiled().dualform_tile())
 
 
-def quantise(codes: KeyCodes, keys: NDArray[np.float32], start: int, stop: int, plain: bool) -> None:
-    """Fill in the codes of some rows of contiguous float32[R, d]. `plain` leaves the fast instructions aside."""
-    compiled().dualform_quantise(ctypes.byref(codes), address(keys, np.float32), keys.shape[1], start, stop, plain)
+def greatest() -> int:
+    """The greatest code of a query that the screen takes."""
+    return int(compiled().dualform_greatest())
 
 
-def screen(codes: KeyCodes, queries: QueryCodes, candidates: Candidates, begin: int, end: int, plain: bool) -> None:
-    """Add the candidates among the groups `begin` to `end` of the codes. `plain` as for `quantise`."""
-    compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(candidates), begin, end, plain)
+def quantise(codes: KeyCodes, keys: NDArray[np.float32], start: int, stop: int) -> None:
+    """Fill in the codes of some rows of contiguous float32[R, d]."""
+    compiled().dualform_quantise(ctypes.byref(codes), address(keys, np.float32), keys.shape[1], start, stop)
+
+
+def screen(codes: KeyCodes, queries: QueryCodes, candidates: Candidates, begin: int, end: int) -> None:
+    """Add the candidates among the groups `begin` to `end` of the codes."""
+    compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(candidates), begin, end)
 
 
 def settle(workers: Sequence[Candidates], queries: int, group: NDArray[np.int32] | None) -> None:

@@ -5,18 +5,32 @@
 #include <math.h>
 #include <string.h>
 
-int32_t dualform_abi(void) { return 14; }
+int32_t dualform_abi(void) { return 17; }
 
 int32_t dualform_tile(void) { return TILE; }
 
-int32_t dualform_fast(void) {
-#ifdef VNNI
-    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+int32_t dualform_best_form(void) {
+#ifdef X86
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return PORTABLE_FORM;
+    const int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                     __builtin_cpu_supports("avx512vnni");
+    return wide ? VNNI_FORM : AVX2_FORM;
 #else
-    return 0;
+    return PORTABLE_FORM;
 #endif
 }
+
+static int32_t form = PORTABLE_FORM;
+
+int32_t dualform_form(void) { return form; }
+
+/* Before any loop is called, or between calls. */
+void dualform_use(int32_t wanted) { form = wanted < dualform_best_form() ? wanted : dualform_best_form(); }
+
+/* The greatest code of a query. Two products of codes must fit the 16 bits in which AVX2 adds them: 2 * 255 * 63. */
+int32_t dualform_greatest(void) { return form == AVX2_FORM ? 63 : 127; }
 
 static const double SLACK = 1.0 / (1 << 20);
 /* Scales outside of these could underflow or overflow in a product of two of them. */
@@ -49,7 +63,7 @@ static void finish_row(const row_t *row, const keys_t *to, int64_t number) {
     to->length[number] = (float)(sqrt(row->coded) * (1 + SLACK));
 }
 
-static void quantise_plain(const keys_t *to, const float *x, int64_t d, int64_t number, uint8_t *codes) {
+INLINE void quantise(const keys_t *to, const float *x, int64_t d, int64_t number, uint8_t *codes) {
     row_t row = {.least = x[0], .most = x[0]};
     for (int64_t i = 0; i < d; i++) {
         row.least = x[i] < row.least ? x[i] : row.least;
@@ -68,7 +82,10 @@ static void quantise_plain(const keys_t *to, const float *x, int64_t d, int64_t 
     finish_row(&row, to, number);
 }
 
-#ifdef VNNI
+NARROW_FORMS(quantise, (const keys_t *to, const float *x, int64_t d, int64_t number, uint8_t *codes),
+             (to, x, d, number, codes))
+
+#ifdef X86
 VNNI static void quantise_vnni(const keys_t *to, const float *x, int64_t d, int64_t number, uint8_t *codes) {
     row_t row;
     __m512 least = _mm512_set1_ps(x[0]), most = least;
@@ -113,16 +130,9 @@ VNNI static void quantise_vnni(const keys_t *to, const float *x, int64_t d, int6
 #endif
 
 /* Rows first to last of float32 keys [rows][d] into a zeroed `to`. d > 0. */
-void dualform_quantise(const keys_t *to, const float *keys, int64_t d, int64_t first, int64_t last, int32_t plain) {
-    (void)plain;
+void dualform_quantise(const keys_t *to, const float *keys, int64_t d, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         uint8_t *codes = to->codes + (row / ROWS) * to->words * ROWS * 4 + (row % ROWS) * 4;
-#ifdef VNNI
-        if (!plain && dualform_fast()) {
-            quantise_vnni(to, keys + row * d, d, row, codes);
-            continue;
-        }
-#endif
-        quantise_plain(to, keys + row * d, d, row, codes);
+        CALL(quantise, to, keys + row * d, d, row, codes);
     }
 }

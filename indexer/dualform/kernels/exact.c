@@ -51,7 +51,12 @@ INLINE void canonical_pairs(const float *const *keys, const int64_t *query, cons
         scores[p] = canonical_score(keys[p], queries + query[p] * d, d, terms, keys[p + AHEAD < pairs ? p + AHEAD : p]);
 }
 
-#ifdef VNNI
+NARROW_FORMS(canonical_pairs,
+             (const float *const *keys, const int64_t *query, const float *queries, int64_t pairs, int64_t d,
+              double *terms, double *scores),
+             (keys, query, queries, pairs, d, terms, scores))
+
+#ifdef X86
 /* Eight products from i on, zeros past the end. */
 VNNI INLINE __m512d products(const float *key, const float *query, int64_t i, int64_t d) {
     const __mmask8 there = d - i >= 8 ? 0xFF : d > i ? (__mmask8)((1 << (d - i)) - 1) : 0;
@@ -84,39 +89,31 @@ VNNI static double canonical_wide_tree(const float *key, const float *query, int
     return terms[0] + 0.0;
 }
 
-VNNI static void canonical_wide(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs,
-                                int64_t d, double *terms, double *scores) {
+VNNI static void canonical_pairs_vnni(const float *const *keys, const int64_t *query, const float *queries,
+                                      int64_t pairs, int64_t d, double *terms, double *scores) {
     for (int64_t p = 0; p < pairs; p++)
         scores[p] = canonical_wide_tree(keys[p], queries + query[p] * d, d, terms,
                                         keys[p + AHEAD < pairs ? p + AHEAD : p]);
-}
-
-VNNI static void canonical_rows_wide(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,
-                                     double *scores) {
-    for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
 }
 #endif
 
 /* Scores of pairs: keys[p] with queries[query[p]]. `terms` is scratch for 2^ceil(log2 d) numbers. d > 0. */
 void dualform_canonical(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs, int64_t d,
                         double *terms, double *scores) {
-#ifdef VNNI
-    if (dualform_fast()) {
-        canonical_wide(keys, query, queries, pairs, d, terms, scores);
-        return;
-    }
-#endif
-    canonical_pairs(keys, query, queries, pairs, d, terms, scores);
+    CALL(canonical_pairs, keys, query, queries, pairs, d, terms, scores);
 }
+
+INLINE void canonical_rows(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,
+                           double *scores) {
+    for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
+}
+
+ALL_FORMS(canonical_rows,
+          (const double *keys, int64_t rows, const float *query, int64_t d, double *terms, double *scores),
+          (keys, rows, query, d, terms, scores))
 
 /* Scores of float64 keys [rows][d] with one query; `terms` likewise. d > 0. */
 void dualform_canonical_rows(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,
                              double *scores) {
-#ifdef VNNI
-    if (dualform_fast()) {
-        canonical_rows_wide(keys, rows, query, d, terms, scores);
-        return;
-    }
-#endif
-    for (int64_t r = 0; r < rows; r++) scores[r] = canonical_wide_score(keys + r * d, query, d, terms);
+    CALL(canonical_rows, keys, rows, query, d, terms, scores);
 }

@@ -1,4 +1,4 @@
-/* The loops that every key of every question passes through. Python calls them without its lock (see __init__.py).
+/* The compiled loops: of questions, of recording, and of updates that are run again. Python calls them without its lock (see __init__.py).
 
    codes.c     float32 keys -> 8-bit codes and what they leave out
    screen.c    which rows can be among the k best, by the codes alone
@@ -7,7 +7,11 @@
    updates.c   updates that are run again
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
-   multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register. */
+   multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register.
+
+   Loops come in forms: a portable one, and for processors with such instructions one of AVX2 and one of AVX-512 VNNI.
+   Scores, updates and measures have the same bits in all of them, whatever compiled them: sums are in one order, and a
+   product is fused with a sum only where fma says so (-ffp-contract=off). */
 
 #ifndef DUALFORM_KERNELS_H
 #define DUALFORM_KERNELS_H
@@ -16,7 +20,14 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
-#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,prefer-vector-width=512")))
+#define X86
+#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
+#ifdef __clang__ /* drops the whole attribute for one word that it does not know */
+#define VNNI __attribute__((target(AVX512)))
+#else
+#define VNNI __attribute__((target(AVX512 ",prefer-vector-width=512")))
+#endif
 #endif
 
 #define ROWS 16 /* as in __init__.py */
@@ -24,8 +35,33 @@
 #define TILE 12 /* queries multiplied together with one register of keys */
 #define INLINE static inline __attribute__((always_inline))
 
-/* Whether this processor has the instructions that make the screen faster than a float32 product. */
-int32_t dualform_fast(void);
+/* The forms, as FORMS in loader.py; and which one is in use. */
+enum { PORTABLE_FORM, AVX2_FORM, VNNI_FORM };
+int32_t dualform_form(void);
+
+/* Call the form of a loop that is in use: NAME_portable, NAME_avx2 or NAME_vnni. */
+#ifdef X86
+#define CALL(NAME, ...)                                             \
+    (dualform_form() == VNNI_FORM   ? NAME##_vnni(__VA_ARGS__)      \
+     : dualform_form() == AVX2_FORM ? NAME##_avx2(__VA_ARGS__)      \
+                                    : NAME##_portable(__VA_ARGS__))
+#else
+#define CALL(NAME, ...) NAME##_portable(__VA_ARGS__)
+#endif
+
+/* Forms of an inline function NAME that are left to the compiler; the parameters with their types, then without. */
+#ifdef X86
+#define NARROW_FORMS(NAME, TYPED, BARE)               \
+    static void NAME##_portable TYPED { NAME BARE; }  \
+    AVX2 static void NAME##_avx2 TYPED { NAME BARE; }
+#define ALL_FORMS(NAME, TYPED, BARE) \
+    NARROW_FORMS(NAME, TYPED, BARE)  \
+    VNNI static void NAME##_vnni TYPED { NAME BARE; }
+#else
+#define NARROW_FORMS(NAME, TYPED, BARE) \
+    static void NAME##_portable TYPED { NAME BARE; }
+#define ALL_FORMS NARROW_FORMS
+#endif
 
 /* What the recorder projects at once. */
 typedef struct {
@@ -43,7 +79,7 @@ typedef struct {
     float *low;
     float *residual; /* at least |x - scale * code - low| */
     float *length;   /* at least |scale * code| */
-    const int32_t *group; /* [rows]: the group of each row, -1 for a row that the mask leaves out; NULL: all 0 */
+    const int32_t *group; /* [rows of the layer]: the group of each, -1 for one that the mask leaves out; NULL: all 0 */
     int64_t rows;
     int64_t words; /* ceil(d / 4) */
     int64_t first; /* number of the segment's first row in the layer */

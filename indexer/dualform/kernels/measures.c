@@ -5,30 +5,42 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- project and fold ----
 
    The recorder measures at every step of a training, so each of these takes one pass over its matrix: float32 numbers
-   are widened once, and all sums are float64. */
+   are widened once, and all sums are float64. Products are fused with these sums, by every form alike. */
 
-#define BLOCK 128  /* rows that are folded while they lie in the cache */
+#define BLOCK 32   /* rows that are folded while they lie in the cache, and how many of their columns */
+#define PANEL 128
 #define STREAMS 4  /* parts of a matrix that are read side by side */
 
-static void project_plain(const float *matrix, int64_t rows, int64_t columns, int64_t apart, const double *directions,
-                          double *out) {
+/* Eight columns lie along eight directions. Two sums of each are added up side by side: of the first and of the second
+   eight of sixteen columns. */
+INLINE void project(const float *matrix, int64_t rows, int64_t columns, int64_t apart, const double *directions,
+                    double *out) {
     for (int64_t r = 0; r < rows; r++) {
-        double *sums = out + r * DIRECTIONS;
-        for (int k = 0; k < DIRECTIONS; k++) sums[k] = 0.0;
-        for (int64_t c = 0; c < columns; c++) sums[c % DIRECTIONS] += matrix[r * apart + c] * directions[c];
+        const float *row = matrix + r * apart;
+        double sums[2][DIRECTIONS] = {{0.0}};
+        int64_t c = 0;
+        for (; c + 2 * DIRECTIONS <= columns; c += 2 * DIRECTIONS)
+            for (int k = 0; k < DIRECTIONS; k++) {
+                const int64_t i = c + k, j = i + DIRECTIONS;
+                sums[0][k] = fma(row[i], directions[i], sums[0][k]);
+                sums[1][k] = fma(row[j], directions[j], sums[1][k]);
+            }
+        for (; c < columns; c++) sums[0][c % DIRECTIONS] = fma(row[c], directions[c], sums[0][c % DIRECTIONS]);
+        for (int k = 0; k < DIRECTIONS; k++) out[r * DIRECTIONS + k] = sums[0][k] + sums[1][k];
     }
 }
 
-static void fold_plain(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
+INLINE void fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
     for (int64_t r = 0; r < rows; r++) {
         const float *row = matrix + r * columns;
         for (int k = 0; k < DIRECTIONS; k++) {
             const double weight = weights[r * DIRECTIONS + k];
-            for (int64_t c = 0; c < columns; c++) out[k * columns + c] += weight * row[c];
+            for (int64_t c = 0; c < columns; c++) out[k * columns + c] = fma(weight, row[c], out[k * columns + c]);
         }
         double *summed = out + DIRECTIONS * columns, *squares = summed + columns;
         for (int64_t c = 0; c < columns; c++) {
@@ -38,7 +50,13 @@ static void fold_plain(const float *matrix, int64_t rows, int64_t columns, const
     }
 }
 
-#ifdef VNNI
+NARROW_FORMS(project,
+             (const float *matrix, int64_t rows, int64_t columns, int64_t apart, const double *directions, double *out),
+             (matrix, rows, columns, apart, directions, out))
+NARROW_FORMS(fold, (const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out),
+             (matrix, rows, columns, weights, out))
+
+#ifdef X86
 VNNI INLINE __mmask8 first_of(int64_t count) { return count >= 8 ? 0xFF : count > 0 ? (__mmask8)((1 << count) - 1) : 0; }
 
 VNNI INLINE __m512d widened(const float *numbers, __mmask8 there) {
@@ -46,7 +64,7 @@ VNNI INLINE __m512d widened(const float *numbers, __mmask8 there) {
 }
 
 /* `count` rows (a constant), `apart` numbers from one to the next, filling rows of `out` that are `out_apart` rows apart.
-   Eight columns lie along eight directions, so a register holds sums of all of them. */
+   A register holds sums along all directions. */
 VNNI INLINE void project_rows(const float *matrix, int64_t columns, int64_t apart, const double *directions, double *out,
                               int64_t out_apart, const int count) {
     __m512d sums[STREAMS][2];
@@ -70,7 +88,7 @@ VNNI INLINE void project_rows(const float *matrix, int64_t columns, int64_t apar
 }
 
 /* What is waited for is memory: it answers soonest where a few places are read on from side by side. */
-VNNI static void project_wide(const float *matrix, int64_t rows, int64_t columns, int64_t apart,
+VNNI static void project_vnni(const float *matrix, int64_t rows, int64_t columns, int64_t apart,
                               const double *directions, double *out) {
     const int64_t part = rows / STREAMS;
     for (int64_t r = 0; r < part; r++)
@@ -79,16 +97,17 @@ VNNI static void project_wide(const float *matrix, int64_t rows, int64_t columns
         project_rows(matrix + r * apart, columns, apart, directions, out + r * DIRECTIONS, 1, 1);
 }
 
-/* A block of rows, sixteen columns at a time: what is added up stays in registers. */
-VNNI static void fold_block(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
+/* Of a panel float32 [rows][PANEL] that lies in the cache, sixteen columns at a time: what is added up stays in
+   registers. `out` is [DIRECTIONS + 2][apart]. */
+VNNI static void fold_panel(const float *panel, int64_t rows, int64_t columns, const double *weights, double *out,
+                            int64_t apart) {
     for (int64_t c = 0; c < columns; c += 16) {
         const __mmask8 there[2] = {first_of(columns - c), first_of(columns - c - 8)};
         __m512d sums[DIRECTIONS + 2][2];
         for (int k = 0; k < DIRECTIONS + 2; k++)
-            for (int i = 0; i < 2; i++) sums[k][i] = _mm512_maskz_loadu_pd(there[i], out + k * columns + c + 8 * i);
+            for (int i = 0; i < 2; i++) sums[k][i] = _mm512_maskz_loadu_pd(there[i], out + k * apart + c + 8 * i);
         for (int64_t r = 0; r < rows; r++) {
-            const __m512d x[2] = {widened(matrix + r * columns + c, there[0]),
-                                  widened(matrix + r * columns + c + 8, there[1])};
+            const __m512d x[2] = {widened(panel + r * PANEL + c, there[0]), widened(panel + r * PANEL + c + 8, there[1])};
             for (int k = 0; k < DIRECTIONS; k++) {
                 const __m512d weight = _mm512_set1_pd(weights[r * DIRECTIONS + k]);
                 for (int i = 0; i < 2; i++) sums[k][i] = _mm512_fmadd_pd(weight, x[i], sums[k][i]);
@@ -99,13 +118,22 @@ VNNI static void fold_block(const float *matrix, int64_t rows, int64_t columns, 
             }
         }
         for (int k = 0; k < DIRECTIONS + 2; k++)
-            for (int i = 0; i < 2; i++) _mm512_mask_storeu_pd(out + k * columns + c + 8 * i, there[i], sums[k][i]);
+            for (int i = 0; i < 2; i++) _mm512_mask_storeu_pd(out + k * apart + c + 8 * i, there[i], sums[k][i]);
     }
 }
 
-VNNI static void fold_wide(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
-    for (int64_t r = 0; r < rows; r += BLOCK)
-        fold_block(matrix + r * columns, rows - r < BLOCK ? rows - r : BLOCK, columns, weights + r * DIRECTIONS, out);
+/* Columns of many rows lie so far apart that each would be waited for: panels are copied, row after row. */
+VNNI static void fold_vnni(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
+    float panel[BLOCK * PANEL];
+    for (int64_t r = 0; r < rows; r += BLOCK) {
+        const int64_t count = rows - r < BLOCK ? rows - r : BLOCK;
+        for (int64_t c = 0; c < columns; c += PANEL) {
+            const int64_t width = columns - c < PANEL ? columns - c : PANEL;
+            for (int64_t i = 0; i < count; i++)
+                memcpy(panel + i * PANEL, matrix + (r + i) * columns + c, (size_t)width * sizeof(float));
+            fold_panel(panel, count, width, weights + r * DIRECTIONS, out + c, columns);
+        }
+    }
 }
 #endif
 
@@ -113,13 +141,7 @@ VNNI static void fold_wide(const float *matrix, int64_t rows, int64_t columns, c
    direction c % DIRECTIONS. Fills float64 [rows][DIRECTIONS]. */
 void dualform_project(const float *matrix, int64_t rows, int64_t columns, int64_t apart, const double *directions,
                       double *out) {
-#ifdef VNNI
-    if (dualform_fast()) {
-        project_wide(matrix, rows, columns, apart, directions, out);
-        return;
-    }
-#endif
-    project_plain(matrix, rows, columns, apart, directions, out);
+    CALL(project, matrix, rows, columns, apart, directions, out);
 }
 
 /* Several matrices, or where `directions` is NULL vectors of `rows` numbers, which are widened: each fills its place in
@@ -132,16 +154,6 @@ void dualform_project_all(const matrix_t *matrices, int64_t count, double *out) 
         else
             for (int64_t i = 0; i < m->rows; i++) out[m->start + i] = m->numbers[i];
     }
-}
-
-static void fold(const float *matrix, int64_t rows, int64_t columns, const double *weights, double *out) {
-#ifdef VNNI
-    if (dualform_fast()) {
-        fold_wide(matrix, rows, columns, weights, out);
-        return;
-    }
-#endif
-    fold_plain(matrix, rows, columns, weights, out);
 }
 
 /* Of n slots with keys float32 [n][d_in], `apart` numbers from one to the next, and errors float32 [n][d_out]: adds the
@@ -157,7 +169,7 @@ int32_t dualform_outer(const float *keys, int64_t n, int64_t d_in, int64_t apart
         return 1;
     }
     dualform_project(keys, n, d_in, apart, directions, along);
-    fold(errors, n, d_out, along, folded);
+    CALL(fold, errors, n, d_out, along, folded);
     squares[0] = squares[1] = 0.0;
     for (int64_t c = 0; c < d_out; c++) {
         for (int k = 0; k < DIRECTIONS; k++) weighted[c * DIRECTIONS + k] += folded[k * d_out + c];
@@ -172,34 +184,80 @@ int32_t dualform_outer(const float *keys, int64_t n, int64_t d_in, int64_t apart
 
 /* ---- entries ---- */
 
-/* `n` slots, a constant: their rows lie in the cache while every entry takes its two numbers from each. */
-INLINE void add_entries(const float *keys, int64_t keys_apart, const int32_t *columns, const float *errors,
-                        int64_t errors_apart, const int32_t *rows, int64_t count, const int n, double *sums,
-                        double *magnitudes) {
-    for (int64_t e = 0; e < count; e++) {
-        const float *key = keys + columns[e], *error = errors + rows[e];
-        double sum = 0.0, magnitude = 0.0;
-        for (int t = 0; t < n; t++) {
-            const double term = (double)error[t * errors_apart] * (double)key[t * keys_apart];
-            sum += term;
-            magnitude += fabs(term);
+#define RUN 16    /* neighbouring entries, one row and one column on from each to the next, that are summed together */
+#define SLOTS 64  /* whose rows lie in the cache while every entry takes its two numbers from each */
+
+/* `length` entries, a constant. */
+INLINE void add_neighbours(const float *keys, int64_t keys_apart, const float *errors, int64_t errors_apart, int64_t n,
+                           const int length, double *sums, double *magnitudes) {
+    double sum[RUN] = {0.0}, magnitude[RUN] = {0.0};
+    for (int64_t t = 0; t < n; t++)
+        for (int e = 0; e < length; e++) {
+            const double term = (double)errors[t * errors_apart + e] * (double)keys[t * keys_apart + e];
+            sum[e] += term;
+            magnitude[e] += fabs(term);
         }
-        sums[e] += sum;
-        magnitudes[e] += magnitude;
+    for (int e = 0; e < length; e++) {
+        sums[e] += sum[e];
+        magnitudes[e] += magnitude[e];
     }
 }
 
+INLINE void add_run(const float *keys, int64_t keys_apart, const float *errors, int64_t errors_apart, int64_t n,
+                    double *sums, double *magnitudes) {
+    add_neighbours(keys, keys_apart, errors, errors_apart, n, RUN, sums, magnitudes);
+}
+
+NARROW_FORMS(add_run,
+             (const float *keys, int64_t keys_apart, const float *errors, int64_t errors_apart, int64_t n, double *sums,
+              double *magnitudes),
+             (keys, keys_apart, errors, errors_apart, n, sums, magnitudes))
+
+#ifdef X86
+/* The same sums in the same order. */
+VNNI static void add_run_vnni(const float *keys, int64_t keys_apart, const float *errors, int64_t errors_apart,
+                              int64_t n, double *sums, double *magnitudes) {
+    __m512d sum[2], magnitude[2];
+    for (int i = 0; i < 2; i++) sum[i] = magnitude[i] = _mm512_setzero_pd();
+    for (int64_t t = 0; t < n; t++)
+        for (int i = 0; i < 2; i++) {
+            const __m512d term = _mm512_mul_pd(_mm512_cvtps_pd(_mm256_loadu_ps(errors + t * errors_apart + 8 * i)),
+                                               _mm512_cvtps_pd(_mm256_loadu_ps(keys + t * keys_apart + 8 * i)));
+            sum[i] = _mm512_add_pd(sum[i], term);
+            magnitude[i] = _mm512_add_pd(magnitude[i], _mm512_abs_pd(term));
+        }
+    for (int i = 0; i < 2; i++) {
+        _mm512_storeu_pd(sums + 8 * i, _mm512_add_pd(_mm512_loadu_pd(sums + 8 * i), sum[i]));
+        _mm512_storeu_pd(magnitudes + 8 * i, _mm512_add_pd(_mm512_loadu_pd(magnitudes + 8 * i), magnitude[i]));
+    }
+}
+#endif
+
+static int is_run(const int32_t *columns, const int32_t *rows) {
+    int found = 1;
+    for (int e = 1; e < RUN; e++) found &= columns[e] == columns[0] + e && rows[e] == rows[0] + e;
+    return found;
+}
+
 /* Of n slots with rows of keys and of errors, float32, which lie `keys_apart` and `errors_apart` numbers from one to the
-   next: adds to each of `count` entries the sum over slots of error[rows[e]] key[columns[e]], and that of its magnitude. */
+   next: adds to each of `count` entries the sum over slots of error[rows[e]] key[columns[e]], and that of its magnitude.
+   Soonest where entries lie in runs. */
 void dualform_entries(const float *keys, int64_t n, int64_t keys_apart, const int32_t *columns, const float *errors,
                       int64_t errors_apart, const int32_t *rows, int64_t count, double *sums, double *magnitudes) {
-    int64_t t = 0;
-    for (; t + STREAMS <= n; t += STREAMS)
-        add_entries(keys + t * keys_apart, keys_apart, columns, errors + t * errors_apart, errors_apart, rows, count,
-                    STREAMS, sums, magnitudes);
-    for (; t < n; t++)
-        add_entries(keys + t * keys_apart, keys_apart, columns, errors + t * errors_apart, errors_apart, rows, count, 1,
-                    sums, magnitudes);
+    for (int64_t t = 0; t < n; t += SLOTS) {
+        const int64_t slots = n - t < SLOTS ? n - t : SLOTS;
+        const float *key = keys + t * keys_apart, *error = errors + t * errors_apart;
+        for (int64_t e = 0; e < count;) {
+            const float *own = key + columns[e], *other = error + rows[e];
+            if (e + RUN <= count && is_run(columns + e, rows + e)) {
+                CALL(add_run, own, keys_apart, other, errors_apart, slots, sums + e, magnitudes + e);
+                e += RUN;
+            } else {
+                add_neighbours(own, keys_apart, other, errors_apart, slots, 1, sums + e, magnitudes + e);
+                e++;
+            }
+        }
+    }
 }
 
 /* ---- distances ---- */
@@ -236,24 +294,16 @@ INLINE void distances(const double *of, double *expected, const double *rebuilt,
     }
 }
 
-#ifdef VNNI
-VNNI static void distances_wide(const double *of, double *expected, const double *rebuilt, const double *start,
-                                const int64_t *starts, int64_t parts, double *out) {
-    distances(of, expected, rebuilt, start, starts, parts, out);
-}
-#endif
+ALL_FORMS(distances,
+          (const double *of, double *expected, const double *rebuilt, const double *start, const int64_t *starts,
+           int64_t parts, double *out),
+          (of, expected, rebuilt, start, starts, parts, out))
 
 /* Of each part of float64 vectors, from starts[p] to starts[p + 1]: the squared distances of the first vector from the
    three others, its own square and that of the second one, which then becomes the first. Fills float64 [parts][5]. */
 void dualform_distances(const double *of, double *expected, const double *rebuilt, const double *start,
                         const int64_t *starts, int64_t parts, double *out) {
-#ifdef VNNI
-    if (dualform_fast()) {
-        distances_wide(of, expected, rebuilt, start, starts, parts, out);
-        return;
-    }
-#endif
-    distances(of, expected, rebuilt, start, starts, parts, out);
+    CALL(distances, of, expected, rebuilt, start, starts, parts, out);
 }
 
 INLINE double turned(const double *v, const double *along) {

@@ -73,39 +73,111 @@ static void offer(candidates_t *candidates, const int32_t *group_of, int64_t que
     hold(candidates, cell, low);
 }
 
-/* Rows of `keys` are numbered from the start of the layer; so is `group_of`. */
-static const int32_t *group_of_layer(const keys_t *keys) { return keys->group ? keys->group - keys->first : 0; }
+typedef int32_t sums_t[TILE][ROWS];
 
-INLINE int32_t dot(const uint8_t *key, const int8_t *query, int64_t words) {
-    int32_t sum = 0;
-    for (int64_t w = 0; w < words; w++)
-        for (int i = 0; i < 4; i++) sum += (int32_t)key[w * ROWS * 4 + i] * query[w * TILE * 4 + i];
-    return sum;
+/* Products of a group of rows with the first `count` queries of a tile, summed over all words. */
+typedef void multiply_t(const uint8_t *key, const int8_t *query, int64_t words, int64_t count, sums_t sums);
+
+static void multiply_portable(const uint8_t *key, const int8_t *query, int64_t words, int64_t count, sums_t sums) {
+    memset(sums, 0, sizeof(int32_t) * ROWS * count);
+    for (int64_t w = 0; w < words; w++, key += ROWS * 4, query += TILE * 4)
+        for (int64_t q = 0; q < count; q++)
+            for (int r = 0; r < ROWS; r++)
+                sums[q][r] += key[4 * r] * query[4 * q] + key[4 * r + 1] * query[4 * q + 1] +
+                              key[4 * r + 2] * query[4 * q + 2] + key[4 * r + 3] * query[4 * q + 3];
 }
 
-/* The plain form: any processor, and what the fast one is tested against. */
-static void screen_plain(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
-                         int64_t end) {
-    for (int64_t row = begin * ROWS; row < end * ROWS && row < keys->rows; row++) {
-        if (keys->group && keys->group[row] < 0) continue;
-        const uint8_t *key = keys->codes + (row / ROWS) * keys->words * ROWS * 4 + (row % ROWS) * 4;
-        for (int64_t q = 0; q < queries->count; q++) {
-            float score = keys->low[row] * queries->sum[q];
-            for (int64_t c = 0; c < queries->columns; c++) {
-                const int64_t column = q * queries->columns + c;
-                const int8_t *query = queries->codes + (column / TILE) * keys->words * TILE * 4 + (column % TILE) * 4;
-                score += (float)dot(key, query, keys->words) *
-                         (keys->scale[row] * (c ? queries->fine[q] : queries->scale[q]));
-            }
-            const float error = keys->residual[row] * queries->length[q] + keys->length[row] * queries->residual[q] +
-                                fabsf(keys->low[row]) * queries->slack[q];
-            if (queries->absolute) score = fabsf(score);
-            offer(candidates, group_of_layer(keys), q, keys->first + row, score - error, score + error);
+/* Offers the rows of a group whose upper bound reaches the floor. */
+INLINE void judge_group(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t g, int64_t q,
+                        const int32_t (*sums)[ROWS]) {
+    const int64_t row = g * ROWS, there = keys->rows - row < ROWS ? keys->rows - row : ROWS;
+    const float *low = keys->low + row, *scale = keys->scale + row;
+    float lows[ROWS], highs[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        float score = low[r] * queries->sum[q] + (float)sums[0][r] * (scale[r] * queries->scale[q]);
+        if (queries->columns == 2) score += (float)sums[1][r] * (scale[r] * queries->fine[q]);
+        const float error = keys->residual[row + r] * queries->length[q] + keys->length[row + r] * queries->residual[q] +
+                            fabsf(low[r]) * queries->slack[q];
+        if (queries->absolute) score = fabsf(score);
+        lows[r] = score - error;
+        highs[r] = score + error;
+    }
+    const int32_t *group = keys->group ? keys->group + keys->first + row : NULL;
+    for (int64_t r = 0; r < there; r++)
+        if (!group || group[r] >= 0) offer(candidates, keys->group, q, keys->first + row + r, lows[r], highs[r]);
+}
+
+/* Whether the mask leaves a row of a group. */
+INLINE int present(const keys_t *keys, int64_t g) {
+    if (!keys->group) return g * ROWS < keys->rows;
+    for (int64_t row = g * ROWS; row < (g + 1) * ROWS && row < keys->rows; row++)
+        if (keys->group[keys->first + row] >= 0) return 1;
+    return 0;
+}
+
+INLINE void screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin, int64_t end,
+                   multiply_t *multiply) {
+    const int64_t columns = queries->count * queries->columns;
+    sums_t sums;
+    for (int64_t g = begin; g < end; g++) {
+        if (!present(keys, g)) continue;
+        for (int64_t column = 0; column < columns; column += TILE) {
+            const int64_t own = columns - column < TILE ? columns - column : TILE;
+            multiply(keys->codes + g * keys->words * ROWS * 4, queries->codes + column * keys->words * 4, keys->words,
+                     own, sums);
+            for (int64_t j = 0; j < own; j += queries->columns)
+                judge_group(keys, queries, candidates, g, (column + j) / queries->columns, (const int32_t(*)[ROWS])sums + j);
         }
     }
 }
 
-#ifdef VNNI
+static void screen_portable(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
+                            int64_t end) {
+    screen(keys, queries, candidates, begin, end, multiply_portable);
+}
+
+#ifdef X86
+
+/* ---- AVX2: two bytes of a row are multiplied and added up in 16 bits, which holds them (dualform_greatest) ---- */
+
+AVX2 INLINE __m256i two_rows_of_four(__m256i sum, __m256i key, __m256i query) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(key, query), _mm256_set1_epi16(1)));
+}
+
+/* `count` (a constant) of the queries. */
+AVX2 INLINE void multiply_few(const uint8_t *key, const int8_t *query, int64_t words, const int count, sums_t sums) {
+    __m256i left[4], right[4];
+    for (int q = 0; q < count; q++) left[q] = right[q] = _mm256_setzero_si256();
+    for (int64_t w = 0; w < words; w++) {
+        const __m256i a = _mm256_loadu_si256((const __m256i *)(key + w * ROWS * 4));
+        const __m256i b = _mm256_loadu_si256((const __m256i *)(key + w * ROWS * 4 + ROWS * 2));
+        for (int q = 0; q < count; q++) {
+            int32_t four;
+            memcpy(&four, query + (w * TILE + q) * 4, 4);
+            const __m256i own = _mm256_set1_epi32(four);
+            left[q] = two_rows_of_four(left[q], a, own);
+            right[q] = two_rows_of_four(right[q], b, own);
+        }
+    }
+    for (int q = 0; q < count; q++) {
+        _mm256_storeu_si256((__m256i *)sums[q], left[q]);
+        _mm256_storeu_si256((__m256i *)(sums[q] + ROWS / 2), right[q]);
+    }
+}
+
+AVX2 static void multiply_avx2(const uint8_t *key, const int8_t *query, int64_t words, int64_t count, sums_t sums) {
+    for (; count >= 4; count -= 4, query += 16, sums += 4) multiply_few(key, query, words, 4, sums);
+    if (count == 3) multiply_few(key, query, words, 3, sums);
+    if (count == 2) multiply_few(key, query, words, 2, sums);
+    if (count == 1) multiply_few(key, query, words, 1, sums);
+}
+
+AVX2 static void screen_avx2(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
+                             int64_t end) {
+    screen(keys, queries, candidates, begin, end, multiply_avx2);
+}
+
+/* ---- AVX-512 VNNI ---- */
 
 /* Products of two groups of rows with the first queries of a tile, summed over all words. The sums have names of their
    own rather than an array, which the compiler would keep in memory. */
@@ -139,11 +211,11 @@ MULTIPLY(multiply_4, EACH4)
 MULTIPLY(multiply_12, EACH12)
 
 /* Which of a group's rows count: those that there are, and that the mask leaves. */
-VNNI INLINE __mmask16 present(const keys_t *keys, int64_t g) {
+VNNI INLINE __mmask16 rows_present(const keys_t *keys, int64_t g) {
     int64_t left = keys->rows - g * ROWS;
     __mmask16 there = left >= ROWS ? 0xFFFF : left > 0 ? (__mmask16)((1 << left) - 1) : 0;
     if (keys->group && there)
-        there = _mm512_mask_cmpge_epi32_mask(there, _mm512_maskz_loadu_epi32(there, keys->group + g * ROWS),
+        there = _mm512_mask_cmpge_epi32_mask(there, _mm512_maskz_loadu_epi32(there, keys->group + keys->first + g * ROWS),
                                              _mm512_setzero_si512());
     return there;
 }
@@ -165,7 +237,7 @@ VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, candidates_
         floor = _mm512_set1_ps(candidates->floors[q]);
     else
         floor = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there,
-                                         _mm512_maskz_loadu_epi32(there, keys->group + row),
+                                         _mm512_maskz_loadu_epi32(there, keys->group + keys->first + row),
                                          candidates->floors + q * candidates->groups, 4);
     /* "Not less than" also keeps what is not a number, so that it is scored exactly. */
     __mmask16 reach = _mm512_mask_cmp_ps_mask(there, high, floor, _CMP_NLT_UQ);
@@ -175,7 +247,7 @@ VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, candidates_
     _mm512_storeu_ps(lows, _mm512_sub_ps(score, error));
     for (; reach; reach &= reach - 1) {
         int r = __builtin_ctz(reach);
-        offer(candidates, group_of_layer(keys), q, keys->first + row + r, lows[r], highs[r]);
+        offer(candidates, keys->group, q, keys->first + row + r, lows[r], highs[r]);
     }
 }
 
@@ -183,7 +255,7 @@ VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candi
                              int64_t end) {
     const int64_t stride = keys->words * ROWS * 4, columns = queries->count * queries->columns;
     for (int64_t g = begin; g < end; g += 2) {
-        const __mmask16 there[2] = {present(keys, g), g + 1 < end ? present(keys, g + 1) : 0};
+        const __mmask16 there[2] = {rows_present(keys, g), g + 1 < end ? rows_present(keys, g + 1) : 0};
         if (!there[0] && !there[1]) continue;
         /* A group without a row to offer is not read. */
         const uint8_t *a = keys->codes + (there[0] ? g : g + 1) * stride, *b = keys->codes + (there[1] ? g + 1 : g) * stride;
@@ -200,16 +272,10 @@ VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candi
 }
 #endif
 
-/* Groups of rows begin to end of a segment. `plain` leaves the fast instructions aside. */
-void dualform_screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin, int64_t end,
-                     int32_t plain) {
-#ifdef VNNI
-    if (!plain && dualform_fast()) {
-        screen_vnni(keys, queries, candidates, begin, end);
-        return;
-    }
-#endif
-    screen_plain(keys, queries, candidates, begin, end);
+/* Groups of rows begin to end of a segment. */
+void dualform_screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
+                     int64_t end) {
+    CALL(screen, keys, queries, candidates, begin, end);
 }
 
 /* Once every worker is done: floors over the candidates of all of them, and only the rows that reach these. */

@@ -44,26 +44,18 @@ INLINE void update(const adam_t *how, int64_t n, double *restrict weight, double
         else update(how, __VA_ARGS__, 0, 0);                                          \
     } while (0)
 
-static void plain(const adam_t *how, int64_t n, double *weight, double *average, double *squares,
-                  const double *gradient, double *own_weight, double *own_average, const double *own_gradient) {
+INLINE void adam(const adam_t *how, int64_t n, double *weight, double *average, double *squares,
+                 const double *gradient, double *own_weight, double *own_average, const double *own_gradient) {
     VARIANTS(how, n, weight, average, squares, gradient, own_weight, own_average, own_gradient);
 }
 
-#ifdef VNNI
-VNNI static void wide(const adam_t *how, int64_t n, double *weight, double *average, double *squares,
-                      const double *gradient, double *own_weight, double *own_average, const double *own_gradient) {
-    VARIANTS(how, n, weight, average, squares, gradient, own_weight, own_average, own_gradient);
-}
-#endif
+ALL_FORMS(adam,
+          (const adam_t *how, int64_t n, double *weight, double *average, double *squares, const double *gradient,
+           double *own_weight, double *own_average, const double *own_gradient),
+          (how, n, weight, average, squares, gradient, own_weight, own_average, own_gradient))
 
 /* n numbers in place; the last three are NULL where every slot stays. */
 void dualform_adam(const adam_t *how, int64_t n, double *weight, double *average, double *squares,
                    const double *gradient, double *own_weight, double *own_average, const double *own_gradient) {
-#ifdef VNNI
-    if (dualform_fast()) {
-        wide(how, n, weight, average, squares, gradient, own_weight, own_average, own_gradient);
-        return;
-    }
-#endif
-    plain(how, n, weight, average, squares, gradient, own_weight, own_average, own_gradient);
+    CALL(adam, how, n, weight, average, squares, gradient, own_weight, own_average, own_gradient);
 }

@@ -22,7 +22,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="dualform-scan")
 
 
-def share(tasks: Iterable[Task], work: Callable[[int, Task], None], workers: int | None = None) -> None:
+def divide(tasks: Iterable[Task], work: Callable[[int, Task], None], workers: int | None = None) -> None:
     """Call work(worker, task) for every task, `worker` from 0 to `workers` - 1 (as many as there are cores for None).
 
     The caller is one of the workers; whoever is free takes the next task. What `work` raises first, or Ctrl-C, ends
@@ -59,7 +59,7 @@ class _SharedTasks(Generic[Task]):
                 if task is None:
                     return
                 self._work(worker, task)
-        except BaseException as error:  # raised again by share
+        except BaseException as error:  # raised again by divide
             self.failures.append(error)
 
     def help(self, worker: int) -> None:
