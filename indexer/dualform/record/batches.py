@@ -70,29 +70,30 @@ class Batches:
         if budget is not None:
             weights = sum(array.nbytes for array in header.initial.values())
             first, share = (0, 1.0) if resumed is None else (resumed.first_step, resumed.share)
-            self._sampler = Sampler(budget, self._sink.flush, weights, first, share)
+            others = 0 if self._others is None else self._others.bytes_a_step
+            self._sampler = Sampler(budget, self._sink.flush, weights, first, share, others)
 
     @property
     def used_up(self) -> bool:
         """Whether the budget has no room for another step, even without its slots."""
-        return self._sampler is not None and self._sampler.budget.used_up
+        return self._sampler is not None and self._sampler.used_up
 
     def flush(self) -> None:
         """Returns once everything so far is on disk. Raises what went wrong with writing."""
         if self._sampler is None:
             self.sink.flush()
         else:
-            self._sampler.budget.measure()
+            self._sampler.flush()
 
     def add_probe(self, probe: ProbeArrays) -> None:
         """Store a probe. Raises BadInput for a name that is taken, and where the budget has no room for it."""
         if self._sampler is not None:
-            self._sampler.check_probe(probe)
+            self._sampler.charge_probe(probe)
         self.sink.add_probe(probe)
 
     def look(self) -> None:
         """A step is over, and no other has begun yet: take what no slot explains, while weights can be rebuilt."""
-        if self._others is not None and not (self._sampler is not None and self._sampler.budget.share < 1):
+        if self._others is not None and (self._sampler is None or self._sampler.keeps_others):
             self._others.look(self._progress.steps)
 
     def put(self, step: int, slots: Slots, layers: Sequence[Layer], joined: Sequence[Layer]) -> None:
@@ -113,7 +114,7 @@ class Batches:
         if self.bytes_a_step is None:
             beside = 0 if self._others is None else self._others.bytes_a_step
             self.bytes_a_step = stored_bytes(batch, layers) + beside
-        self.sink.put(batch if self._sampler is None else self._sampler.kept(batch, layers))
+        self.sink.put(batch if self._sampler is None else self._sampler.sample(batch, layers))
 
     def put_logs(self, mark: Mark | None = None) -> None:
         """What is known of the optimizer and no batch took along, and how the training stands."""

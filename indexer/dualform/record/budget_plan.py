@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch.optim import Optimizer
 
 from dualform.errors import BadInput
 from dualform.record.budget import TABLES_BYTES, held_back
-from dualform.record.byte_counts import bytes_of, readable
 from dualform.record.disk_use import disk_use
 from dualform.record.training_shard import TrainingShard
+from dualform.store.byte_counts import bytes_of, readable
 from dualform.store.manifest import shard_folder
 from dualform.store.sampling import KEEPS, Keep, Sampling
 
@@ -41,11 +42,19 @@ class BudgetPlan:
         """
         if keep not in KEEPS:
             raise BadInput(f"keep is {keep!r}.", hint=f"Give {' or '.join(map(repr, KEEPS))}.", field="keep")
-        if steps is not None and steps < 1:
-            raise BadInput(f"steps is {steps!r}.", hint="Give how many steps are planned, or None.", field="steps")
+        if steps is not None and not (_is_whole(steps) and steps >= 1):
+            raise BadInput(
+                f"steps is {steps!r}.",
+                hint="Give how many steps are planned, a whole number from 1 on, or None.",
+                field="steps",
+            )
+        if not (_is_whole(seed) and -(2**63) <= seed < 2**64):
+            raise BadInput(
+                f"seed is {seed!r}.", hint="Give a whole number of 64 bits, from -2**63 to 2**64 - 1.", field="seed"
+            )
         count = int(getattr(ranks, "count", 1))
         rule = Sampling(keep, int(seed), bytes_of(budget) // count)
-        return cls(rule, steps, memory, ranks.number if ranks else 0, count)
+        return cls(rule, None if steps is None else int(steps), memory, ranks.number if ranks else 0, count)
 
     def check(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Raises BadInput where the budget does not hold what every memory of a model has, and what the optimizers kept
@@ -77,6 +86,10 @@ class BudgetPlan:
             f"at most {readable(self.rule.budget * self.ranks)} on disk{whose}{planned}: where that is too little, a "
             f"share of the {what} is kept; outputs and weights need all of them"
         )
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

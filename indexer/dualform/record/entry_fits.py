@@ -18,14 +18,16 @@ from dualform.record.gradient_factor import Gradient
 from dualform.record.projection import Doubles
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameters
-from dualform.rules.half_precision import Half
+from dualform.rules.half_precision import HalfType
 from dualform.store.batch import TOLERANCE
 
 
 class EntryFits:
     """Measures again what was measured along directions."""
 
-    def __init__(self, parameters: RecordedParameters, entries: RecordedEntries, halves: Mapping[int, Half]) -> None:
+    def __init__(
+        self, parameters: RecordedParameters, entries: RecordedEntries, halves: Mapping[int, HalfType]
+    ) -> None:
         """`halves`: by index, the type of the parameters whose gradients are of half precision themselves."""
         self._parameters, self._entries, self._halves = parameters, entries, halves
 
@@ -52,7 +54,7 @@ class EntryFits:
 
 
 @np.errstate(all="ignore")
-def _fit(applied: Doubles, recorded: Doubles, half: Half | None) -> tuple[float, float]:
+def _fit(applied: Doubles, recorded: Doubles, half: HalfType | None) -> tuple[float, float]:
     """Factor, and the share of `applied` that is left; 1 and 1 where there is none.
 
     What clipping multiplies a gradient of half precision by is of that type, too, and the product is rounded.

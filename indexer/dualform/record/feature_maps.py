@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from dualform.errors import BadInput
 from dualform.record.key_form import KeyForm
-from dualform.record.projection import Directions, Doubles, Outer
+from dualform.record.projection import Directions, Doubles, OuterSum
 from dualform.record.shape import Shape
 from dualform.store.parameter import Parameter
 
@@ -101,7 +101,9 @@ class FeatureMaps(KeyForm):
             )
         return keys
 
-    def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+    def add_outer(
+        self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles
+    ) -> OuterSum:
         return self.add_blocks(directions, keys, errors, block, to)
 
     def blocks(self, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -27,7 +27,7 @@ from dualform.record.spaces import DEFAULTS
 from dualform.record.stacks import routed_spaces
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
-from dualform.record.taps.free import FreeTap, MatrixWatcher
+from dualform.record.taps.free_matrix import FreeTap, MatrixWatcher
 from dualform.record.taps.matrix_block import MatrixBlock
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.named import LISTENING

@@ -14,10 +14,10 @@ from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.owners import Owners
 from dualform.record.stacks import blocks_of
 from dualform.record.taps import Tap
-from dualform.record.taps.free import FreeTap
+from dualform.record.taps.free_matrix import FreeTap
 from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
 from dualform.record.taps.product import MatrixProduct
-from dualform.record.taps.recalled import LOOKED_UP, recalled
+from dualform.record.taps.tap_of_memory import LOOKED_UP, tap_of_memory
 from dualform.store.layer import Layer
 
 Place: TypeAlias = tuple[str, MatrixBlock, bool]
@@ -49,7 +49,7 @@ class FreeTaps:
         """A layer as a memory names it; None where the model has it no more. `trained`: the parameters that train;
         `watched`: names of those of which products are seen.
         """
-        tap = recalled(layer, trained, self._values)
+        tap = tap_of_memory(layer, trained, self._values)
         if tap is None:
             return None
         (path, *_) = (place.name for place in tap.parameters)

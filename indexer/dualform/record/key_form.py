@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.record.projection import Directions, Doubles, Outer, full_precision
+from dualform.record.projection import Directions, Doubles, OuterSum, full_precision
 from dualform.record.shape import Shape, laid_out
 from dualform.rules.half_precision import UNIT_ROUNDOFF
 from dualform.store.parameter import Parameter
@@ -88,20 +88,24 @@ class KeyForm:
         for slots, own in self.blocks(keys):
             yield slots, own, chosen
 
-    def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+    def add_outer(
+        self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles
+    ) -> OuterSum:
         """Add what slots bring to a block, as it is stored, along directions; see Directions.add_outer."""
         return add_rows(directions, keys, errors, block, to)
 
-    def add_blocks(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+    def add_blocks(
+        self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles
+    ) -> OuterSum:
         """As `add_outer`, of keys that are made a few at once."""
         if self.groups > 1:
             parts = [add_groups(directions, own, errors[s], self.groups, to) for s, own in self.blocks(keys)]
         else:
             parts = [add_rows(directions, own, errors[s], block, to) for s, own in self.blocks(keys)]
-        return Outer.added(parts)
+        return OuterSum.added(parts)
 
 
-def add_groups(directions: Directions, keys: Tensor, errors: Tensor, groups: int, to: Doubles) -> Outer:
+def add_groups(directions: Directions, keys: Tensor, errors: Tensor, groups: int, to: Doubles) -> OuterSum:
     """As `KeyForm.add_outer`, of float32[n, d_in] and a weight of so many blocks along its diagonal."""
     along = torch.from_numpy(directions.project(keys.reshape(len(keys) * groups, -1))).view(len(keys), groups, -1)
     with full_precision():
@@ -111,10 +115,10 @@ def add_groups(directions: Directions, keys: Tensor, errors: Tensor, groups: int
         square = float(of_errors.sum())
         # What bounds the sum's norm: no slot's key meets the errors of other groups.
         met = float(of_errors @ of_keys) / square if square else 0.0
-        return Outer(wide.sum(0).reshape(-1).numpy(), square, met)
+        return OuterSum(wide.sum(0).reshape(-1).numpy(), square, met)
 
 
-def add_rows(directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+def add_rows(directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> OuterSum:
     """As `KeyForm.add_outer`, of float32[n, d_in]."""
     own = keys if keys.shape[1] == block.stop - block.start else keys[:, block.start : block.stop]
     if block.transposed:  # the sum over slots of x (delta R)^T

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.errors import BadInput, RecordingError
-from dualform.record.unwrapped import unwrapped
+from dualform.record.wrappers import unwrapped
 
 
 class Owners:

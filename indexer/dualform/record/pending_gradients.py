@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from dualform.record.key_form import HALVED, KeyForm
-from dualform.record.projection import DIRECTIONS, Doubles, Outer, full_precision
+from dualform.record.projection import DIRECTIONS, Doubles, OuterSum, full_precision
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameter, RecordedParameters
 from dualform.record.training_shard import TrainingShard
-from dualform.rules.half_precision import Half, with_product
+from dualform.rules.half_precision import HalfType, with_product
 from dualform.store.batch import Product
 
 MOST = 256
@@ -68,7 +68,7 @@ class PendingGradients:
     """Collects them step by step. Used on the training's own thread."""
 
     def __init__(
-        self, parameters: RecordedParameters, entries: RecordedEntries | None, halves: Mapping[int, Half]
+        self, parameters: RecordedParameters, entries: RecordedEntries | None, halves: Mapping[int, HalfType]
     ) -> None:
         """`halves`: by index, the type of the parameters whose gradients are of half precision themselves."""
         self._parameters, self._entries, self._halves = parameters, entries, halves
@@ -107,7 +107,7 @@ class PendingGradients:
         return all(map(isfinite, bounds.tolist()))
 
     def _add_rows(self, layer: str, keys: Tensor, errors: Tensor, sums: Doubles, bounds: Doubles) -> None:
-        outer: Outer | None = None
+        outer: OuterSum | None = None
         form = self._parameters.forms[layer]
         for index, parameter, place in self._parameters.of_layer(layer):
             own_sums = sums[parameter.start : parameter.stop]

@@ -68,7 +68,7 @@ class Directions:
         kernels.project(own.data_ptr(), len(own), own.shape[1], own.stride(0), self._address, out.ctypes.data)
         return out
 
-    def add_outer(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:
+    def add_outer(self, keys: Tensor, errors: Tensor, to: Doubles) -> OuterSum:
         """Add the sum over slots of error (key R) to contiguous float64[d_out * DIRECTIONS].
 
         Keys [n, c] and errors [n, d_out].
@@ -84,7 +84,7 @@ class Directions:
         keys_at, errors_at, squares = keys.data_ptr(), errors.data_ptr(), summed + 8 * d_out
         kernels.outer(keys_at, n, d_in, keys.stride(0), self._address, errors_at, d_out, weighted, summed, squares)
         found = memory.numpy()
-        return Outer(found[:-2], *found[-2:].tolist())
+        return OuterSum(found[:-2], *found[-2:].tolist())
 
     def _check(self, matrix: Tensor) -> None:
         if matrix.shape[1] != len(self._parts):
@@ -97,15 +97,15 @@ class Directions:
             parts = (matrix[start : start + rows] for start in range(0, max(1, len(matrix)), rows))
             return _numpy(torch.cat([part.double() @ along for part in parts]))
 
-    def _add_outer_by_torch(self, keys: Tensor, errors: Tensor, to: Doubles) -> Outer:
+    def _add_outer_by_torch(self, keys: Tensor, errors: Tensor, to: Doubles) -> OuterSum:
         with full_precision():
             wide, along = errors.double(), self._project_by_torch(keys)
             to += _numpy(wide.T @ torch.from_numpy(along).to(wide.device)).reshape(-1)
-            return Outer(_numpy(wide.sum(0)), float(wide.square().sum()), float(np.square(along).sum()))
+            return OuterSum(_numpy(wide.sum(0)), float(wide.square().sum()), float(np.square(along).sum()))
 
 
 @dataclass(frozen=True, eq=False)
-class Outer:
+class OuterSum:
     """What a sum of outer products was made of."""
 
     summed: Doubles
@@ -116,10 +116,10 @@ class Outer:
     """That of the projected keys."""
 
     @staticmethod
-    def added(parts: Sequence[Outer]) -> Outer:
+    def added(parts: Sequence[OuterSum]) -> OuterSum:
         """Of all the slots of several sums."""
         errors_square, keys_square = sum(p.errors_square for p in parts), sum(p.keys_square for p in parts)
-        return Outer(np.add.reduce([part.summed for part in parts]), errors_square, keys_square)
+        return OuterSum(np.add.reduce([part.summed for part in parts]), errors_square, keys_square)
 
 
 class Parts:

@@ -1,7 +1,7 @@
 """Whether the processes of a training give the same columns: of rows or of single slots alike, and of the same types.
 
 Each fixes its columns by its own first values. Where types differ, a reader gives the column one for all, which users
-are told of; a column that is of rows here and of single slots there would lose what was said of rows.
+are told of; a column that is of rows here and of single slots there would be NULL in all other spaces for half of them.
 
 Shapes: N processes, C characters that all of them say.
 """

@@ -29,7 +29,8 @@ from dualform.record.projection import Doubles
 from dualform.record.training_shard import UPDATES, TrainingShard
 from dualform.store.header import Header
 from dualform.store.manifest import FILE, shard_folder
-from dualform.store.writer import Writer, check_new_folder
+from dualform.store.new_folder import check_new_folder
+from dualform.store.writer import Writer
 
 WAIT_SECONDS = 60.0
 """How long a rank waits for the others: between one rank's optimizer step and another's, and for the first shard."""

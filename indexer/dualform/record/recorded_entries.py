@@ -25,14 +25,16 @@ from dualform.record.recorded_parameters import RecordedParameter, RecordedParam
 from dualform.store.parameter import Parameter, of_shape
 
 ENTRIES = 1024
-"""Of a weight: norms come out to a few percent, and hardly a row or column of a usual layer is overlooked."""
+"""Of a weight: norms come out to a few percent, and no row or column of a layer that has no more is overlooked."""
+RUN = 16
+"""As in measures.c: entries that are summed together."""
 _WHOLE = 4096
 """A weight of no more numbers is taken whole: one product of errors and keys makes all of its gradient."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """Entries of one block, as it is stored; one column of zeros for a bias."""
+    """Entries of one block, as it is stored: int32; one column of zeros for a bias."""
 
     rows: Tensor
     columns: Tensor
@@ -104,6 +106,9 @@ class RecordedEntries:
         if not block.numel():
             return found
         matrix = block.reshape(len(block) if block.ndim else 1, -1)
+        if parameter.rows is None:
+            found[:] = matrix[chosen.rows.to(block.device), chosen.columns.to(block.device)].double().cpu().numpy()
+            return found
         own = self._held(index)
         rows, columns = (part[own].to(block.device) for part in (chosen.rows - parameter.held.start, chosen.columns))
         found[own] = matrix[rows, columns].double().cpu().numpy()
@@ -129,8 +134,8 @@ class RecordedEntries:
         """Of a block of which some entries are chosen, or of a bias."""
         rows, columns = self._chosen[index].rows, self._chosen[index].columns
         if parameter.directions is None:  # a bias, whose keys are all 1
-            ones = torch.ones((1, 1), device=errors.device).expand(len(errors), 1)
-            add_terms(ones, columns, errors, rows, sums, magnitudes)
+            ones = torch.ones((1, errors.shape[1]), device=errors.device).expand(len(errors), -1)
+            add_terms(ones, rows, errors, rows, sums, magnitudes)  # as columns, they lie in runs
             return
         if place.transposed:
             rows, columns = columns, rows
@@ -141,7 +146,7 @@ class RecordedEntries:
 
 
 def add_terms(keys: Tensor, columns: Tensor, errors: Tensor, rows: Tensor, sums: Doubles, magnitudes: Doubles) -> None:
-    """Add sums and magnitudes over n slots of error[rows] key[columns], by entry; keys [n, c], errors [n, d_out]."""
+    """Add sums and magnitudes over n slots of error[rows] key[columns], by entry: int32; keys [n, c], errors [n, d]."""
     if readable(keys) and readable(errors) and keys.stride(1) == errors.stride(1) == 1:
         chosen = [np.ascontiguousarray(part.numpy(), dtype=np.int32) for part in (columns, rows)]
         own, other = (keys.data_ptr(), len(keys), keys.stride(0)), (errors.data_ptr(), errors.stride(0))
@@ -166,16 +171,27 @@ def _summed(left: Tensor, right: Tensor, groups: int) -> Tensor:
 
 
 def _choose(shape: Sequence[int], generator: np.random.Generator) -> _Chosen:
-    """All of a small parameter; else rows and columns in turn, each in an order of its own, no entry twice."""
+    """All of a small parameter; else rows and columns in turn, each in an order of its own, no entry twice.
+
+    Both go on by one for RUN entries on end where they can, which compiled loops then sum side by side.
+    """
     rows = shape[0] if len(shape) else 1
     columns = int(np.prod(shape[1:])) if len(shape) > 1 else 1
     if rows * columns <= _WHOLE or columns == 1:
         every = torch.arange(rows * columns)
-        return _Chosen(every // columns, every % columns, 1.0)
+        return _Chosen((every // columns).int(), (every % columns).int(), 1.0)
     turn = np.arange(ENTRIES)
-    row, column = (
-        turn % rows,
-        (turn + turn // math.lcm(rows, columns)) % columns,
-    )  # the pairs meet again after that many
-    row, column = generator.permutation(rows)[row], generator.permutation(columns)[column]
-    return _Chosen(torch.from_numpy(row), torch.from_numpy(column), (rows * columns / ENTRIES) ** 0.5)
+    lap, paths = turn // math.lcm(rows, columns), math.gcd(rows, columns)
+    # Rows and columns that go on side by side meet again after a lap: each begins elsewhere, whole runs away if it can.
+    begin = lap * RUN % paths + lap * RUN // paths if paths % RUN == 0 else lap
+    row, column = _order(rows, generator)[turn % rows], _order(columns, generator)[(turn + begin) % columns]
+    return _Chosen(torch.from_numpy(row).int(), torch.from_numpy(column).int(), (rows * columns / ENTRIES) ** 0.5)
+
+
+def _order(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """A permutation of runs of neighbours; those that are left over come last. Of more than are watched, where the
+    numbers that a training moves may all be neighbours, as the rows of frequent tokens are, one of single numbers.
+    """
+    whole = 0 if count > ENTRIES else count // RUN
+    runs = generator.permutation(whole)[:, None] * RUN + np.arange(RUN)
+    return np.concatenate([runs.reshape(-1), whole * RUN + generator.permutation(count - whole * RUN)])

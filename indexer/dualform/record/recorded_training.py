@@ -7,21 +7,27 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dualform.errors import DualformError, RecordingError
-from dualform.record.byte_counts import readable
 from dualform.record.collector import Collector
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
+from dualform.record.model_arguments import Inputs
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.plan import Plan
+from dualform.record.probes import ProbeTaker
 from dualform.record.ranks import Ranks
 from dualform.record.recording import Recording
 from dualform.record.sharded_parameters import check_unsharded
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap, identity
-from dualform.record.taps.free import FreeTap
+from dualform.record.taps.free_matrix import FreeTap
 from dualform.record.training_shard import leave
+from dualform.store.byte_counts import readable
+from dualform.store.probes import ProbeArrays
 
 
 class RecordedTraining:
@@ -59,6 +65,32 @@ class RecordedTraining:
     def steps(self) -> int:
         """Steps recorded so far."""
         return 0 if self.recording is None else self.recording.steps
+
+    @property
+    def why_empty(self) -> str:
+        """Why there is no memory at the end, without a full stop."""
+        if self.recording is None:
+            return "no step was begun. Put each batch into one `with recorder.step(...)`"
+        return "; ".join(f"{name}: {reason}" for name, reason in self.recording.unreached.items())
+
+    def probe(
+        self,
+        name: str,
+        inputs: Inputs,
+        labels: NDArray[np.int64] | None,
+        batch_size: int,
+        batch_dim: int,
+        store: bool,
+    ) -> None:
+        """Run the model on test examples, and `store` what its layers take. There is a memory."""
+        assert self.ongoing is not None
+        self.collector.probe = taker = ProbeTaker(self.ongoing.axis_of)
+        try:
+            taker.run(self.plan.model, inputs, batch_size, batch_dim)
+        finally:
+            self.collector.probe = None
+        if store:
+            self.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
 
     def attach(self) -> None:
         self._attached = True
@@ -153,7 +185,7 @@ class RecordedTraining:
         return RecordingError(
             f"the budget of {readable(budget.rule.budget if budget else 0)} is used up, also by what steps take beside "
             "their slots.",
-            hint="Say how many steps there are: Recorder(steps=…).",
+            hint="Say how many steps there are, as Recorder(steps=…), or record with a larger budget.",
         )
 
     def fail(self, error: DualformError, may_end: bool = True) -> None:

@@ -27,14 +27,13 @@ from torch.optim import Optimizer
 from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.budget_plan import BudgetPlan
-from dualform.record.byte_counts import readable
 from dualform.record.found_layers import FoundLayers
 from dualform.record.joinable import Joinable
 from dualform.record.model_arguments import Inputs
 from dualform.record.optimizers import check_followed
 from dualform.record.owners import Owners, optimizers_of
 from dualform.record.plan import Plan
-from dualform.record.probes import ProbeTaker, labels_of
+from dualform.record.probes import labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recorded_training import RecordedTraining
 from dualform.record.resumption import resumption_of
@@ -46,10 +45,11 @@ from dualform.record.step import Step
 from dualform.record.summary import Summary, listed, summary_of, tell
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave
-from dualform.record.unwrapped import unwrapped_model
+from dualform.record.wrappers import unwrapped_model
+from dualform.store.byte_counts import readable
 from dualform.store.header import Header
-from dualform.store.probes import ProbeArrays
-from dualform.store.writer import Writer, check_new_folder
+from dualform.store.new_folder import check_new_folder
+from dualform.store.writer import Writer
 
 
 class Recorder(Joinable):
@@ -110,12 +110,13 @@ class Recorder(Joinable):
         behind it is no part of the memory from then on. Where there is nothing in `path` yet, a memory is begun.
 
         `budget`: the bytes that the memory may take on disk, as 200_000_000_000 or "200 GB"; of several ranks, each has
-        an equal part. Where all slots would not fit, a share of the samples is kept, each with all of its slots in all
-        layers, or with `keep="steps"` a share of the steps: what was dropped is missing in sums and hits, which say so,
-        and outputs and weights are exact only as of steps before the first that lacks slots. `steps`: how many are
-        planned, by which the share is set at the first one; it is halved whenever that turns out to be too much, and
-        without it, whenever half of what was left has been used. The samples are drawn by `seed`, and which step and
-        row they are (store/sampling.py).
+        an equal part, and a share of its own. Where all slots would not fit, a share of the samples is kept, each with
+        all of its slots in all layers, or with `keep="steps"` a share of the recorder's steps, of which an update may
+        take several: what was dropped is missing in sums and hits, which say so, and outputs and weights are exact only
+        as of steps before the first that lacks slots. Before any slot is dropped, parameters of no layer are not kept
+        step by step any more. `steps`: how many are planned, by which the share is set at the first one; it is halved
+        whenever that turns out to be too much, and without it, whenever half of what was left has been used. The
+        samples are drawn by `seed`, and which step and row they are (store/sampling.py).
 
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded, and for a training that cannot be resumed; so does the first step.
@@ -140,9 +141,9 @@ class Recorder(Joinable):
             sink = self._ranks.writer if sink is Writer else sink
         elif sink is Writer:
             check_new_folder(folder)
-        kept = None if budget is None else BudgetPlan.of(budget, keep, steps, seed, self.path, self._ranks)
-        if kept is not None:
-            kept.check(model, optimizers)
+        budget_plan = None if budget is None else BudgetPlan.of(budget, keep, steps, seed, self.path, self._ranks)
+        if budget_plan is not None:
+            budget_plan.check(model, optimizers)
         owners = Owners(optimizers, model)
         found = FoundLayers(model, owners, layers, keys and values, taps)
         selected, self.skipped = select(model, owners, layers, keys and values, taps, found)
@@ -157,7 +158,7 @@ class Recorder(Joinable):
         Spaces(selected, there, routed)  # raises for what they cannot be
         plan = Plan(
             model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
-            resumed, self._ranks, compiled, kept, sharded,
+            resumed, self._ranks, compiled, budget_plan, sharded,
         )  # fmt: skip
         self._training = RecordedTraining(plan, found, on_error, keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
@@ -290,15 +291,9 @@ class Recorder(Joinable):
         if training.stopped or (others and not training.plan.sharded):
             return
         if training.ongoing is None:
-            raise RecordingError("there is no memory before the first recorded step.", hint="Take probes after it.")
-        labels = labels_of(label)
-        training.collector.probe = taker = ProbeTaker(training.ongoing.axis_of)
-        try:
-            taker.run(training.plan.model, inputs, batch_size, batch_dim)
-        finally:
-            training.collector.probe = None
-        if not others:
-            training.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+            why = f"Take probes after it; so far: {training.why_empty}."
+            raise RecordingError("there is no memory before the first recorded step.", hint=why)
+        training.probe(name, inputs, labels_of(label), batch_size, batch_dim, store=not others)
 
     def _run_out(self) -> None:
         self._training.run_out()
@@ -309,11 +304,8 @@ class Recorder(Joinable):
 
     def _tell_empty(self) -> None:
         """A training came to its end and left no memory."""
-        why = "no step was begun. Put each batch into one `with recorder.step(...)`"
-        if self._training.recording is not None:
-            why = "; ".join(f"{name}: {reason}" for name, reason in self._training.recording.unreached.items())
         empty = f"nothing was recorded, and there is no memory in {self.path}"
-        warnings.warn(f"{empty}: {why}.", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{empty}: {self._training.why_empty}.", RuntimeWarning, stacklevel=3)
 
     def _require_open(self, what: str) -> None:
         if self._state != "open":

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.taps import Tap
+from dualform.store.folder_lock import folder_lock
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_buffers
-from dualform.store.misplaced import why_misplaced
-from dualform.store.only_one import only_one
+from dualform.store.mark_place import why_misplaced
 from dualform.store.snapshot import Snapshot
 from dualform.store.weights import Buffers
 
@@ -160,7 +160,7 @@ class Resumption:
         Raises RecordingError where samples were forgotten since the recorder was made.
         """
         assert self._begins is not None
-        with only_one(self._folder, wait=True):
+        with folder_lock(self._folder, wait=True):
             manifest = self._manifest()
             yield
             before = [run for run in manifest.runs if run.first_step < self._begins.first_step]

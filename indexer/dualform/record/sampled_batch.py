@@ -25,7 +25,7 @@ def with_share(batch: Batch, share: float) -> Batch:
     """The batch, its samples with the probability that they were kept with. Raises BadInput where they have such a
     column.
     """
-    if SHARE in batch.samples:
+    if SHARE in batch.samples or any(SHARE in extent.columns for extent in batch.extents):
         raise BadInput(
             f"column {SHARE!r} is that of a recorder with a budget: the probability with which a sample is kept.",
             hint="Rename yours.",
@@ -37,10 +37,7 @@ def with_share(batch: Batch, share: float) -> Batch:
 
 
 def sampled(batch: Batch, spaces: Mapping[str, str], rule: Sampling, share: float, step: int, rank: int) -> Batch:
-    """The slots whose lots lie under a share, 0.0 for none. `spaces`: that of each layer; `step`: of all runs.
-
-    Raises BadInput where one stored key stands for slots of several samples.
-    """
+    """The slots whose lots lie under a share, 0.0 for none. `spaces`: that of each layer; `step`: of all runs."""
     rows = np.arange(len(next(iter(batch.samples.values()))))
     drawn = rule.lots(step, np.append(rows + rank * ROWS_OF_A_RANK, UNKNOWN_ROW)) < share
     stays, unknown = drawn[:-1], bool(drawn[-1])
@@ -55,7 +52,7 @@ def sampled(batch: Batch, spaces: Mapping[str, str], rule: Sampling, share: floa
         samples={name: column[stays] for name, column in batch.samples.items()},
         extents=[_extent(extent, chosen[extent.space, extent.call], stays) for extent in batch.extents],
         layers={
-            name: [_rows(name, part, chosen[spaces[name], part.call]) for part in parts]
+            name: [_rows(part, chosen[spaces[name], part.call]) for part in parts]
             for name, parts in batch.layers.items()
         },
         unknown=batch.unknown if unknown else None,
@@ -84,21 +81,34 @@ def _extent(extent: Extent, chosen: Stays, stays: Stays) -> Extent:
     )
 
 
-def _rows(layer: str, part: LayerRows, chosen: Stays) -> LayerRows:
+def _rows(part: LayerRows, chosen: Stays) -> LayerRows:
     values = None if part.values is None else part.values[chosen]
-    return replace(part, keys=_keys(layer, part.keys, chosen), values=values)
+    return replace(part, keys=_keys(part.keys, chosen), values=values)
 
 
-def _keys(layer: str, keys: Array, chosen: Stays) -> Array:
+def _keys(keys: Array, chosen: Stays) -> Array:
     """A stored key stands for as many slots as any other, those that follow one another."""
-    if len(keys) == len(chosen):
-        found: Array = keys[chosen]
-        return found
-    of_keys = chosen.reshape(len(keys), -1)
-    if (of_keys != of_keys[:, :1]).any():
-        raise BadInput(
-            f"layer {layer!r} stores keys of several samples in one, of which a sample cannot be kept alone.",
-            hint='Keep whole steps: Recorder(keep="steps").',
-            field="keep",
-        )
-    return np.asarray(keys[of_keys[:, 0]])
+    found: Array = keys[chosen if len(keys) == len(chosen) else chosen.reshape(len(keys), -1)[:, 0]]
+    return found
+
+
+def check_keys(batch: Batch, spaces: Mapping[str, str]) -> None:
+    """Raises BadInput where one stored key stands for slots of several samples. `spaces`: that of each layer."""
+    extents = {(extent.space, extent.call): extent for extent in batch.extents}
+    for layer, parts in batch.layers.items():
+        for part in parts:
+            extent = extents[spaces[layer], part.call]
+            if len(part.keys) != extent.slots and not _of_single_rows(len(part.keys), extent):
+                raise BadInput(
+                    f"layer {layer!r} stores keys of several samples in one, of which a sample cannot be kept alone.",
+                    hint='Keep whole steps: Recorder(keep="steps").',
+                    field="keep",
+                )
+
+
+def _of_single_rows(keys: int, extent: Extent) -> bool:
+    """Whether each of so many stored keys, which stand for an extent's slots in their order, is of one row alone."""
+    if extent.row is None:
+        return extent.rows == 0 or keys % extent.rows == 0
+    rows = extent.row.reshape(keys, -1) if keys else extent.row[None]
+    return bool((rows == rows[:, :1]).all())

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from dualform.errors import BadInput
+from dualform.record.batch_bytes import bytes_of_batch, bytes_of_logs, bytes_of_others, bytes_of_slots
 from dualform.record.budget import Budget, Bytes
 from dualform.record.budget_plan import BudgetPlan
-from dualform.record.byte_counts import readable
-from dualform.record.sampled_batch import sampled, with_share
+from dualform.record.sampled_batch import check_keys, sampled, with_share
 from dualform.store.batch import Batch
+from dualform.store.byte_counts import readable
 from dualform.store.layer import Layer
 from dualform.store.probes import ProbeArrays
 
-_ROW = 160
-"""About the bytes that a row of a table takes, beside its texts and lists."""
+_FILE = 8192
+"""What a file takes beside its numbers at most: its header, the rest of its last block, and what the manifest says."""
 
 
 class Sampler:
     """Used on the training's own thread."""
 
     def __init__(
-        self, plan: BudgetPlan, flush: Callable[[], None], weights: int, first_step: int = 0, share: float = 1.0
+        self,
+        plan: BudgetPlan,
+        flush: Callable[[], None],
+        weights: int,
+        first_step: int = 0,
+        share: float = 1.0,
+        others: int = 0,
     ) -> None:
         """The sink is there. `flush`: makes everything durable that it got; `weights`: bytes of the network's; the
-        run's `first_step` among those of the training, and the `share` that it begins with.
+        run's `first_step` among those of the training, and the `share` that it begins with; `others`: bytes that
+        parameters of no layer take a step, on average.
         """
         self._plan, self._first_step = plan, first_step
 
@@ -38,68 +44,76 @@ class Sampler:
 
         ending = weights * (plan.rank == 0)
         steps = None if plan.steps is None else plan.steps - first_step
-        self.budget = Budget(plan.rule.budget, measure, ending, steps, share)
+        self._budget = Budget(plan.rule.budget, measure, ending, steps, share, others)
+        self._begun = False
 
-    def kept(self, batch: Batch, layers: Iterable[Layer]) -> Batch:
-        """What the sink gets of a batch; it is charged. Raises BadInput as `sampled` and `with_share` do, and where not
-        even the first step's logs fit.
-        """
-        others = Bytes(sum(row.content.nbytes for row in batch.others), _logs(batch))
-        share = self.budget.share_of(_slots(batch), others)
-        found = self._sampled(batch, layers, share)
-        if not self.budget.fits(_slots(found) + others):
-            found = self._sampled(batch, layers, 0.0)
-        self.budget.charge(_slots(found) + others)
-        return found
+    @property
+    def used_up(self) -> bool:
+        """Whether there is no room for another step, even without its slots. Raises what went wrong with writing."""
+        return self._budget.used_up
 
-    def _sampled(self, batch: Batch, layers: Iterable[Layer], share: float) -> Batch:
+    @property
+    def keeps_others(self) -> bool:
+        """Whether parameters of no layer are kept step by step."""
+        return self._budget.keeps_others
+
+    def flush(self) -> None:
+        """Everything so far becomes durable, and what it takes is measured."""
+        self._budget.measure()
+
+    def sample(self, batch: Batch, layers: Iterable[Layer]) -> Batch:
+        """What the sink gets of a batch; it is charged. Raises BadInput as `sampled` and `with_share` do."""
+        layers = list(layers)
+        spaces = {layer.name: layer.space for layer in layers}
+        if self._plan.rule.keep == "samples":
+            check_keys(batch, spaces)
+        share = self._budget.share_of(bytes_of_slots(batch), bytes_of_logs(batch))
+        if not self._begun and (end := self._budget.ends_at) is not None:
+            warnings.warn(
+                f"a budget of {readable(self._plan.rule.budget)} does not hold what is logged of {self._plan.steps:,} "
+                f"steps beside their slots: recording ends after about {self._first_step + end:,} of them.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._begun = True
+        found = self._sampled(batch, spaces, share)
+        if not self._fits(found) and found.others:
+            self._budget.stop_others()
+            found = replace(found, others=[])
+        if not self._fits(found):
+            found = self._sampled(replace(batch, others=[]), spaces, 0.0)
+        return self._charged(found)
+
+    def _sampled(self, batch: Batch, spaces: Mapping[str, str], share: float) -> Batch:
         if share < 1:
-            spaces = {layer.name: layer.space for layer in layers}
             step = self._first_step + batch.step
             batch = sampled(batch, spaces, self._plan.rule, share, step, self._plan.rank)
         return with_share(batch, share)
 
     def logs(self, batch: Batch) -> Batch:
-        """As `kept`, of a batch that has no slots."""
-        self.budget.charge(Bytes(sum(row.content.nbytes for row in batch.others), _logs(batch)))
-        return with_share(batch, self.budget.share)
+        """As `sample`, of a batch that has no slots."""
+        if batch.others and not self._fits(batch):
+            self._budget.stop_others()
+            batch = replace(batch, others=[])
+        return self._charged(with_share(batch, self._budget.share))
 
-    def check_probe(self, probe: ProbeArrays) -> None:
-        """Charge a probe. Raises BadInput where it does not fit."""
-        arrays = (*probe.queries.values(), probe.labels, probe.outputs)
-        size = sum(array.nbytes for array in arrays if array is not None)
-        self.budget.measure()
-        if not self.budget.fits(Bytes(size)):
+    def _fits(self, batch: Batch) -> bool:
+        return self._budget.fits(bytes_of_batch(batch))
+
+    def _charged(self, batch: Batch) -> Batch:
+        self._budget.charge(bytes_of_batch(batch), bytes_of_others(batch).rows)
+        return batch
+
+    def charge_probe(self, probe: ProbeArrays) -> None:
+        """Raises BadInput, and charges nothing, where a probe does not fit, or would leave no room for another step."""
+        arrays = [own for own in (*probe.queries.values(), probe.labels, probe.outputs) if own is not None]
+        size = sum(own.nbytes for own in arrays) + _FILE * len(arrays)
+        self._budget.measure()
+        if size > self._budget.spare:
+            room = readable(max(0, self._budget.spare))
             raise BadInput(
-                f"probe {probe.name!r} takes {readable(size)}, and {readable(max(0, self.budget.left))} of the budget "
-                "are left.",
+                f"probe {probe.name!r} takes {readable(size)}, and {room} of the budget is left for it.",
                 hint="Take fewer examples, or record with a larger budget.",
                 field="name",
             )
-        self.budget.charge(Bytes(size))
-
-
-def _slots(batch: Batch) -> Bytes:
-    """Of the slots and what is said of them."""
-    parts = [part for parts in batch.layers.values() for part in parts]
-    rows = sum(part.keys.nbytes + (0 if part.values is None else part.values.nbytes) for part in parts)
-    lists = [array for extent in batch.extents for array in (extent.row, extent.position, *extent.columns.values())]
-    said = sum(_bytes(array) for array in (*batch.samples.values(), *lists) if array is not None)
-    entries = sum(len(part.keys) for part in parts)  # where inputs repeat, which row each of them is
-    samples = len(next(iter(batch.samples.values()), ()))
-    return Bytes(rows, said + 8 * entries + 16 * samples)
-
-
-def _logs(batch: Batch) -> int:
-    """Of all else that becomes rows of tables."""
-    factors = [factor for log in batch.logs for factor in log.factors]
-    groups = sum(1 + len(log.groups) for log in batch.logs)
-    alone = sum(factor.alone.rows.nbytes + factor.alone.gradient.nbytes for factor in factors if factor.alone)
-    rows = len(factors) + groups + len(batch.defects) + len(batch.watch) + len(batch.extents) + len(batch.layers)
-    return alone + _ROW * (rows + 2 * len({extent.space for extent in batch.extents}))
-
-
-def _bytes(array: NDArray[Any]) -> int:
-    """Of a column, with its texts."""
-    texts = sum(len(str(text).encode()) for text in np.ma.getdata(array)) if array.dtype.kind == "O" else 0
-    return array.nbytes + texts
+        self._budget.charge(Bytes(files=size))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dualform.record.byte_counts import readable
 from dualform.record.optimizers import why_no_rule
 from dualform.record.plan import Plan
 from dualform.record.taps import Tap
 from dualform.rules import of_type
 from dualform.store.batch import Batch
+from dualform.store.byte_counts import readable
 from dualform.store.layer import Layer
 
 LISTED = 8

@@ -11,7 +11,7 @@ from dualform.record.image import Image
 from dualform.record.recorded_entries import RecordedEntries
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.rules import UpdateRule
-from dualform.rules.half_precision import Half
+from dualform.rules.half_precision import HalfType
 from dualform.rules.half_precision_rule import HalfPrecisionRule
 
 
@@ -26,7 +26,7 @@ class WatchedImage:
     """The image, where the rule is watched through entries."""
     rules: Sequence[UpdateRule] = ()
     """One a parameter, which rounds its updates where it is of half precision."""
-    halves: Mapping[int, Half] = field(default_factory=dict)
+    halves: Mapping[int, HalfType] = field(default_factory=dict)
     """By index of such a parameter."""
 
     @classmethod

@@ -20,11 +20,11 @@ from dualform.rules.adagrad import Adagrad
 from dualform.rules.adam import Adam
 from dualform.rules.adamax import Adamax
 from dualform.rules.asgd import ASGD
-from dualform.rules.declared import check_declared, same_rule
+from dualform.rules.declarations import check_declared, same_rule
 from dualform.rules.muon import Muon
 from dualform.rules.nadam import NAdam
+from dualform.rules.optimizers_without_rule import REFUSED
 from dualform.rules.radam import RAdam
-from dualform.rules.refused import REFUSED
 from dualform.rules.rmsprop import RMSprop
 from dualform.rules.rounding import left_of
 from dualform.rules.rprop import Rprop

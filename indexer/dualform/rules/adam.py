@@ -17,7 +17,7 @@ import numpy as np
 
 from dualform.rules import compiled_adam
 from dualform.rules.descent import left_by_decay
-from dualform.rules.half_precision import Half
+from dualform.rules.half_precision import HalfType
 from dualform.rules.moments import AveragedRule, counted, mean_square
 from dualform.rules.rounding import correction
 from dualform.rules.update_rule import Doubles, Scale, Settings, State
@@ -68,7 +68,7 @@ class Adam(AveragedRule):
             return None
         return compiled_adam.advance_both(whole, remaining, gradient, stays, settings)
 
-    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
+    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: HalfType) -> State:
         """As RoundedRule says: single-tensor operations on the processor, without AMSGrad."""
         beta1, beta2, decay = settings["beta1"], settings["beta2"], settings["weight_decay"]
         weight, descent = state.weight, -gradient if settings["maximize"] else gradient

@@ -10,7 +10,7 @@ import numpy as np
 
 from dualform import kernels
 from dualform.kernels.arguments import AdamUpdate
-from dualform.kernels.workers import share
+from dualform.kernels.workers import divide
 from dualform.rules.moments import counted
 from dualform.rules.rounding import correction, factor
 from dualform.rules.update_rule import Doubles, Settings, State
@@ -40,7 +40,7 @@ def advance_both(
         stop = min(start + _PIECE, whole.weight.size)
         kernels.adam(how, start, stop, whole.weight, averages[0], squares, gradient, *own)
 
-    share(range(0, whole.weight.size, _PIECE), work)
+    divide(range(0, whole.weight.size, _PIECE), work)
     after = State(whole.weight, {**whole.buffers, "exp_avg": averages[0], "exp_avg_sq": squares, "step": count})
     return after, remaining if stays is None else State(remaining.weight, {**remaining.buffers, "exp_avg": averages[1]})
 

@@ -60,7 +60,7 @@ def lost(dtype: str, steps: Iterable[tuple[Doubles, float]]) -> float:
 
 
 @dataclass(frozen=True)
-class Half:
+class HalfType:
     """A type of half precision."""
 
     dtype: str

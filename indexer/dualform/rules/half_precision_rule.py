@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from dualform.rules.half_precision import Half
+from dualform.rules.half_precision import HalfType
 from dualform.rules.update_rule import Arrays, Doubles, ImageKind, Scale, Settings, State, UpdateRule, updated
 
 
@@ -20,7 +20,7 @@ from dualform.rules.update_rule import Arrays, Doubles, ImageKind, Scale, Settin
 class RoundedRule(Protocol):
     """An update rule that knows how torch rounds its update."""
 
-    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
+    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: HalfType) -> State:
         """The whole after one update, all of it of a type of half precision, in torch's operations one after another.
 
         Treats each number of a parameter on its own, as `scale` and `advance` must.
@@ -43,7 +43,7 @@ class HalfPrecisionRule(UpdateRule):
 
     def __init__(self, rule: UpdateRule, dtype: str) -> None:
         assert isinstance(rule, RoundedRule)
-        self._rule, self._rounded, self.half = rule, rule.rounded, Half(dtype)
+        self._rule, self._rounded, self.half = rule, rule.rounded, HalfType(dtype)
         self.name, self.settings = rule.name, rule.settings
         self.buffers, self.statistics = rule.buffers, rule.statistics
 

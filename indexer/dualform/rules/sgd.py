@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dualform.rules.half_precision import Half
+from dualform.rules.half_precision import HalfType
 from dualform.rules.update_rule import Coefficients, Doubles, ImageKind, LinearRule, Scale, Settings, State, Update
 
 _BUFFER = "momentum_buffer"
@@ -55,7 +55,7 @@ class SGD(LinearRule):
         step = descent + momentum * buffer if settings["nesterov"] else buffer
         return State(state.weight - rate * step, {_BUFFER: buffer})
 
-    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: Half) -> State:
+    def rounded(self, state: State, gradient: Doubles, settings: Settings, half: HalfType) -> State:
         """As RoundedRule says: single-tensor operations on the processor."""
         descent, buffers = -gradient if settings["maximize"] else gradient, dict(state.buffers)
         if settings["weight_decay"]:

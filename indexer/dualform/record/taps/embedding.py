@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm, laid_rows
-from dualform.record.projection import Directions, Doubles, Outer, full_precision
+from dualform.record.projection import Directions, Doubles, OuterSum, full_precision
 from dualform.record.shape import Shape
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.tap import Call
@@ -106,12 +106,17 @@ class RowNumberForm(KeyForm):
             yield part, nn.functional.one_hot(keys[part], self._rows).float()
 
     def columns(self, keys: Tensor, chosen: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        places = torch.arange(len(chosen), device=keys.device)
+        rows, places = torch.unique(chosen.to(keys.dtype), return_inverse=True)
         for start in range(0, len(keys), SLOTS_AT_ONCE):
-            part = slice(start, start + SLOTS_AT_ONCE)
-            yield part, (keys[part, None] == chosen).float(), places
+            own = keys[start : start + SLOTS_AT_ONCE]
+            at = torch.searchsorted(rows, own).clamp_(max=len(rows) - 1)
+            found = torch.zeros((len(own), len(rows)), device=keys.device)
+            found.scatter_(1, at[:, None], (rows[at] == own).float()[:, None])
+            yield slice(start, start + SLOTS_AT_ONCE), found, places
 
-    def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+    def add_outer(
+        self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles
+    ) -> OuterSum:
         if not block.transposed or (block.start, block.stop) != (0, self._rows):
             return self.add_blocks(directions, keys, errors, block, to)
         along = directions.project(errors)
@@ -119,4 +124,4 @@ class RowNumberForm(KeyForm):
             rows = torch.from_numpy(to).view(self._rows, -1)
             rows.index_add_(0, keys, torch.from_numpy(along))
         counts = np.bincount(keys.numpy(), minlength=self._rows).astype(np.float64)
-        return Outer(counts, float(len(keys)), float(np.square(along).sum()))
+        return OuterSum(counts, float(len(keys)), float(np.square(along).sum()))

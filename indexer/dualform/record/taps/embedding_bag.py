@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.record.key_form import SLOTS_AT_ONCE, KeyForm, laid_rows
-from dualform.record.projection import Directions, Doubles, Outer, full_precision
+from dualform.record.projection import Directions, Doubles, OuterSum, full_precision
 from dualform.record.shape import Shape
 from dualform.record.taps.embedding import no_product
 from dualform.record.taps.module_tap import ModuleTap
@@ -126,7 +126,9 @@ class RowCountForm(KeyForm):
             numbers, weights = unpacked(keys[part].numpy())
             yield part, torch.from_numpy(counted(place_of_row[numbers], weights, len(rows))), torch.from_numpy(place)
 
-    def add_outer(self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles) -> Outer:
+    def add_outer(
+        self, directions: Directions, keys: Tensor, errors: Tensor, block: Parameter, to: Doubles
+    ) -> OuterSum:
         if not block.transposed or (block.start, block.stop) != (0, self._rows):
             return self.add_blocks(directions, keys, errors, block, to)
         numbers, weights = unpacked(keys.numpy())
@@ -139,7 +141,7 @@ class RowCountForm(KeyForm):
         _, same = np.unique(key * self._rows + rows, return_inverse=True)
         square = float(np.square(np.bincount(same, own)).sum())
         summed = np.bincount(rows, own, self._rows).astype(np.float64)
-        return Outer(summed, square, float(np.square(along).sum()))
+        return OuterSum(summed, square, float(np.square(along).sum()))
 
 
 def _bounds(key: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
-from dualform.record.taps.computed import originals_of, shape_of
 from dualform.record.taps.early_key import EarlyKey, SaveEarly
 from dualform.record.taps.hook import ModelHook
+from dualform.record.taps.parametrizations import originals_of, shape_of
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.store.parameter import Parameter
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from dualform.record.taps.free import FreeTap
+from dualform.record.taps.free_matrix import FreeTap
 from dualform.record.taps.matrix_block import MatrixBlock
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter, as_matrix
@@ -15,7 +15,7 @@ LOOKED_UP = "row numbers"
 """The key source of a matrix whose rows are looked up."""
 
 
-def recalled(layer: Layer, tensors: Mapping[str, Tensor], values: bool) -> FreeTap | None:
+def tap_of_memory(layer: Layer, tensors: Mapping[str, Tensor], values: bool) -> FreeTap | None:
     """The tap of a layer as it was recorded before, by the parameters of the model; None where one of them is not there
     any more, or not as it was.
     """
