@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from dualform.costs.forecast import Forecast, TriedSteps, forecast
 from dualform.costs.stored import Stored, stored_after
 from dualform.costs.trial import Trial
 from dualform.errors import BadInput
-from dualform.record.byte_counts import readable
+from dualform.record.budget_plan import BudgetPlan
 from dualform.record.summary import listed
+from dualform.store.byte_counts import readable
+from dualform.store.manifest import Manifest
 
 TRIED = 20
 """Steps."""
@@ -42,7 +45,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one training. Its text is a table."""
+    """What recording one training will take: bytes on disk and seconds. Its text (`str`) is a table."""
 
     steps: int
     tried: int
@@ -57,6 +60,12 @@ class Estimate:
     """
     notes: Sequence[str]
     """What the numbers do not know, a sentence each."""
+    budget: int | None = None
+    """Bytes that the memory may take; None where nothing was asked of a budget."""
+    planned: Forecast | None = None
+    """What such a budget keeps where the recorder is told how many steps there are, as Recorder(budget=…, steps=…)."""
+    unplanned: Forecast | None = None
+    """What it keeps where it is not."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, by the names of the attributes."""
@@ -72,7 +81,13 @@ class Estimate:
             "layers": layers,
             **beside,
             "notes": list(self.notes),
+            **self._budget_json(),
         }
+
+    def _budget_json(self) -> dict[str, Any]:
+        if self.planned is None or self.unplanned is None:
+            return {}
+        return {"budget": {"bytes": self.budget, "planned": vars(self.planned), "unplanned": vars(self.unplanned)}}
 
     def __str__(self) -> str:
         slots = ", ".join(f"{count:,} slots of {space}" for space, count in self.stored.slots.items())
@@ -93,7 +108,16 @@ class Estimate:
         own = self.stored
         others = f", other parameters {readable(own.others)}" if own.others else ""
         lines.append(f"  tables {readable(own.tables)}, weights {readable(own.weights)}{others}")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *self._budget_lines(), *self.notes])
+
+    def _budget_lines(self) -> list[str]:
+        if self.planned is None or self.unplanned is None:
+            return []
+        lines = [f"within {readable(self.budget or 0)}:"]
+        for said, found in ((f"steps={self.steps}", self.planned), ("without steps=", self.unplanned)):
+            ends = f"; recording ends after {found.steps:,} steps" if found.steps < self.steps else ""
+            lines.append(f"  {said}: {found}{ends}")
+        return lines
 
 
 def estimate(
@@ -104,6 +128,7 @@ def estimate(
     layers: str | Sequence[str] | None = None,
     tried: int = TRIED,
     folder: str | PathLike[str] | None = None,
+    budget: int | str | None = None,
 ) -> Estimate:
     """What recording `steps` steps of a training will take, of which a few are `tried`, twice: with keys, without.
 
@@ -112,16 +137,21 @@ def estimate(
     like those. `samples`: how many distinct inputs the training has, over all epochs, of which raw ones are stored
     once; without it each is taken for another, as augmented ones are, which do not come again bit for bit. `layers`:
     patterns in place of the training's own. `folder`: where the trials are written, and removed again; a temporary one
-    where None.
+    where None. `budget`: bytes that the memory may take, as Recorder has it: which share of the slots would be kept.
 
-    Raises BadInput for numbers that are not positive, and for a training that records nothing by `record`.
+    Raises BadInput for numbers that are not positive, for a training that records nothing by `record`, and for a budget
+    that the recorder would refuse.
     """
     for name, number in (("steps", steps), ("tried", tried), ("samples", samples)):
         if number is not None and number < 1:
             raise BadInput(f"{name} is {number}.", hint="Give a positive number.", field=name)
-    chosen = {} if layers is None else {"layers": layers}
+    chosen: dict[str, Any] = {} if layers is None else {"layers": layers}
     with TemporaryDirectory(dir=folder, prefix="dualform-estimate-") as place:
-        kept, trial = _tried(train, Path(place) / "stored", min(tried, steps), steps, samples, keys=True, **chosen)
+        stored = Path(place) / "stored"
+        plan = None if budget is None else BudgetPlan.of(budget, "samples", steps, 0, stored, None)
+        chosen |= {} if plan is None else {"check": plan.check}
+        kept, trial = _tried(train, stored, min(tried, steps), steps, samples, keys=True, **chosen)
+        seen = TriedSteps.of(trial.batches, Manifest.read(stored))
         none, again = _tried(train, Path(place) / "digests", min(tried, steps), steps, samples, keys=False, **chosen)
     seconds, rate = trial.step_seconds, _numbers_a_second()
     read = sum(layer.numbers for layer in kept.layers.values()) / rate
@@ -135,7 +165,11 @@ def estimate(
         changed = sum(layer.bytes_in(number_bytes) - layer.keys - layer.values for layer in kept.layers.values())
         ways[name] = way(kept.total + changed, seconds, read)
     ways["digests"] = way(none.total, again.step_seconds, steps * again.step_seconds + made)
-    return Estimate(steps, trial.steps, seconds, kept, ways, _notes(kept, trial))
+    found = Estimate(steps, trial.steps, seconds, kept, ways, _notes(kept, trial))
+    if plan is None:
+        return found
+    planned, unplanned = (forecast(seen, kept, plan.rule.budget, steps, told) for told in (True, False))
+    return replace(found, budget=plan.rule.budget, planned=planned, unplanned=unplanned)
 
 
 def _notes(kept: Stored, trial: Trial) -> list[str]:

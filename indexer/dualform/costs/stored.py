@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dualform.costs.coming_again import share_of_others
+from dualform.costs.repeated_inputs import share_of_others
 from dualform.costs.tables import Repeats, grown_bytes
 from dualform.store.layer import Layer
 from dualform.store.shard_sources import form_of_file

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
+from dualform.costs.forecast import StepBytes
 from dualform.errors import BadInput
+from dualform.record.batch_bytes import bytes_of_logs, bytes_of_slots
+from dualform.record.owners import optimizers_of
 from dualform.record.recorder import Recorder
 from dualform.record.step import Step
+from dualform.record.wrappers import unwrapped_model
+from dualform.store.batch import Batch
+from dualform.store.header import Header
+from dualform.store.writer import Writer
 
 _INSTEAD = {"quiet": True, "resume": False}
 """Arguments of the recorder that a trial does not take from the training."""
@@ -31,13 +41,21 @@ class _Enough(BaseException):
 class Trial:
     """A training's first steps."""
 
-    def __init__(self, folder: Path, steps: int, **instead: Any) -> None:
-        """`folder`: of the memory, not there yet; `instead`: further arguments of the recorder, in place of the
-        training's own.
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        check: Callable[[nn.Module, Sequence[Optimizer]], None] | None = None,
+        **instead: Any,
+    ) -> None:
+        """`folder`: of the memory, not there yet; `check`: raises where a network and its optimizers cannot be recorded
+        as planned; `instead`: further arguments of the recorder, in place of the training's own.
         """
         self.wanted = steps
         """How many steps are to be recorded."""
-        self._instead = {**_INSTEAD, **instead, "path": folder}
+        self.batches: list[StepBytes] = []
+        """What was written, as a budget sees it."""
+        self._check, self._instead = check, {**_INSTEAD, **instead, "path": folder, "sink": self._writer}
         self._recorder: Recorder | None = None
         self._times: list[float] = []
         """When each step began, and when the trial was over, in seconds."""
@@ -88,8 +106,13 @@ class Trial:
             )
         for name in ("sink", "budget", "keep", "steps", "seed"):  # a trial keeps every slot of its few steps
             given.pop(name, None)
+        if self._check is not None and {"model", "optimizer"} <= given.keys():  # else the recorder says what is missing
+            self._check(unwrapped_model(given["model"]), optimizers_of(given["optimizer"]))
         self._recorder = _TrialRecorder(self._begin, **{**given, **self._instead})
         return self._recorder
+
+    def _writer(self, header: Header) -> _NotedWriter:
+        return _NotedWriter(header, self.batches)
 
     def _begin(self) -> None:
         """Another step is about to begin."""
@@ -99,6 +122,16 @@ class Trial:
             self.wanted = min(self.wanted, max(most, _FEWEST))
         if self.steps >= self.wanted:
             raise _Enough
+
+
+class _NotedWriter(Writer):
+    def __init__(self, header: Header, batches: list[StepBytes]) -> None:
+        self._seen_batches = batches
+        super().__init__(header)
+
+    def append(self, batch: Batch) -> None:
+        self._seen_batches.append(StepBytes(bytes_of_slots(batch), bytes_of_logs(batch)))
+        super().append(batch)
 
 
 class _TrialRecorder(Recorder):

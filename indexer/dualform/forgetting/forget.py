@@ -15,13 +15,13 @@ from pathlib import Path
 from dualform.errors import BadInput, EmptyMask
 from dualform.forgetting.leftovers import remove_leftovers
 from dualform.forgetting.probes import probes_that_hold
-from dualform.forgetting.rewritten import rewrite
+from dualform.forgetting.rewrite import rewrite
 from dualform.forgetting.targets import Targets, kept_sums, targets_of
 from dualform.query.score import backends
 from dualform.query.view import View
+from dualform.store.folder_lock import folder_lock
 from dualform.store.leftovers import leftovers
 from dualform.store.manifest import Manifest
-from dualform.store.only_one import only_one
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
 
@@ -78,7 +78,7 @@ def forget(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cut_of
     and Damaged where the memory is; it is as before then.
     """
     folder = Path(path)
-    with only_one(folder):
+    with folder_lock(folder):
         try:
             view, found = _prepared(folder, where, cut_off)
         except EmptyMask:

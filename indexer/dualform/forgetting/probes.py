@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
-from dualform.query.weights.slot_sum import block_size
+from dualform.query.weights.slot_products import block_size
 from dualform.rules.half_precision import UNIT_ROUNDOFF, rounded
 from dualform.store.entries import Integers
 from dualform.store.layer import Layer

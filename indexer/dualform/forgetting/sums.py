@@ -16,7 +16,7 @@ from dualform.query.weights.block_rules import rule_of
 from dualform.query.weights.coefficients import updates
 from dualform.query.weights.outer_products import outer_product
 from dualform.query.weights.scores_only import why_scores_only
-from dualform.query.weights.slot_sum import block_size
+from dualform.query.weights.slot_products import block_size
 from dualform.rules import State, advanced
 from dualform.rules.update_rule import Doubles
 from dualform.store.entries import Integers

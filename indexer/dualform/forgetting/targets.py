@@ -34,7 +34,7 @@ class Targets:
     steps: int
     """How many steps have any of them."""
     alone: int
-    """How many of those have nothing else."""
+    """How many of those had nothing else."""
     first_step: int
     """The first of them."""
     labels: frozenset[tuple[str | None, int | None]]
@@ -51,7 +51,8 @@ def targets_of(view: View, where: str) -> Targets:
     """The samples that `where` picks.
 
     Raises BadInput for a mask that names more than columns of the sample, for one that picks every sample, and where
-    slots are of rows that are not known; EmptyMask where it picks none; as `mask.check` for what cannot be evaluated.
+    slots are of rows that are not known; EmptyMask where it picks none; as `mask.checked_expression` for what cannot be
+    evaluated.
     """
     with view.snapshot.reading():
         return _targets_of(view, where)
@@ -72,7 +73,8 @@ def _targets_of(view: View, where: str) -> Targets:
         if len(found):
             entries[layer.name] = found
     steps = np.asarray(snapshot.space(snapshot.spaces[0]).samples.column("step"), dtype=np.int64)
-    having, others = np.unique(steps[datapoints]), np.unique(steps[~datapoints])
+    sampled = [own.steps for own in snapshot.dropped.values()]  # which had others, that are not here
+    having, others = np.unique(steps[datapoints]), np.unique(np.concatenate([steps[~datapoints], *sampled]))
     return Targets(
         datapoints,
         entries,
@@ -93,7 +95,7 @@ def _datapoints(view: View, where: str) -> NDArray[np.bool_]:
                 hint="Nothing can be forgotten of this memory.",
                 field="where",
             )
-    expression = mask.check(spaces[0], spaces, where, view.datasets)
+    expression = mask.checked_expression(spaces[0], spaces, where, view.datasets)
     for space in spaces:
         if beyond := [name for name in expression.columns if name not in space.sample_columns]:
             raise BadInput(

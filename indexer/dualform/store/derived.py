@@ -6,7 +6,8 @@
 
 `of` says what it was derived from, so that a file of anything else is as good as none. It is written whole under
 another name and renamed, without an fsync: what a power cut leaves of it does not pass its checksums, and what does not
-is made again. Nobody is told where it cannot be written.
+is made again. Nobody is told where it cannot be written. What a killed process left unfinished goes when the next file
+of its folder is written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import shutil
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +36,10 @@ _PREFIX = struct.Struct("<8sQ16s")
 _MAGIC = b"dualform"
 _ALIGNED = 64
 _MOST_TEXT = 64 << 20
+LEAST_BYTES = 4 << 20
+"""Of the segments that something is kept of: what smaller ones give is made again within milliseconds."""
+ABANDONED_SECONDS = 3600
+"""After so long nobody writes an unfinished file any more: the process that did was killed."""
 _FREE = 20
 """One part in so many of the disk stays free: a training that records there must not find it full."""
 
@@ -101,6 +107,7 @@ def write_derived(path: Path, kind: str, of: str, parts: Sequence[Sequence[NDArr
     said = {"derived": kind, "of": of, "sizes": sizes, "checksums": [checksum(part.data) for part in whole]}
     text = json.dumps(said).encode()
     temporary = path.with_name(path.name + _TEMPORARY)
+    _remove_abandoned(path.parent)
     # Whoever else derives the same at this moment writes the same bytes, under the same names.
     with suppress(OSError):
         disk = shutil.disk_usage(path.parent)
@@ -115,6 +122,20 @@ def write_derived(path: Path, kind: str, of: str, parts: Sequence[Sequence[NDArr
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes unfinished files that nobody writes any more.
+
+    A process that was asleep for so long finds its file gone, or another's in its place: then it keeps nothing, or what
+    does not pass its checksums.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(_TEMPORARY) and is_derived(entry.name):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_SECONDS:
+                        os.unlink(entry.path)
 
 
 def _starts(end: int, sizes: Sequence[int]) -> Iterator[int]:

@@ -8,17 +8,25 @@ and lengths that are multiples of a sector: blocks are whole pages, and the last
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dualform.store.durable import OPENING, write_some
+
+try:
+    import fcntl
+except ImportError:  # Windows: no file is written directly there
+    fcntl = None  # type: ignore[assignment]
+
 BLOCK_BYTES = 1 << 20
 _ALIGNED = 4096
 _AT_ONCE = 32
 """Blocks a system call."""
-_DIRECT = getattr(os, "O_DIRECT", 0)
+_DIRECT = getattr(os, "O_DIRECT", 0) if fcntl else 0
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Memory of this process alone, whose fresh pages cost less than those that it might share."""
 
 
 class Blocks:
@@ -29,7 +37,7 @@ class Blocks:
 
     def take(self) -> mmap.mmap:
         """A block of BLOCK_BYTES, holding anything."""
-        return self._free.pop() if self._free else mmap.mmap(-1, BLOCK_BYTES)
+        return self._free.pop() if self._free else mmap.mmap(-1, BLOCK_BYTES, **_PRIVATE)
 
     def give_back(self, blocks: Sequence[mmap.mmap]) -> None:
         self._free.extend(blocks)
@@ -54,7 +62,7 @@ def write_durably(path: Path, blocks: Sequence[mmap.mmap], size: int) -> None:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPENING
     try:
         return os.open(path, flags | _DIRECT, 0o666)
     except OSError as error:
@@ -66,7 +74,7 @@ def _open(path: Path) -> int:
 def _write(handle: int, parts: list[memoryview]) -> None:
     while parts:
         try:
-            written = os.writev(handle, parts)
+            written = write_some(handle, parts)
         except OSError as error:
             if error.errno != errno.EINVAL or not _make_indirect(handle):
                 raise
@@ -81,6 +89,8 @@ def _write(handle: int, parts: list[memoryview]) -> None:
 
 def _make_indirect(handle: int) -> bool:
     """Go through the page cache from here on; False where the file does already."""
+    if fcntl is None:
+        return False
     flags = fcntl.fcntl(handle, fcntl.F_GETFL)
     if not flags & _DIRECT:
         return False

@@ -26,17 +26,17 @@ class DistinctKeys:
         """Which of the layer's stored rows each of the keys [m, …] is, bit for bit, int64[m]; and the places among
         them of those that were not seen before, which are rows of their own from now on.
         """
-        new: list[int] = []
-        of_row = []
-        for place, digest in enumerate(map(xxhash.xxh3_128_digest, _contents(keys))):
-            row = self._row_of_key.get(digest)
-            if row is None:
-                row = self._rows
-                self._rows += 1
-                new.append(place)
-                if len(self._row_of_key) < _MOST_REMEMBERED:
-                    self._row_of_key[digest] = row
-            of_row.append(row)
+        digests = [xxhash.xxh3_128_digest(content) for content in _contents(keys)]
+        known = self._row_of_key
+        of_row, new = [known.get(digest, -1) for digest in digests], list[int]()
+        if -1 in of_row:
+            for place, digest in enumerate(digests):
+                row = of_row[place] = known.get(digest, self._rows)
+                if row == self._rows:
+                    self._rows += 1
+                    new.append(place)
+                    if len(known) < _MOST_REMEMBERED:
+                        known[digest] = row
         return np.array(of_row, dtype=np.int64), new
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from numpy.typing import NDArray
 
+OPENING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""Flags that every file is opened with for os.open, of those that the system has."""
+
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable; nothing on Windows, where a folder cannot be opened."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -30,6 +35,11 @@ def write_whole(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+def write_some(handle: int, pieces: Sequence[memoryview]) -> int:
+    """Write the first bytes of some pieces, as many as the system takes at once; returns how many."""
+    return os.writev(handle, pieces) if hasattr(os, "writev") else os.write(handle, pieces[0])
 
 
 def checksum(content: bytes | bytearray | memoryview) -> str:

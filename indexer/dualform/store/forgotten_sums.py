@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.forgotten import ForgottenSamples
+from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_weights, write_weights
 

@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable import block_checksum, sync_folder
+from dualform.store.durable import OPENING, block_checksum, sync_folder, write_some
 from dualform.store.increment import Increment, completed
 from dualform.store.tables import ColumnTypes
 
@@ -88,7 +88,7 @@ class JournalWriter:
 
     def _opened(self) -> int:
         if self._handle is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | OPENING
             self._handle = os.open(self.path, flags, 0o666)
         return self._handle
 
@@ -137,7 +137,7 @@ def _arrow_stream(rows: pa.Table) -> memoryview:
 def _write(handle: int, pieces: Sequence[memoryview]) -> None:
     left = [piece.cast("B") for piece in pieces if len(piece)]
     while left:
-        written = os.writev(handle, left[:_AT_ONCE])
+        written = write_some(handle, left[:_AT_ONCE])
         while left and written >= len(left[0]):
             written -= len(left.pop(0))
         if left:

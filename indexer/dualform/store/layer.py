@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -128,9 +128,10 @@ class Layer:
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
-        fields = asdict(self) | {"parameters": [block.to_json() for block in self.parameters]}
+        said = {own.name: getattr(self, own.name) for own in fields(self)}
+        said["parameters"] = [block.to_json() for block in self.parameters]
         later = {"geometry": {}, "groups": 1, "batch_dim": 0, "value_source": "rows", "forgotten": 0, "sampled": False}
-        return {name: own for name, own in fields.items() if name not in later or own != later[name]}
+        return {name: own for name, own in said.items() if name not in later or own != later[name]}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Layer:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
 from dualform.store.durable import checksum, write_whole
-from dualform.store.forgotten import ForgottenSamples
+from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.mark import ContinuedRun, Mark
@@ -140,8 +140,7 @@ class Manifest:
     def write(self, folder: Path, file: str = FILE) -> None:
         """Replace memory.json, or a shard's shard.json, durably."""
         fields = self._fields()
-        text = json.dumps(fields | {"checksum": checksum(_canonical(fields))}, indent=1, ensure_ascii=False)
-        write_whole(folder / file, text.encode())
+        write_whole(folder / file, _readable(fields | {"checksum": checksum(_canonical(fields))}).encode())
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -292,3 +291,15 @@ def _check_format(folder: Path, version: Any) -> None:
 def _canonical(fields: dict[str, Any]) -> bytes:
     """The same bytes for the same content, whatever the white space and order of the file."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _readable(fields: dict[str, Any]) -> str:
+    """A line for each field and each entry of its list: it is written with every commit, and indenting takes long."""
+    lines = [f" {json.dumps(name)}: {_entries(value)}" for name, value in fields.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _entries(value: object) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value, ensure_ascii=False)
+    return "[\n" + ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in value) + "\n ]"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dualform.store.entries import Entries, Integers
 from dualform.store.products import merged
+from dualform.store.rows_for_slots import missing_lists
 from dualform.store.shard_tables import Tables, listed_key_rows, taken, whole
 from dualform.store.tables import ColumnTypes, arrow_type, extents_table
 from dualform.store.user_columns import as_common
@@ -69,9 +70,8 @@ class MergedTables(Tables):
             own = np.sort(place[(place >= start) & (place < stop)]) - start
             kind = self.types[table][name]
             known = name in part.types.get(table, {})
-            found.append(
-                as_common(name, part.some(table, name, own), kind) if known else pa.nulls(len(own), arrow_type(kind))
-            )
+            entries = part.some(table, name, own) if known else taken(missing_lists(part, table, name, kind), own)
+            found.append(as_common(name, entries, kind))
             start = stop
         return pa.concat_arrays(found).take(pa.array(np.argsort(order)))
 
@@ -156,15 +156,13 @@ class MergedTables(Tables):
         return {name: np.asarray(c.slice(0, kept), dtype=np.int64) for name, c in zip(names, found, strict=True)}
 
     def _joined(self, table: str, name: str) -> pa.ChunkedArray:
-        """A column of all shards, one after the other; NULL where a shard does not have it."""
+        """A column of all shards, one after the other; as `missing_lists` where a shard does not have it."""
         kind = self.types[table][name]
         chunks: list[Any] = []
         for number, part in enumerate(self._parts):
-            kept = self._kept(number, table)
-            if name in part.types.get(table, {}):
-                chunks += as_common(name, self._early(number, table, part.columns(table, [name])[0]), kind).chunks
-            else:
-                chunks.append(pa.nulls(kept, arrow_type(kind)))
+            known = name in part.types.get(table, {})
+            column = part.columns(table, [name])[0] if known else missing_lists(part, table, name, kind)
+            chunks += as_common(name, self._early(number, table, column), kind).chunks
         return pa.chunked_array(chunks, arrow_type(kind))
 
     def _early(self, part: int, table: str, column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -17,6 +17,7 @@ from dualform.store.journal import Frames, JournalMark, journal_mark, read_frame
 from dualform.store.manifest import SHARD_FILE, Manifest, joined
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
+from dualform.store.rows_for_slots import types_for_slots
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources, Stored, row_count, sources_of, stacked, stored_in_shard
 from dualform.store.shard_tables import ShardTables, Tables
@@ -171,7 +172,7 @@ def _of_all(manifests: Sequence[Manifest]) -> Manifest:
         for table, types in manifest.columns.items():
             columns[table] = common_types(columns.get(table, {}), types)
     base = replace(manifests[0], recording=any(manifest.recording for manifest in manifests))
-    return joined(manifests, base, columns, itemgetter(0))
+    return joined(manifests, base, types_for_slots(columns, manifests), itemgetter(0))
 
 
 def _merged(tables: Sequence[ShardTables], manifest: Manifest, last: int | None, cut: Cut | None) -> MergedTables:

@@ -8,7 +8,7 @@ rows and a range of its columns; the layer may use it transposed. Shapes: d_in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, TypeAlias, TypeVar
 
@@ -89,8 +89,8 @@ class Parameter:
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; of leading axes only where there are several, as versions before there were do."""
-        fields = asdict(self)
-        return fields if self.leading > 1 else {name: own for name, own in fields.items() if name != "leading"}
+        said = {own.name: getattr(self, own.name) for own in fields(self)}
+        return said if self.leading > 1 else {name: own for name, own in said.items() if name != "leading"}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Parameter:

@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dualform.store.entries import Integers
+from dualform.store.rows_for_slots import missing_lists
 from dualform.store.shard_tables import Tables, taken
-from dualform.store.tables import ColumnTypes, arrow_type, extents_table
+from dualform.store.tables import SHARE, ColumnTypes, arrow_type, extents_table
+from dualform.store.user_columns import as_common
 
 RUN = "run"
 """The column of `samples` that names a datapoint's run, where the training recorded none of that name."""
@@ -48,16 +50,17 @@ class RunTables(Tables):
         return [self._column(table, name) for name in names]
 
     def some(self, table: str, name: str, rows: Integers) -> pa.Array:
-        kind = arrow_type(self.types[table][name])
-        if not pa.types.is_list(kind):
+        kind = self.types[table][name]
+        if not pa.types.is_list(arrow_type(kind)):
             return taken(self._column(table, name), rows)
         starts = np.cumsum([0, *(self._rows(n, table) for n in range(len(self._parts)))])
         cuts = np.searchsorted(rows, starts)
-        found = [pa.array([], type=kind)]
+        found = [pa.array([], type=arrow_type(kind))]
         for number, part in enumerate(self._parts):
             own = rows[cuts[number] : cuts[number + 1]] - starts[number]
             known = name in part.types.get(table, {})
-            found.append(part.some(table, name, own) if known else pa.nulls(len(own), kind))
+            entries = part.some(table, name, own) if known else taken(missing_lists(part, table, name, kind), own)
+            found.append(as_common(name, entries, kind))
         return pa.concat_arrays(found)
 
     @contextmanager
@@ -71,26 +74,33 @@ class RunTables(Tables):
         if table == "labels":  # names are of the whole training: a run may tell them again
             return self._labels()[name]
         if (table, name) not in self._held:
-            kind = arrow_type(self.types[table][name])
+            kind = self.types[table][name]
             chunks = list[pa.Array]()
             for number in range(len(self._parts)):
-                chunks += self._of_run(number, table, name, kind).chunks
-            self._held[table, name] = pa.chunked_array(chunks, kind)
+                chunks += as_common(name, self._of_run(number, table, name), kind).chunks
+            self._held[table, name] = pa.chunked_array(chunks, arrow_type(kind))
         return self._held[table, name]
 
-    def _of_run(self, number: int, table: str, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    def _of_run(self, number: int, table: str, name: str) -> pa.ChunkedArray:
         """A column of one run, numbered behind the runs before it."""
         part, rows = self._parts[number], self._rows(number, table)
         if name not in part.types.get(table, {}):
-            is_run = (table, name) == ("samples", RUN)
-            return pa.chunked_array([pa.array(np.full(rows, number)) if is_run else pa.nulls(rows, kind)])
+            return self._unsaid(number, table, name, rows)
         column = part.columns(table, [name])[0]
         if table == "segments" and name == "file":
             return pa.chunked_array(
-                [pa.array([f"{self._folders[number]}/{file}" for file in column.to_pylist()], kind)]
+                [pa.array([f"{self._folders[number]}/{file}" for file in column.to_pylist()], pa.string())]
             )
         shift = self._shift(number, table, name)
-        return column if shift is None else pc.add(column, shift).cast(kind)
+        return column if shift is None else pc.add(column, shift).cast(column.type)
+
+    def _unsaid(self, number: int, table: str, name: str, rows: int) -> pa.ChunkedArray:
+        """A column that a run does not have: where another one held a budget, this one kept every sample."""
+        if (table, name) == ("samples", RUN):
+            return pa.chunked_array([pa.array(np.full(rows, number))])
+        if (table, name) == ("samples", SHARE) and "shares" in self.types:
+            return pa.chunked_array([pa.array(np.ones(rows))])
+        return missing_lists(self._parts[number], table, name, self.types[table][name])
 
     def _shift(self, number: int, table: str, name: str) -> Any:
         """What is added to the numbers of one run's column; None for nothing."""

@@ -23,11 +23,13 @@ from dualform.store.manifest import Manifest, joined
 from dualform.store.mark import cuts
 from dualform.store.probes import StoredProbe
 from dualform.store.rows import Rows
+from dualform.store.rows_for_slots import types_for_slots
 from dualform.store.run_tables import RUN, RunTables
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import stacked
 from dualform.store.snapshot import Snapshot
 from dualform.store.stored_optimizer import joined_optimizers
+from dualform.store.tables import SHARE
 
 
 class Runs(Snapshot):
@@ -229,6 +231,16 @@ def _columns(manifests: Sequence[Manifest], paths: Sequence[Path]) -> dict[str, 
                         hint="Open these runs one by one.",
                         field="path",
                     )
+    budgeted = any(manifest.sampling for manifest in manifests)
+    for manifest, path in zip(manifests, paths, strict=True):
+        named = any(SHARE in manifest.columns.get(table, {}) for table in ("samples", *manifest.spaces))
+        if budgeted and manifest.sampling is None and named:
+            raise BadInput(
+                f"column {SHARE!r} of {path} is the training's own, and in other runs that of a budget: the "
+                "probability with which a sample was kept.",
+                hint="Open these runs one by one.",
+                field="path",
+            )
     taken = any(RUN in types for table, types in found.items() if table != "steps")
     said: Mapping[str, str] = {} if taken else {RUN: "BIGINT"}
-    return {**found, "samples": {**found["samples"], **said}}
+    return types_for_slots({**found, "samples": {**found["samples"], **said}}, manifests)

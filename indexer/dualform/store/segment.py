@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from dualform.errors import Damaged
 from dualform.store.durable import checksum
 from dualform.store.matrix_file import MatrixForm
-from dualform.store.missing import forgotten_meanwhile
+from dualform.store.missing_files import forgotten_meanwhile
 
 BLOCK_BYTES = 1 << 20
 """Of a file that share a checksum."""
 _DIGEST_BYTES = 16
+_PAGE_BYTES = 2 << 20
+"""Of a huge page, which NumPy asks for: a block that is read brings the pages that it touches."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ class SegmentBuffer:
         """[rows, *shape]; only rows that were read hold anything."""
         self._read = np.zeros(-(-size // BLOCK_BYTES), dtype=bool)
         self._reading = Lock()
+        self._touched = np.zeros(size // _PAGE_BYTES + 2, dtype=bool)
+        """Pages of the content that something was read into, the first of them being that of its first byte."""
         self.filled = 0
-        """Bytes that were read."""
+        """Bytes of memory that what was read takes."""
 
     def read(self, start: int, stop: int) -> bool:
         """Make a range of rows readable in `matrix`; returns whether the file was read.
@@ -119,4 +123,6 @@ class SegmentBuffer:
         if xxhash.xxh3_128_digest(part) != self._segment.checksum(block):
             raise Damaged(f"{self._segment.path} was altered: its checksum is not the one that was committed.")
         self._read[block] = True
-        self.filled += len(part)
+        first = self._content.ctypes.data % _PAGE_BYTES + block * BLOCK_BYTES
+        self._touched[first // _PAGE_BYTES : (first + len(part) - 1) // _PAGE_BYTES + 1] = True
+        self.filled = min(int(self._touched.sum()) * _PAGE_BYTES, len(self._content))

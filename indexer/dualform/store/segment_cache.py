@@ -3,51 +3,58 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
+from dualform.store.memory_budget import MemoryBudget
 from dualform.store.segment import Segment, SegmentBuffer
+
+_UNKNOWN = 8 << 30
+"""Bytes: what people's machines have at least."""
 
 
 class SegmentCache:
-    """Content of segments held in memory, the least recently used dropped beyond a number of bytes."""
+    """Content of segments held in memory, the least recently used dropped beyond a budget."""
 
-    def __init__(self, most_bytes: int | None = None) -> None:
-        self._most = memory_bytes() // 2 if most_bytes is None else most_bytes
-        self._held: OrderedDict[Hashable, SegmentBuffer] = OrderedDict()
+    def __init__(self, most_bytes: int | None = None, budget: MemoryBudget | None = None) -> None:
+        """`most_bytes`: half of the machine's memory where it is None, and no budget is shared with others."""
+        self._budget = budget or MemoryBudget(memory_bytes() // 2 if most_bytes is None else most_bytes)
+        self._owner = object()
         self._lock = Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is held."""
+        return self._budget.bytes_of(self._owner)
 
     def get(self, segment: Segment, make: Callable[[], SegmentBuffer]) -> SegmentBuffer:
         """The buffer of a segment, made where it is not held; one that could never be held is nobody else's."""
         with self._lock:
-            held = self._held.get(segment.identity)
+            held: SegmentBuffer | None = self._budget.find(self._owner, segment.identity)
             if held is None:
                 held = make()
-                if segment.size > self._most:
-                    return held
-                self._held[segment.identity] = held
-            self._held.move_to_end(segment.identity)
+                if segment.size <= self._budget.largest:
+                    self._budget.keep(self._owner, segment.identity, held, 0)
             return held
 
-    def settle(self) -> None:
-        """Drop what is too much, after something was read."""
+    def settle(self, segment: Segment, buffer: SegmentBuffer) -> None:
+        """Drop what is too much, after something was read into the buffer of a segment."""
         with self._lock:
-            size = sum(buffer.filled for buffer in self._held.values())
-            while size > self._most:
-                size -= self._held.popitem(last=False)[1].filled
+            if self._budget.find(self._owner, segment.identity) is buffer:
+                self._budget.keep(self._owner, segment.identity, buffer, buffer.filled)
 
     def clear(self) -> None:
         """Let go of everything; whoever is reading keeps what it has."""
-        with self._lock:
-            self._held.clear()
+        self._budget.forget(self._owner)
 
 
 def memory_bytes() -> int:
-    """What the machine has, or what its container may use."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """What the machine has, or what its container may use; _UNKNOWN where the system does not say, as Windows."""
+    memory = _UNKNOWN
+    with suppress(AttributeError, OSError, ValueError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no such limit, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return memory

@@ -131,6 +131,8 @@ def append(
         last = {column: digest for column, _, digest in links}
         after[name] = TableMark(marks[name].rows + added[name].num_rows, last)
     with opened(path, read_only=False) as connection:
+        # The training wants the processor: no threads for a few rows, and straight into the file, not to a log first.
+        connection.execute("SET threads = 1; SET checkpoint_threshold = '1 byte'")
         connection.execute("BEGIN")
         for name in changed:
             _insert(connection, name, added[name])

@@ -22,7 +22,7 @@ import pyarrow as pa
 from dualform.errors import Damaged, DualformError
 from dualform.store.entries import Integers
 from dualform.store.manifest import TableMark
-from dualform.store.missing import forgotten_meanwhile
+from dualform.store.missing_files import forgotten_meanwhile
 from dualform.store.shard import opened
 from dualform.store.tables import ColumnTypes, arrow_type, quoted, running_digest
 

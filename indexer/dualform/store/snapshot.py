@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,55 +20,47 @@ from numpy.typing import NDArray
 
 from dualform.answers import ProbeInfo
 from dualform.errors import BadInput, Damaged, NotFound
-from dualform.store.dropped import Dropped, dropped_slots
+from dualform.store.dropped import DroppedSlots, dropped_slots
 from dualform.store.durable import checksum
-from dualform.store.entries import Entries
 from dualform.store.forgotten_sums import ForgottenPart
-from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.mark import Cut
 from dualform.store.moment import Moment
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.others import OWNER, OtherRows
 from dualform.store.probes import StoredProbe
-from dualform.store.products import Products
-from dualform.store.rows import Keys, OrderedRows, Rows
+from dualform.store.rows import Rows
 from dualform.store.samples import Samples
 from dualform.store.segment_cache import SegmentCache
-from dualform.store.shard_sources import Sources, row_count
+from dualform.store.shard_sources import Sources
 from dualform.store.shard_tables import Tables, whole
-from dualform.store.sources.key_source import KeySource
-from dualform.store.sources.some_columns import some_columns
 from dualform.store.space import Space
+from dualform.store.stored_layers import StoredLayers
 from dualform.store.stored_optimizer import StoredOptimizer, names_of
-from dualform.store.viewed_layer import view_named
 from dualform.store.weights import read_buffers, read_weights, weights_file
 
 
-class Snapshot:
+class Snapshot(StoredLayers):
     """One snapshot of a memory. Reads; never writes."""
 
     def __init__(
         self, path: Path, manifest: Manifest, tables: Tables, sources: Sources, contents: FolderContents | None = None
     ) -> None:
         """`contents`: what was found in a folder; None for a snapshot that memory holds."""
-        self.path, self.manifest, self.format = path, manifest, manifest.format
-        self.layers: dict[str, Layer] = {layer.name: layer for layer in manifest.layers}
+        super().__init__(path, manifest, tables, sources, contents)
+        self.format = manifest.format
         self.skipped, self.aliases = manifest.skipped, manifest.aliases
         self.optimizer = names_of(manifest.optimizers)
         """What the optimizers are called."""
         self.spaces = list(manifest.spaces)
-        self.sources = sources
         self.frames = contents.frames if contents else 0
         """Frames of the journal that this snapshot holds beyond the last commit."""
         self.torn = contents.torn if contents else False
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
         self.first_steps = [0]
         """The number that each run's first step has here."""
-        self._tables, self._contents = tables, contents
         self._samples = Samples(tables)
         self._spaces = {name: Space(name, tables, self._samples, manifest.columns[name]) for name in self.spaces}
-        self._entries: dict[str, Entries] = {}
 
     @classmethod
     def open(cls, path: str | Path, cache: SegmentCache | None = None, cut: Cut | None = None) -> Snapshot:
@@ -98,6 +90,14 @@ class Snapshot:
     def moment(self) -> Moment:
         return Moment(self.commits, self.frames, self.steps, checksum("".join(self._digests()).encode()))
 
+    @property
+    def tables_digest(self) -> str | None:
+        """Of all that the manifests say, the digests of all columns among it; None while those grow, and where the
+        memory is several runs, or a part of one.
+        """
+        whole = self._contents is not None and self._contents.last is None and not self.recording
+        return self.moment.content if whole else None
+
     def _digests(self) -> list[str]:
         """Of the manifests and journals of all shards."""
         if self._contents is None:
@@ -121,16 +121,21 @@ class Snapshot:
         return [ForgottenPart(entry, self.path, self.manifest)] if entry else []
 
     @cached_property
-    def dropped(self) -> Mapping[str, Dropped]:
+    def dropped(self) -> Mapping[str, DroppedSlots]:
         """By space, what it lacks because its slots were sampled; empty where none does."""
         return dropped_slots(self.table("shares")) if self.manifest.sampling else {}
 
-    def share(self, spaces: Iterable[str]) -> float:
-        """Of the slots that a training had in some spaces, the share that the memory was given; 1.0 of none."""
+    def share(self, spaces: Iterable[str], at_step: int | None = None) -> float:
+        """Of the slots that a training had in some spaces in all of its steps, the share that the memory was given; 1.0
+        of none, and where all were kept until `at_step` steps were taken. Those that were forgotten since had been
+        given to it.
+        """
         chosen = list(spaces)
-        lacking = sum(self.dropped[space].slots for space in chosen if space in self.dropped)
-        kept = sum(map(self.count, chosen))
-        return kept / (kept + lacking) if lacking else 1.0
+        lacking = [self.dropped[space] for space in chosen if space in self.dropped]
+        if not lacking or (at_step is not None and at_step <= min(own.first_step for own in lacking)):
+            return 1.0
+        given = sum(self.count(space) + sum(p.entry.slots.get(space, 0) for p in self.forgotten) for space in chosen)
+        return given / (given + sum(own.slots for own in lacking))
 
     @property
     def contents(self) -> FolderContents:
@@ -170,20 +175,6 @@ class Snapshot:
     def moved(self) -> bool:
         """Whether the memory on disk holds more by now."""
         return self._contents is not None and read_state(self.path) != self._contents.state
-
-    def layer(self, name: str) -> Layer:
-        """A layer, or a view of one. Raises NotFound, listing the layers that exist."""
-        if name in self.layers:
-            return self.layers[name]
-        view = view_named(self.layers, name)
-        if view is None:
-            reason = self.manifest.skipped.get(name)
-            raise NotFound(
-                f"there is no layer {name!r}" + (f": it was not recorded ({reason})." if reason else "."),
-                hint=f"Layers: {', '.join(map(_named, self.layers.values()))}.",
-                field="layer",
-            )
-        return view
 
     def space(self, name: str) -> Space:
         """Raises NotFound, listing the spaces that exist."""
@@ -233,68 +224,6 @@ class Snapshot:
         """Several tables, read at once."""
         with self._tables.reading():
             return {name: self.table(name) for name in names}
-
-    def entries(self, layer: str) -> Entries:
-        """The slots that a layer has."""
-        found = self.layer(layer).stored
-        if found.name not in self._entries:
-            table = whole(self._tables, "entries")
-            own = table.filter(pa.compute.equal(table["layer"], found.name))
-            first, slots = (np.asarray(own[name], dtype=np.int64) for name in ("first_slot", "slots"))
-            self._entries[found.name] = Entries(first, slots, self.count(found.space))
-        return self._entries[found.name]
-
-    def products(self, layer: str) -> Products:
-        """The products of the layer's errors and keys that the training rounded."""
-        return Products.of(self._tables, layer, self.entries(layer))
-
-    def keys(self, layer: str) -> Keys:
-        """Raises NotFound where the recorder kept no keys, Damaged where there are more or fewer than entries."""
-        found = self.layer(layer)
-        if not found.keys:
-            raise NotFound(
-                f"this memory holds no keys of layer {layer!r}: it was recorded with keys=False.",
-                hint="Replay its training with the question: dualform.Replay(model, optimizer, path, [question]).",
-                field="layer",
-            )
-        entries = self.entries(layer).count
-        of_entry = self._row_of_entry(found.stored)
-        keys = Keys(self._sources_of(found, "keys"), found.d_in, entries, of_entry)
-        self._require(found, "keys", keys.rows if of_entry is None else len(of_entry))
-        return keys
-
-    def values(self, layer: str) -> Rows:
-        """Row e is entry e. Raises as `keys`, where the recorder kept no values."""
-        found = self.layer(layer)
-        if not found.values:
-            raise NotFound(f"layer {layer!r} was recorded without values.", hint="Record with values=True.")
-        sources = self._sources_of(found, "values")
-        if (order := self._row_of_value(found.stored)) is not None:
-            return OrderedRows(sources, found.d_out, order)
-        values = Rows(sources, found.d_out)
-        self._require(found, "values", values.rows)
-        return values
-
-    def shard_rows(self, layer: str, kind: str) -> Sequence[int]:
-        """How many rows of a stored layer's "keys" or "values" each shard has, in the order of `sources`."""
-        if self._contents is None:
-            return [row_count(self.sources.get((layer, kind), []))]
-        return self._contents.rows.get((layer, kind), [0] * len(self.manifest.shards))
-
-    def _sources_of(self, layer: Layer, kind: Literal["keys", "values"]) -> Sequence[KeySource]:
-        stored = self.sources.get((layer.stored.name, kind), [])
-        if layer.stored is layer:
-            return stored
-        columns = layer.own_keys if kind == "keys" else layer.own_values
-        return [some_columns(source, columns.start, columns.stop) for source in stored]
-
-    def check_counts(self) -> None:
-        """Raises Damaged where a layer has not as many rows as entries; of repeated keys, this reads the whole list."""
-        for layer in self.layers.values():
-            if layer.keys and not layer.repeats:
-                self.keys(layer.name)
-            if layer.keys and layer.values:
-                self.values(layer.name)
 
     @cached_property
     def others(self) -> OtherRows | None:
@@ -348,27 +277,3 @@ class Snapshot:
             known = ", ".join(self.manifest.probes) or "none"
             raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
         return StoredProbe(self.path, name, self.manifest)
-
-    def _require(self, layer: Layer, kind: str, rows: int) -> None:
-        entries = self.entries(layer.name).count
-        if rows != entries:
-            shard = self.path / self.manifest.shards[0].folder
-            raise Damaged(f"{shard}: layer {layer.name!r} has {rows} {kind} for {entries} slots.")
-
-    def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
-        """int64[H]: the row of each entry's key; None where row and entry are the same."""
-        order = self._tables.entry_order(layer.name)
-        if not layer.repeats:
-            return order
-        rows = self._contents.rows.get((layer.name, "keys"), []) if self._contents else []
-        of_entry = self._tables.key_rows(layer.name, rows)
-        return of_entry if order is None else of_entry[order]
-
-    def _row_of_value(self, layer: Layer) -> NDArray[np.int64] | None:
-        """As `_row_of_entry`, of the layer's values."""
-        return self._tables.entry_order(layer.name)
-
-
-def _named(layer: Layer) -> str:
-    """A layer's name, and those of its groups in short."""
-    return f"{layer.name} ({layer.view_names[0]} … {layer.view_names[-1]})" if layer.view_names else layer.name

@@ -16,8 +16,8 @@ from dualform.store.matrix_file import MatrixForm, npy
 from dualform.store.sources import FORMATS
 from dualform.store.sources.key_source import KeySource, StoredRows
 
-VALUE_SOURCES = tuple(name for name, own in FORMATS.items() if own.number_bytes is not None)
-"""Those of the key sources whose rows are numbers, in the type that the training computed in."""
+VALUE_SOURCES = tuple(name for name, own in FORMATS.items() if own.holds_values)
+"""The key sources whose form values have, too."""
 
 
 class ValueFormat:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.errors import AlreadyExists, BadInput, NotAMemory
+from dualform.errors import AlreadyExists, BadInput
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
@@ -29,6 +28,7 @@ from dualform.store.layer_writer import LayerWriter
 from dualform.store.log_rows import LogRows
 from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_manifest, shard_folder
 from dualform.store.mark import TOLD, Mark
+from dualform.store.new_folder import check_new_folder, check_new_shard
 from dualform.store.others_writer import OthersWriter
 from dualform.store.probes import ProbeArrays, write_probe
 from dualform.store.slot_rows import SlotRows
@@ -36,32 +36,17 @@ from dualform.store.tables import OTHERS, TABLES, rows_table
 from dualform.store.views import view_statements
 from dualform.store.weights import write_buffers, write_weights
 
-SEGMENT_BYTES = 256 << 20
+SEGMENT_BYTES = 512 << 20
 """A commit comes after this much was appended: what waits in memory."""
 JOURNAL_SECONDS = 5.0
-"""How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts."""
+"""How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts.
+
+The README, CONTRIBUTING and docs/format.md say so, too.
+"""
 FRAME_BYTES = 64 << 20
 """Where more than this came within that time, it is committed at once: it would soon be written a second time."""
-
-
 MOST_MARKS = 1000
 """Of which a memory keeps the last ones."""
-
-
-def check_new_folder(path: Path) -> None:
-    """Raises AlreadyExists where a memory cannot be recorded into `path` without touching what is there."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise AlreadyExists(
-            f"{path} already exists and is not an empty folder.", hint="Record into a new folder, or remove this one."
-        )
-
-
-def check_new_shard(path: Path, part: Shard) -> None:
-    """Raises NotAMemory where no memory waits for this shard, AlreadyExists where it has been written."""
-    if part.folder not in [known.folder for known in Manifest.read(path).shards]:
-        raise NotAMemory(f"{path} has no place for {part.folder}.", hint="Say how many shards there are: shards=…")
-    if (path / part.folder).exists():
-        raise AlreadyExists(f"{path / part.folder} already exists.", hint="Record into a new folder.")
 
 
 class Writer:

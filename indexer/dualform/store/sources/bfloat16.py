@@ -24,6 +24,7 @@ class Bfloat16(KeyFormat, source="bfloat16"):
     """Handed over as float32[n, d_in], stored as uint16[n, d_in]; as float32 from where it would lose a bit."""
 
     number_bytes = 2
+    holds_values = True
 
     @property
     def forms(self) -> Sequence[MatrixForm]:

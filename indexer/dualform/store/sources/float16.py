@@ -22,6 +22,7 @@ class Float16(KeyFormat, source="float16"):
     """Handed over as float32[n, d_in], stored as float16[n, d_in]; as float32 from where it would lose a bit."""
 
     number_bytes = 2
+    holds_values = True
 
     @property
     def forms(self) -> Sequence[MatrixForm]:

@@ -31,6 +31,9 @@ class KeyFormat(ABC):
     number_bytes: ClassVar[int | None] = None
     """Of one number of a key, where rows are keys in the type that the training computed in; else None."""
 
+    holds_values: ClassVar[bool] = False
+    """Whether values can be stored as such keys are: a row is one vector of numbers, kept to the bit."""
+
     multiplied: ClassVar[bool] = True
     """Whether layers multiply by such keys, which autocast does in half precision: rows that are looked up stay as they
     are.

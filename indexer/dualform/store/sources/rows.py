@@ -17,6 +17,7 @@ class FloatRows(KeyFormat, source="rows"):
     """Handed over and stored as float32[n, d_in]."""
 
     number_bytes = 4
+    holds_values = True
 
     @property
     def forms(self) -> Sequence[MatrixForm]:

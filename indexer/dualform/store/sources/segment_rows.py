@@ -47,13 +47,13 @@ class SegmentRows:
     def read(self, start: int, stop: int) -> NDArray[Any]:
         buffer = self._buffer()
         if buffer.read(start, stop):
-            self.cache.settle()
+            self.cache.settle(self.segment, buffer)
         return buffer.matrix[start:stop]
 
     def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         buffer = self._buffer()
         if buffer.read_rows(rows):
-            self.cache.settle()
+            self.cache.settle(self.segment, buffer)
         return buffer.matrix, rows
 
     def shifted(self, rows: int) -> SegmentRows:

@@ -18,12 +18,12 @@ from dualform.forgetting.targets import Targets, touched_blocks
 from dualform.query.view import Check, View
 from dualform.store.check import what_is_wrong
 from dualform.store.durable import sync_folder, write_whole
-from dualform.store.forgotten import ForgottenSamples
+from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.forgotten_sums import write_sums
 from dualform.store.kept_slots import Stays
 from dualform.store.leftovers import next_name
 from dualform.store.manifest import SHARD_FILE, FileMark, Manifest, Shard
-from dualform.store.rewritten_shard import Removal, early_rows, manifest_of, rewrite_shard
+from dualform.store.shard_rewrite import Removal, early_rows, manifest_of, rewrite_shard
 from dualform.store.snapshot import Snapshot
 
 _SUMS = "forgotten-{:05d}"
@@ -79,8 +79,8 @@ def _written(view: View, targets: Targets, probes: frozenset[str], check: Check,
     made.append(snapshot.path / "weights" / f"{name}.safetensors")
     file, mark = write_sums(snapshot.path, name, sums_of(view, targets, check))
     files = {own: known for own, known in manifest.files.items() if not own.startswith("weights/forgotten-")}
-    entry = ForgottenSamples(targets.samples, targets.first_step, snapshot.steps, name).and_before(before)
-    return replace(manifest, runs=runs, files={**files, file: mark}, forgotten=entry)
+    entry = ForgottenSamples(targets.samples, targets.first_step, snapshot.steps, name, targets.slots)
+    return replace(manifest, runs=runs, files={**files, file: mark}, forgotten=entry.and_before(before))
 
 
 @dataclass(frozen=True)

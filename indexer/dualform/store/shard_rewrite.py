@@ -29,7 +29,7 @@ from dualform.store.views import view_statements
 
 _AT_ONCE = 32 << 20
 """Bytes of rows that are read at once."""
-_SEGMENT_BYTES = 256 << 20
+_FILE_BYTES = 256 << 20
 """About how long a new file becomes at most."""
 
 
@@ -177,7 +177,7 @@ def _written(
             check()
             chosen = own[start : start + size]
             gathered += writer.append(rows.read(start, start + len(chosen))[chosen], form)
-            if gathered >= _SEGMENT_BYTES or start + size >= rows.rows:
+            if gathered >= _FILE_BYTES or start + size >= rows.rows:
                 yield from writer.finish(segment)
                 segment, gathered = segment + 1, 0
                 writer.begin(segment)

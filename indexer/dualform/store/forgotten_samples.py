@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -18,6 +20,8 @@ class ForgottenSamples:
     """How many steps were taken by the moment as of which the sums stand: all of the memory's."""
     sums: str = ""
     """The name of the file with what they brought, within weights/; empty where no such sum is kept."""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """By slot space, how many were theirs; spaces of which they had none may be missing."""
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -27,4 +31,5 @@ class ForgottenSamples:
         if before is None:
             return self
         first = min(before.first_step, self.first_step)
-        return replace(self, samples=before.samples + self.samples, first_step=first)
+        slots = dict(Counter(before.slots) + Counter(self.slots))
+        return replace(self, samples=before.samples + self.samples, first_step=first, slots=slots)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,14 +11,31 @@ from pathlib import Path
 from dualform.errors import Locked
 from dualform.store.manifest import Manifest
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 @contextmanager
-def only_one(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """`wait`: for a training, which goes on whatever holds it up, also where the file system has no locks.
+
+    On systems without such locks, as Windows, nothing is locked; who does not wait is warned of it.
 
     Raises Locked where another process has this moment of the same folder, and NotAMemory where there is none.
     """
     Manifest.read(folder)
+    if fcntl is None:
+        if not wait:
+            warnings.warn(
+                f"this system has no locks of folders: let no other process forget samples of {folder}, or record into "
+                "it, until this is done.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        yield
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         if wait:

@@ -1,0 +1,139 @@
+"""Bytes of memory: of what caches keep between questions, and of what a question needs while it is answered."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dualform.errors import BadInput
+from dualform.store.byte_counts import readable
+
+_ACCOUNTED = 0.85
+"""Of a bound, what is counted: the rest is the allocator's, which returns pages late."""
+_LOOK = 0.05
+"""Seconds between looks whether whoever waits for room still has to."""
+
+
+class MemoryBudget:
+    """What several caches keep, together at most so many bytes. Safe to use from several threads.
+
+    Each value is kept under its owner, which is whatever object tells one cache's keys from another's. What was used
+    longest ago goes first, whoever its owner is, for anything kept here can be made or read again.
+    """
+
+    def __init__(self, most_bytes: int, largest: int | None = None) -> None:
+        """`largest`: bytes of a single value, beyond which it is not kept; all of them where it is None."""
+        self.most_bytes = most_bytes
+        self.largest = most_bytes if largest is None else largest
+        self.kept_bytes = 0
+        """What is kept at this moment."""
+        self._claimed = 0
+        self._line = deque[object]()
+        """Whoever waits to claim, in the order they came."""
+        self._kept = OrderedDict[tuple[object, Hashable], tuple[Any, int]]()
+        self._changed = threading.Condition()
+
+    @classmethod
+    def shared(cls, most_bytes: int) -> MemoryBudget:
+        """One that all caches of an engine draw on: a single value takes a quarter at most."""
+        return cls(most_bytes, most_bytes // 4)
+
+    def leave(self, taken: int, least: int) -> None:
+        """Count with what is `taken` already, and with what the allocator keeps for itself.
+
+        Raises BadInput where less than `least` is left.
+        """
+        left = int((self.most_bytes - taken) * _ACCOUNTED)
+        if left < least:
+            raise BadInput(
+                f"{readable(self.most_bytes)} are too few: {readable(taken)} are taken as the memory is opened, "
+                f"and a question takes up to {readable(least)}.",
+                hint=f"Give at least {readable(1.01 * (taken + least / _ACCOUNTED))}.",
+                field="memory",
+            )
+        with self._changed:
+            self.most_bytes, self.largest = left, left // 4
+            self._make_room()
+
+    def find(self, owner: object, key: Hashable) -> Any:
+        """The value, which is then the one used last; None where it is not kept."""
+        with self._changed:
+            if (owner, key) not in self._kept:
+                return None
+            self._kept.move_to_end((owner, key))
+            return self._kept[owner, key][0]
+
+    def keep(self, owner: object, key: Hashable, value: Any, size: int) -> None:
+        """Keep a value of so many bytes while there is room, in the place of one of that key."""
+        if size > self.largest:
+            return
+        with self._changed:
+            self._drop(owner, key)
+            self._kept[owner, key] = value, size
+            self.kept_bytes += size
+            self._make_room()
+
+    def forget(self, owner: object) -> None:
+        """Let go of all that an owner keeps."""
+        with self._changed:
+            for own, key in [place for place in self._kept if place[0] is owner]:
+                self._drop(own, key)
+
+    def bytes_of(self, owner: object) -> int:
+        """What an owner keeps."""
+        with self._changed:
+            return sum(size for (own, _), (_, size) in self._kept.items() if own is owner)
+
+    @contextmanager
+    def claimed(self, size: int, check: Callable[[], None]) -> Iterator[None]:
+        """So many bytes for the work inside, for which caches let go of what they keep, and for which it waits where
+        others work or came first. Whoever holds a claim must not ask for another: two that wait for each other would do
+        so for ever.
+
+        Raises BadInput where there will never be so much, and what `check` raises while it waits.
+        """
+        if size > self.most_bytes:
+            raise BadInput(
+                f"this question needs about {readable(size)} of memory, and {readable(self.most_bytes)} may be taken.",
+                hint="Ask by fewer queries at once or by fewer groups, or open the memory with more.",
+                field="memory",
+            )
+        with self._changed:
+            place = object()
+            self._line.append(place)
+            try:
+                # A small claim that fits waits behind a large one that does not yet, which would else wait for ever.
+                while self._line[0] is not place or self._claimed + size > self.most_bytes:
+                    self._changed.wait(_LOOK)
+                    check()
+                self._claimed += size
+            finally:
+                self._line.remove(place)
+                self._changed.notify_all()
+            self._make_room()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._claimed -= size
+                self._changed.notify_all()
+
+    def _make_room(self) -> None:
+        while self._kept and self.kept_bytes + self._claimed > self.most_bytes:
+            self._drop(*next(iter(self._kept)))
+
+    def _drop(self, owner: object, key: Hashable) -> None:
+        _, size = self._kept.pop((owner, key), (None, 0))
+        self.kept_bytes -= size
+
+
+def anonymous_bytes() -> int:
+    """What this process holds in memory that no file backs; 0 where the system does not say."""
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
+    return 0
