@@ -29,7 +29,7 @@ from typing import ClassVar
 
 
 class DualformError(Exception):
-    """Base of all deliberate errors."""
+    """Base of all deliberate errors: each says what is wrong, mostly what to do (`hint`), and has a `code` for JSON."""
 
     code: ClassVar[str] = "internal"
 

@@ -238,7 +238,10 @@ def _lookup(ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None) ->
 
 
 class Answers(_Methods, ABC):
-    """Whoever answers questions about one memory: the engine in process, the client over gRPC. A context manager."""
+    """Whoever answers questions about one memory: the engine in process, the client over gRPC.
+
+    A context manager, which closes it. Every method also takes its question as a value: `ask(TopK(…))`.
+    """
 
     @abstractmethod
     def ask(self, question: Question[A]) -> A:
@@ -295,7 +298,7 @@ class Answers(_Methods, ABC):
 
 
 class AsyncAnswers(_Methods, ABC):
-    """The same with `await`."""
+    """Whoever answers questions about one memory asynchronously: the methods of Answers, each to be awaited."""
 
     @abstractmethod
     async def ask(self, question: Question[A]) -> A:

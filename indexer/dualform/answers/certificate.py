@@ -11,11 +11,14 @@ from dualform.answers.scan import Scan
 
 @dataclass(frozen=True)
 class Certificate:
-    """||W_T - rebuilt|| / ||W_T - W_0|| of one layer, bias included, beside the layer's grade."""
+    """How well the record rebuilds one layer's weights of the end, and the layer's grade."""
 
     relative_error: float | None
-    """None where the layer cannot be rebuilt at all (no values, or an optimizer without an update rule), and where its
-    weights of half precision moved less than their rounding, so that there is no way to hold anything against."""
+    """||W_T - rebuilt|| / ||W_T - W_0||, Frobenius norms, bias included: 0.0 is exact, 1.0 as far off as W_0.
+
+    None where the layer cannot be rebuilt at all (no values, or an optimizer without an update rule), and where its
+    weights of half precision moved less than their rounding, so that there is no way to hold anything against.
+    """
     grade: Grade
     rounding_share: float = 0.0
     """Share of the distance ||W_T - W_0|| that lies in biases whose gradient was rounding alone, as attention's keys
@@ -33,7 +36,7 @@ class Certificate:
 
 @dataclass(frozen=True, eq=False)
 class Certificates(Mapping[str, Certificate]):
-    """By layer."""
+    """The certificate of each recorded layer, by its name, in the order of the layers: what `verify` answers."""
 
     certificates: Mapping[str, Certificate]
     scan: Scan = field(default_factory=Scan)

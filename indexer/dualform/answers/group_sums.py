@@ -13,7 +13,7 @@ from dualform.answers.scan import Scan
 
 @dataclass(frozen=True, eq=False)
 class GroupSums:
-    """The summed attention weight of each group, for each query."""
+    """The summed attention weight of each group, for each query (paper section 5.2, figure 5). n queries, G groups."""
 
     groups: tuple[GroupKey, ...]
     """One tuple of `by` values per group, in value order, NULLs (None) last."""
@@ -22,6 +22,7 @@ class GroupSums:
     counts: NDArray[np.int64]
     """int64[G]: slots in each group."""
     by: tuple[str, ...] = ()
+    """The columns that the question grouped by."""
     scan: Scan = field(default_factory=Scan)
     space: str = ""
     """The slot space whose slots were summed."""

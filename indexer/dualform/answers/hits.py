@@ -17,7 +17,7 @@ GroupKey: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """The best slots of each query, best first: score descending, then slot ascending.
+    """The best slots of each query, best first: score descending, then slot ascending (paper section 5.2, figure 4).
 
     `slots[i]` is int64[hits] and `scores[i]` float32[hits] for query i. Where the question had `by`, `groups` holds one
     tuple of values per group, and `slots[i][g]`, `scores[i][g]` the best of group g. A group or mask with fewer than k

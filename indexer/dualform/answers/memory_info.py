@@ -53,13 +53,17 @@ class MemoryInfo:
     """What a memory holds, as of one snapshot."""
 
     format: int
+    """The number of the form on disk (docs/format.md)."""
     snapshot: int
+    """Number of commits seen."""
     recording: bool
     """False once the recorder has left; a training that was killed stays True (`cut_off`)."""
     slots: Mapping[str, int]
     """Slots by space."""
     steps: int
+    """Recorded ones."""
     optimizer: str
+    """Class names, as "SGD"."""
     layers: tuple[LayerInfo, ...]
     skipped: Mapping[str, str]
     """Linear and other layers that were not recorded, with the reason."""
@@ -74,3 +78,5 @@ class MemoryInfo:
     """Parameter or buffer of the model -> digest of it at the end of the training; empty where that is not known."""
     sampling: str = ""
     """How slots were sampled to hold a budget, and what share is kept, in one sentence; empty where all are."""
+    answered_by: str = ""
+    """The backend that scores keys for whoever answers, and the compiled loops it has or why it has none."""

@@ -12,7 +12,7 @@ from dualform.answers.scan import Scan
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Stored queries and what the model answered to them."""
+    """Stored queries and what the model answered to them: n examples, d inputs of a layer."""
 
     name: str
     labels: NDArray[np.int64] | None

@@ -16,7 +16,8 @@ from dualform.extras import optional
 
 @dataclass(frozen=True, eq=False)
 class Weights(Mapping[str, Any]):
-    """A torch tensor under each of the model's own parameter names: `load_state_dict` takes it as it is.
+    """A torch tensor under each of the model's own names of parameters and buffers, in its shape and type:
+    `load_state_dict` takes it as it is.
 
     The tensors share memory with `arrays`, and are made when the first is asked for; without torch, `arrays` has the
     same numbers.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dualform.answers import Weights
 from dualform.errors import BadInput, RecordingError
 from dualform.record.open_models import recorded_parameters
-from dualform.record.unwrapped import whole_model
+from dualform.record.wrappers import whole_model
 
 _VERSIONS = count(1 << 30)
 """Of tensors while weights are applied to them: a graph that was made with some of them is no graph with others."""

@@ -23,7 +23,7 @@ from dualform.record.owners import Owners
 from dualform.record.probes import ProbeTaker
 from dualform.record.state import state_of
 from dualform.record.taps import ModuleTap, Tap
-from dualform.record.unwrapped import whole_model
+from dualform.record.wrappers import whole_model
 from dualform.store.durable import digest_of
 
 BATCH = 256

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from dualform.store.memory_budget import MemoryBudget
 
 Value = TypeVar("Value")
 _LOOK = 0.05
@@ -14,14 +15,19 @@ _SMALL = 100
 """Bytes of a value that does not say its size: a number, a text, None."""
 
 
+class _Held(NamedTuple):
+    """So that None is a value."""
+
+    value: Any
+
+
 class Cache:
     """The values used last, up to a number of bytes: arrays, mappings of arrays, and whatever says its `nbytes`."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        """Bytes."""
-        self._bytes = 0
-        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+    def __init__(self, limit: int | MemoryBudget) -> None:
+        """`limit`: bytes, or the budget that it shares with other caches."""
+        self._budget = MemoryBudget(limit, limit // 2) if isinstance(limit, int) else limit
+        self._owner = object()
         self._making: dict[Hashable, threading.Event] = {}
         self._lock = threading.Lock()
 
@@ -34,9 +40,9 @@ class Cache:
         """
         while True:
             with self._lock:
-                if key in self._values:
-                    self._values.move_to_end(key)
-                    found: Value = self._values[key]
+                held: _Held | None = self._budget.find(self._owner, key)
+                if held is not None:
+                    found: Value = held.value
                     return found
                 made = self._making.get(key)
                 if made is None:
@@ -47,29 +53,26 @@ class Cache:
                 check()
         try:
             value = make()
-            self._keep(key, value)
+            self._budget.keep(self._owner, key, _Held(value), _size(value))
             return value
         finally:
             with self._lock:
                 del self._making[key]
             made.set()
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether a value is there, or being made."""
+        with self._lock:
+            return key in self._making or self._budget.find(self._owner, key) is not None
+
     def clear(self) -> None:
         """Let go of all values; what is being made meanwhile is kept."""
-        with self._lock:
-            self._values.clear()
-            self._bytes = 0
+        self._budget.forget(self._owner)
 
-    def _keep(self, key: Hashable, value: Any) -> None:
-        size = _size(value)
-        if size > self.limit // 2:
-            return  # it would push out everything else
-        with self._lock:
-            self._values[key] = value
-            self._bytes += size
-            while self._bytes > self.limit:
-                _, dropped = self._values.popitem(last=False)
-                self._bytes -= _size(dropped)
+    @property
+    def nbytes(self) -> int:
+        """Of what is kept."""
+        return self._budget.bytes_of(self._owner)
 
 
 def _size(value: Any) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -18,15 +19,15 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput, Cancelled
 from dualform.methods import Answers
-from dualform.query import info, network, slots
-from dualform.query.resolved import resolve
+from dualform.query import needs, slots
+from dualform.query.resolved import Q, Resolved, resolve
 from dualform.query.score import backends
+from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.tally import Tally
 from dualform.query.search.top_k import top_k
 from dualform.query.sql.process import Sql
 from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
-from dualform.query.weights import certificate
 from dualform.questions import (
     GroupSum,
     Inventory,
@@ -40,6 +41,8 @@ from dualform.questions import (
     TopK,
     Verification,
 )
+from dualform.store.byte_counts import bytes_of
+from dualform.store.memory_budget import MemoryBudget, anonymous_bytes
 from dualform.store.runs import Runs, opened, opened_again
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
@@ -55,20 +58,32 @@ def open_memory(
     backend: str | None = None,
     cache_bytes: int = CACHE_BYTES,
     held_bytes: int | None = None,
+    memory: int | str | None = None,
+    whole_process: bool = False,
 ) -> Engine:
     """The memory in a folder, ready for questions; or in several, the runs of a training that was resumed, in order.
 
     Steps and slots of a run follow those of the run before; the column `run` counts from 0.
     `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
     give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights), and
-    `held_bytes` the keys and values that are: half of the machine's memory where it is None.
+    `held_bytes` the keys and values that are: half of the machine's memory where it is None. With `memory`, bytes or a
+    text as "2 GB", all that the engine holds takes that much at most, with what questions need while they are answered;
+    `cache_bytes` and `held_bytes` then say nothing, and a question that needs more is refused. What the process holds
+    already counts with `whole_process`.
 
-    Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network, NotFound or
-    MissingPackage for the backend.
+    Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little memory,
+    NotFound or MissingPackage for the backend.
     """
-    segments = SegmentCache(held_bytes)
-    memory = opened(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
-    return Engine(memory, backends.choose(backend), cache_bytes, segments)
+    before = 0 if whole_process else anonymous_bytes()
+    budget = None if memory is None else MemoryBudget.shared(bytes_of(memory, "memory"))
+    segments = SegmentCache(held_bytes, budget)
+    found = opened(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
+    chosen = backends.choose(backend)
+    if budget is not None:
+        budget.leave(anonymous_bytes() - before, needs.LEAST)
+        if isinstance(chosen, backends.ScreenBackend):
+            chosen.screen.codes = CodesCache(budget.most_bytes // 2, budget)
+    return Engine(found, chosen, cache_bytes, segments, budget)
 
 
 class Engine(Answers):
@@ -80,16 +95,18 @@ class Engine(Answers):
         backend: backends.Backend,
         cache_bytes: int = CACHE_BYTES,
         segments: SegmentCache | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
+        """`budget`: what all caches share, and questions claim their part of; None for caches of their own sizes."""
         self._backend, self._cache_bytes = backend, cache_bytes
-        self._segments = segments
+        self._budget, self._segments = budget, segments
         """Key and value segments held in memory; committed segments never change, so a refresh keeps them."""
         self._refreshing = threading.Lock()
         self.tally = Tally()
         self._see(memory)
 
     def _see(self, memory: Snapshot) -> None:
-        self._view = View(memory, self._backend, self._cache_bytes, self.tally)
+        self._view = View(memory, self._backend, self._budget or self._cache_bytes, self.tally)
         self._sql = Sql(self._view)
 
     @property
@@ -112,26 +129,50 @@ class Engine(Answers):
         view = self._view
         match question:
             case TopK():
-                return top_k(resolve(view, question, check), check)
+                best = self._resolved(question, check)
+                with self._room(lambda: needs.of_top_k(best), check):
+                    return top_k(best, check)
             case GroupSum():
-                return group_sum(resolve(view, question, check), check)
-            case Output():
-                return network.output(resolve(view, question, check), check)
-            case NetworkWeights():
-                return network.weights(view, question, check)
-            case MaskCancellation():
-                return network.cancellation(view, question, check)
+                grouped = self._resolved(question, check)
+                with self._room(lambda: needs.of_group_sum(grouped), check):
+                    return group_sum(grouped, check)
             case SlotLookup():
-                return slots.slot_columns(view, question.ids, question.space)
+                with self._room(lambda: needs.of_slots(view, len(question.ids)), check):
+                    return slots.slot_columns(view, question.ids, question.space)
             case SqlStatement():
                 return self._sql.run(question.text, check)
+        # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
+        from dualform.query import info, network
+        from dualform.query.weights import certificate
+
+        match question:
+            case Output():
+                asked = self._resolved(question, check)
+                with self._room(lambda: needs.of_output(asked), check):
+                    return network.output(asked, check)
+            case NetworkWeights():
+                with self._room(lambda: needs.of_weights(view), check):
+                    return network.weights(view, question, check)
+            case MaskCancellation():
+                with self._room(lambda: needs.of_weights(view), check):
+                    return network.cancellation(view, question, check)
             case ProbeLookup():
                 return info.probe(view, question.name, question.layer)
             case Inventory():
                 return info.describe(view)
             case Verification():
-                return certificate.certify(view, check)
+                with self._room(lambda: needs.of_weights(view), check):
+                    return certificate.certify(view, check)
         raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
+
+    def _resolved(self, question: Q, check: Check) -> Resolved[Q]:
+        view = self._view
+        with self._room(lambda: needs.of_resolving(view, question.layer), check):
+            return resolve(view, question, check)
+
+    def _room(self, needed: Callable[[], int], check: Check) -> AbstractContextManager[None]:
+        """Memory for the work inside. Raises BadInput where there will never be so much."""
+        return nullcontext() if self._budget is None else self._budget.claimed(needed(), check)
 
     def keys(self, layer: str, ids: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """float32[n, d_in]: a layer's inputs of some slots of its space, or of all that it has, in slot order.
@@ -166,9 +207,10 @@ class Engine(Answers):
             seen = self._view.snapshot
             if not seen.moved():
                 return False
-            memory = opened_again(seen, self._segments)
+            memory, before = opened_again(seen, self._segments), self._view
             self._sql.close()
             self._see(memory)
+            before.cache.clear()
             return True
 
     def close(self) -> None:
@@ -179,6 +221,13 @@ class Engine(Answers):
         self._view.cache.clear()
         if self._segments is not None:
             self._segments.clear()
+        if isinstance(self._backend, backends.ScreenBackend):
+            self._backend.screen.codes.clear()
+
+    @property
+    def answered_by(self) -> str:
+        """The backend, and the compiled loops or why there are none."""
+        return backends.described(self._backend)
 
     def __repr__(self) -> str:
         return f"Engine({str(self.path)!r}, snapshot {self._view.snapshot.commits}, {self._backend.name})"

@@ -5,19 +5,23 @@ Shapes: m entries that the mask leaves, H entries of the layer, T slots of its s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
 from dualform.errors import NotFound
+from dualform.query import stored_groups
+from dualform.query.stored_groups import StoredGroups
 from dualform.query.view import Check, View, never
-from dualform.query.where.mask import Selection
+from dualform.query.where.mask import Selection, Source
 from dualform.store.layer import Layer
 from dualform.store.samples import as_numpy
 from dualform.store.space import Space
@@ -26,23 +30,58 @@ _BLOCK = 1_000_000
 """Entries whose values are ranked at once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Groups:
+class Members(NamedTuple):
     """The entries that stay, each with its group."""
 
-    by: tuple[str, ...]
-    keys: tuple[GroupKey, ...]
-    """One tuple of `by` values per group, in value order, NULLs (None) last. Groups that no entry has are left out."""
     entries: NDArray[np.int64]
     """int64[m], ascending."""
     numbers: NDArray[np.int64]
     """int64[m]: the group of each of `entries`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Groups of entries that stay. What is kept of them on disk (stored_groups.py) tells no members: they are made when
+    they are first needed.
+    """
+
+    by: tuple[str, ...]
+    keys: tuple[GroupKey, ...]
+    """One tuple of `by` values per group, in value order, NULLs (None) last. Groups that no entry has are left out."""
     counts: NDArray[np.int64]
     """int64[G]."""
+    make: Callable[[], Members]
+    known_digest: bytes = b""
+
+    @classmethod
+    def of(cls, by: tuple[str, ...], keys: tuple[GroupKey, ...], members: Members, counts: NDArray[np.int64]) -> Groups:
+        return cls(by, keys, counts, lambda: members)
+
+    @cached_property
+    def members(self) -> Members:
+        return self.make()
+
+    @property
+    def entries(self) -> NDArray[np.int64]:
+        return self.members.entries
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        return self.members.numbers
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of the members: equal for equal groups of equal entries."""
+        if self.known_digest:
+            return self.known_digest
+        found = xxhash.xxh3_128(np.ascontiguousarray(self.entries).view(np.uint8).data)
+        found.update(np.ascontiguousarray(self.numbers).view(np.uint8).data)
+        return found.digest()
 
     @property
     def nbytes(self) -> int:
-        return self.entries.nbytes + self.numbers.nbytes + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
+        """With the members, made or not."""
+        return 16 * int(self.counts.sum()) + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
 
 
 def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str, ...], check: Check = never) -> Groups:
@@ -52,7 +91,19 @@ def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str,
     """
     key = ("groups", layer.space, selection.identity, by)
     space, slots = view.snapshot.space(layer.space), view.snapshot.entries(layer.name).slots
-    return view.cache.get(key, lambda: group(space, slots, selection, by, check), check)
+
+    def made() -> Groups:
+        place = None
+        if selection.source == Source(None) and view.shards is None:
+            place = stored_groups.place_of(view.snapshot, layer, by)
+        if place and (kept := stored_groups.read(place)):
+            return Groups(by, *kept[:2], lambda: group(space, slots, selection, by).members, kept.digest)
+        found = group(space, slots, selection, by, check)
+        if place:
+            stored_groups.write(place, StoredGroups(found.keys, found.counts, found.digest))
+        return found
+
+    return view.cache.get(key, made, check)
 
 
 def group(
@@ -78,7 +129,7 @@ def group(
         present, numbers = _dense(numbers * len(values) + codes, len(keys) * len(values))
         keys = [(*keys[code // len(values)], values[code % len(values)]) for code in present.tolist()]
     counts = np.bincount(numbers, minlength=len(keys)).astype(np.int64)
-    return Groups(by, tuple(keys), entries, numbers.astype(np.int64), counts)
+    return Groups.of(by, tuple(keys), Members(entries, numbers.astype(np.int64)), counts)
 
 
 def _codes_of_slots(

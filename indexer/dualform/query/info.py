@@ -7,7 +7,8 @@ import time
 import numpy as np
 
 from dualform.answers import LayerInfo, MemoryInfo, Probe
-from dualform.query.sampled import sampled
+from dualform.query.sampling_note import sampling_note
+from dualform.query.score.backends import described
 from dualform.query.view import View
 from dualform.query.weights.exactness import grade
 from dualform.store.layer import Layer
@@ -28,8 +29,9 @@ def describe(view: View) -> MemoryInfo:
         columns={space: dict(memory.space(space).columns) for space in memory.spaces_of_layers},
         probes=tuple(memory.probes.values()),
         cut_off=memory.cut_off,
-        sampling=sampled(view),
+        sampling=sampling_note(view),
         final=dict(memory.final_digests),
+        answered_by=described(view.backend),
     )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Cancellation, Concentration, Outputs, Scan, Weights
+from dualform.answers import Cancellation, Concentration, Grade, Outputs, Scan, Weights
 from dualform.errors import BadInput, NotFound
 from dualform.query.resolved import Resolved
 from dualform.query.slots import check_space
@@ -18,12 +19,15 @@ from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
 from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.concentration import concentration
+from dualform.query.weights.direct_outputs import direct_outputs
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt import rebuild, rebuild_without_slots, tied
+from dualform.query.weights.requirement import require
 from dualform.query.weights.softmax import softmax
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import MaskCancellation, NetworkWeights, Output
+from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 
 
@@ -36,13 +40,7 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
             values, effective = weighed.values, weighed.effective_slots
             grade, standing = weighed.grade, weighed.standing
         case "linear":
-            at_step, inexact = question.at_step, question.allow_inexact
-            partners = tied(view, layer.stored, question.where, check)
-            weights = rebuild(view, layer.stored, resolved.selection, at_step, inexact, check, partners)
-            if not question.initial:
-                weights = weights.less(rebuild_without_slots(view, layer.stored, at_step, inexact, check))
-            values = outputs(weights.of(layer), resolved.queries, check, layer.groups)
-            grade, standing = weights.grade, weights.standing
+            values, grade, standing = _linear(resolved, check)
         case other:
             raise BadInput(f"the engine has no kernel {other!r}.", field="kernel")
     return Outputs(
@@ -56,6 +54,24 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
         question.initial,
         effective,
     )
+
+
+def _linear(resolved: Resolved[Output], check: Check) -> tuple[NDArray[np.float32], Grade, float]:
+    """The outputs, their grade, and how much stands of the weights whatever the mask leaves."""
+    question, view, layer, selection = resolved.question, resolved.view, resolved.layer, resolved.selection
+    at_step, inexact = question.at_step, question.allow_inexact
+    partners = tied(view, layer.stored, question.where, check)
+    check_step(at_step, view.snapshot.steps)
+    grade = require(view, layer.stored, at_step, inexact, check)
+    at_end = at_step is None or at_step == view.snapshot.steps
+    if question.initial and not partners and (grade.exact or not at_end):
+        direct = direct_outputs(view, layer, selection, at_step, resolved.queries, check)
+        if direct is not None:
+            return direct, grade, 0.0
+    weights = rebuild(view, layer.stored, selection, at_step, inexact, check, partners)
+    if not question.initial:
+        weights = weights.less(rebuild_without_slots(view, layer.stored, at_step, inexact, check))
+    return outputs(weights.of(layer), resolved.queries, check, layer.groups), weights.grade, weights.standing
 
 
 def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
@@ -74,7 +90,7 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
         not_recorded=network.not_recorded,
         others=network.others,
         kept=network.kept,
-        scan=_scan(view, network.kept, began),
+        scan=_scan(view, network.kept, began, question.at_step),
         ended=view.snapshot.ended,
     )
     if found.remark and not (found.ended and question.where is None and question.at_step is None):
@@ -106,7 +122,7 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
             found[layer.name] = figures.cancellation(view, layer, own, question.at_step, question.allow_inexact, check)
         else:
             moves[layer.name] = concentration(view, layer, selections, question.at_step, question.allow_inexact, check)
-    return Cancellation(found, _scan(view, kept, began), moves)
+    return Cancellation(found, _scan(view, kept, began, question.at_step), moves)
 
 
 @contextmanager
@@ -145,5 +161,6 @@ def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str
     return where
 
 
-def _scan(view: View, kept: Mapping[str, int], began: float) -> Scan:
-    return view.scan(began, sum(view.snapshot.space(space).count for space in kept), sum(kept.values()))
+def _scan(view: View, kept: Mapping[str, int], began: float, at_step: int | None) -> Scan:
+    slots = sum(view.snapshot.space(space).count for space in kept)
+    return view.scan(began, slots, sum(kept.values()), at_step=at_step)

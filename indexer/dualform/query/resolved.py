@@ -50,8 +50,10 @@ class Resolved(Generic[Q]):
 
     def scan(self) -> Scan:
         """What answering has taken so far."""
-        backend = "" if isinstance(self.question, Output) else self.view.backend.name
-        return self.view.scan(self.began, len(self.selection.stays), self.selection.count, backend, self.layer.space)
+        slots, matching, space = len(self.selection.stays), self.selection.count, self.layer.space
+        if isinstance(self.question, Output):
+            return self.view.scan(self.began, slots, matching, space=space, at_step=self.question.at_step)
+        return self.view.scan(self.began, slots, matching, self.view.backend.name, space)
 
 
 def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:

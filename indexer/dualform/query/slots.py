@@ -24,7 +24,8 @@ def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Colum
     began = time.perf_counter()
     stored = view.snapshot.space(check_space(view, space))
     rows = within(ids, stored.count, "slot", "ids")
-    table = stored.at(rows, list(stored.columns))
+    with view.snapshot.reading():
+        table = stored.at(rows, list(stored.columns))
     columns = {name: as_numpy(table[name]) for name in table.column_names}
     return Columns(columns, view.scan(began, stored.count, len(rows), space=stored.name), stored.name)
 

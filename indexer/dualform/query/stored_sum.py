@@ -19,12 +19,11 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
+from dualform.store import derived
 from dualform.store.derived import SUM, DerivedFile, write_derived
 from dualform.store.rows import Rows
 from dualform.store.snapshot import Snapshot
 
-LEAST_BYTES = 4 << 20
-"""Of segments whose sums are kept: smaller ones are read within milliseconds."""
 MOST_BYTES = 64 << 20
 """Of all sums of a layer; a single one takes at most a quarter. The oldest go."""
 
@@ -60,17 +59,17 @@ class StoredSum:
             digest.update(b"none" if array is None else f"{array.dtype.str}{array.shape}".encode())
             if array is not None:
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return cls(folder / f"{digest.hexdigest()}{SUM}", kind) if folder and size >= LEAST_BYTES else None
+        return cls(folder / f"{digest.hexdigest()}{SUM}", kind) if folder and size >= derived.LEAST_BYTES else None
 
     def read(self, *forms: tuple[DTypeLike, tuple[int, ...]]) -> list[NDArray[Any]] | None:
-        """The arrays, of these types and shapes; None where they are not there, or were altered."""
+        """The arrays, of these types and shapes, (-1,) being any length; None where they are not there, or altered."""
         file = DerivedFile.open(self.path, self.kind, self.path.stem)
         if file is None or len(file.sizes) != len(forms):
             return None
         found = list[NDArray[Any]]()
         for number, (dtype, shape) in enumerate(forms):
             part = file.read(number)
-            if part is None or len(part) != np.dtype(dtype).itemsize * int(np.prod(shape)):
+            if part is None or (shape != (-1,) and len(part) != np.dtype(dtype).itemsize * int(np.prod(shape))):
                 return None
             found.append(part.view(dtype).reshape(shape))
         with suppress(OSError):

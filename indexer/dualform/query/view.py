@@ -14,14 +14,14 @@ from dualform.answers import Scan
 from dualform.query.cache import Cache
 from dualform.query.score.backends import Backend
 from dualform.query.search.tally import Tally
-from dualform.query.weights.coefficients import coefficients
-from dualform.rules import Coefficients
 from dualform.store.layer import Layer
+from dualform.store.memory_budget import MemoryBudget
 from dualform.store.products import Products
 from dualform.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from dualform.query.shards.shards import Shards
+    from dualform.rules import Coefficients
 
 Check: TypeAlias = Callable[[], None]
 """Called between blocks of work; raises Cancelled where nobody waits for the answer any more, and TimedOut where it has
@@ -35,8 +35,12 @@ def never() -> None:
 class View:
     """What one question is asked of; a question sees one snapshot from its start to its end."""
 
-    def __init__(self, snapshot: Snapshot, backend: Backend, cache_bytes: int, tally: Tally | None = None) -> None:
-        """`cache_bytes`: of masks, groups, norms, sums of keys and rebuilt weights."""
+    def __init__(
+        self, snapshot: Snapshot, backend: Backend, cache_bytes: int | MemoryBudget, tally: Tally | None = None
+    ) -> None:
+        """`cache_bytes`: of masks, groups, norms, sums of keys and rebuilt weights; or the budget that they share with
+        all else that is kept.
+        """
         self.shards: Shards | None = None
         """Who answers for the memory's shards, where that is not this process."""
         self.snapshot = snapshot
@@ -45,12 +49,18 @@ class View:
         self.tally = tally or Tally()
 
     def scan(
-        self, began: float, slots: int = 0, matching: int = 0, backend: str = "", space: str | None = None
+        self,
+        began: float,
+        slots: int = 0,
+        matching: int = 0,
+        backend: str = "",
+        space: str | None = None,
+        at_step: int | None = None,
     ) -> Scan:
         """What answering has taken since `began`, in seconds of time.perf_counter(); `space`: the one that was asked,
-        None for all.
+        None for all; `at_step`: as of which step, None for the end.
         """
-        share = self.snapshot.share(self.snapshot.spaces_of_layers if space is None else [space])
+        share = self.snapshot.share(self.snapshot.spaces_of_layers if space is None else [space], at_step)
         return Scan(self.snapshot.commits, slots, matching, backend, time.perf_counter() - began, share=share)
 
     def datasets(self) -> dict[str, int]:
@@ -59,6 +69,8 @@ class View:
 
     def coefficients(self, layer: Layer, parameter: str, at_step: int | None, *, factors: bool = True) -> Coefficients:
         """As dualform.query.weights.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
+        from dualform.query.weights.coefficients import coefficients  # not needed by scores
+
         found = coefficients(self.snapshot, layer.log_name(parameter), at_step, factors=factors)
         later = self.snapshot.steps - len(found.per_step)
         return replace(found, per_step=np.pad(found.per_step, (0, later)))

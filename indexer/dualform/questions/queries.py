@@ -22,7 +22,11 @@ MOST_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Vectors:
-    """Queries given as numbers."""
+    """Queries given as numbers: n of them, each as wide as the layer's input, d.
+
+    Takes what NumPy makes an array of, a single query [d] too, and keeps float32. Raises BadInput for other shapes, no
+    query at all, and numbers that are not finite.
+    """
 
     rows: NDArray[np.float32]
     """float32[n, d], finite."""
@@ -63,7 +67,10 @@ class Vectors:
 
 @dataclass(frozen=True)
 class ProbeRows:
-    """Queries stored in the memory under a probe's name."""
+    """Queries stored in the memory under a probe's name: the layer's own inputs when the probe was taken.
+
+    Asking raises NotFound for a probe that is not there, or does not have the row.
+    """
 
     probe: str
     rows: tuple[int, ...] | None = None
@@ -82,9 +89,13 @@ class ProbeRows:
 
 @dataclass(frozen=True)
 class SlotKeys:
-    """The keys of training datapoints themselves, as queries."""
+    """The keys of training datapoints themselves, as queries.
+
+    Asking raises NotFound for a slot that the layer does not have.
+    """
 
     slots: tuple[int, ...]
+    """Numbers in the layer's slot space."""
 
     @property
     def count(self) -> int:

@@ -57,11 +57,15 @@ class Output(LayerQuestion[Outputs]):
 
 @dataclass(frozen=True)
 class NetworkWeights(Question[Weights]):
-    """The parameters of the whole network when only the slots of a mask speak."""
+    """The parameters of the whole network when only the slots of a mask speak (paper equation 13, for every layer).
+
+    As a value, for `Answers.ask`; `Answers.weights` makes one. Raises BadInput for what cannot be asked of any memory.
+    """
 
     where: str | Mapping[str, str] | None = None
     """One mask for all slot spaces, or masks by space, which leave the spaces that they do not name whole."""
     at_step: int | None = None
+    """As of so many recorded steps; None for the end."""
     allow_inexact: bool = False
 
     def __post_init__(self) -> None:

@@ -14,7 +14,11 @@ from dualform.questions.layer_question import LayerQuestion
 
 @dataclass(frozen=True)
 class TopK(LayerQuestion[Hits]):
-    """The k training datapoints that each query attends to most (paper section 5.2, figure 4)."""
+    """The k training datapoints that each query attends to most (paper section 5.2, figure 4).
+
+    As a value, for `Answers.ask`; `Answers.topk` makes one, and says what its fields mean. Raises BadInput for what
+    cannot be asked of any memory.
+    """
 
     k: int = 10
     where: str | None = None
@@ -41,7 +45,11 @@ class TopK(LayerQuestion[Hits]):
 
 @dataclass(frozen=True)
 class GroupSum(LayerQuestion[GroupSums]):
-    """The sum of attention weights of each group of training datapoints (paper section 5.2, figure 5)."""
+    """The sum of attention weights of each group of training datapoints (paper section 5.2, figure 5).
+
+    As a value, for `Answers.ask`; `Answers.group_sum` makes one, and says what its fields mean. Raises BadInput for
+    what cannot be asked of any memory.
+    """
 
     by: tuple[str, ...]
     where: str | None = None

@@ -4,8 +4,8 @@ Shapes: n queries, G groups, d dimensions.
 
 Sums of a linear score have the bits of a stored memory's: windows begin where a block of key sums does, and where there
 are so many groups that scores are added instead (grouping.py), they are added in slot order to the sums so far. Sums of
-any other score add the canonical scores in slot order, as a stored memory does where there are so many groups.
-Elsewhere it may add float32 scores of absolute values, so that the two may differ by as much as it allows itself, 1e-6
+any other score add the canonical scores in slot order. A stored memory adds absolute values of matrix products, in
+float32 or, where there are so many groups, in float64, so that the two may differ by as much as it allows itself, 1e-6
 relative. Where the sum of scores is the score of the sum of keys, both take that, and the bits are the same again.
 A score that depends on more than the inner product makes its own sums of each window, and these are added.
 """

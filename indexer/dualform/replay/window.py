@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.groups import Groups
+from dualform.query.groups import Groups, Members
 from dualform.query.score.backends import Backend
 from dualform.query.sums.key_sums import BLOCK
 from dualform.query.view import View
@@ -74,7 +74,7 @@ class Window:
         """The groups that the window has entries of, and the number of each among all groups."""
         entries, numbers = self.members(groups)
         present, own, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-        return Groups(groups.by, tuple(present.tolist()), entries, own, counts), present
+        return Groups.of(groups.by, tuple(present.tolist()), Members(entries, own), counts), present
 
 
 class RunningAnswer(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import Inexact
-from dualform.kernels.workers import share
+from dualform.kernels.workers import divide
 from dualform.query.score.bound import norms
 from dualform.query.search.stored_codes import StoredCodes
 from dualform.query.view import Check, View
@@ -102,7 +102,7 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
         for source in keys.sources:
             check()
             own = found[source.first_row : source.first_row + source.rows]
-            stored = StoredCodes.of(source) if (start, last) == (0, source.width) else None
+            stored = StoredCodes.open(source) if (start, last) == (0, source.width) else None
             kept = stored.norms() if stored else None
             if kept is not None:
                 own[:] = kept
@@ -123,7 +123,7 @@ def _measure(source: KeySource, columns: slice, found: NDArray[np.float64], chec
             part = block[start : start + _NORM_TASK, columns]
             found[first + start : first + start + len(part)] = norms(part)
 
-        share(range(0, len(block), _NORM_TASK), work)
+        divide(range(0, len(block), _NORM_TASK), work)
 
 
 def _refuse(rows: KeyRows, view: View, layer: str) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
-from dualform.kernels.workers import share
+from dualform.kernels.workers import divide
 from dualform.query.score.canonical import canonical_scores
 from dualform.store.rows import Keys
 
-HELD_BYTES = 1 << 30
+HELD_BYTES = 256 << 20
 """Of key sources that are held at once, whatever a cache keeps of them."""
 _TAKEN = 8192
 """Rows that are scored together, or copied together where there are no compiled loops."""
@@ -87,7 +87,7 @@ def _score_run(
         part = slice(start, start + _TASK)
         scores[part] = kernels.canonical(addresses[part], query[part], queries)
 
-    share(range(0, len(rows), _TASK), work, None if len(rows) > _TASK else 1)
+    divide(range(0, len(rows), _TASK), work, None if len(rows) > _TASK else 1)
     del held  # what the addresses point into
     return scores
 
@@ -105,7 +105,7 @@ def score_rows(rows: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArr
     def work(_: int, start: int) -> None:
         scores[:, start : start + size] = kernels.canonical_rows(rows[start : start + size], queries)
 
-    share(range(0, len(rows), size), work)
+    divide(range(0, len(rows), size), work)
     return scores
 
 

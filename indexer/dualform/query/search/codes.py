@@ -3,7 +3,7 @@
 Shapes: R rows of a key source, n queries, d dimensions; G groups of kernels.ROWS rows, W words of four dimensions.
 
     x = scale * code + low + r      code from 0 to 255, one scale and one low for each key
-    q = scale * code + r            code from -127 to 127, one scale for each query; r may be coded again
+    q = scale * code + r            code up to kernels.greatest(), one scale for each query; r may be coded again
 
 so that x . q = scale_x scale_q (code_x . code_q) + low sum(q) up to |r_x| |q| + |x - low - r_x| |r_q|, by Cauchy and
 Schwarz. The product of the codes is a sum of integers, exact in any order. The norms of what is left out are stored
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.kernels import arguments
-from dualform.kernels.workers import share
+from dualform.kernels.workers import divide
 from dualform.store.sources.key_source import KeySource
 
 _SLACK = 2.0**-20
@@ -27,7 +27,7 @@ _SLACK = 2.0**-20
 WIDEST = (2**31 - 1) // (255 * 127)
 """Dimensions whose products of codes, all of them the greatest, still add up within 32 bits."""
 _MADE_BYTES = 64 << 20
-"""Of keys that are made so that their codes can be."""
+"""Of keys that are read, or made, so that their codes can be."""
 _SMALLEST, _LARGEST = 1e-12, 1e12
 """Queries whose greatest number lies outside are not coded: a product of two scales could leave float32."""
 
@@ -66,44 +66,39 @@ class Codes:
         return arguments.KeyCodes(
             self.codes,
             *self.numbers,
-            None if group is None else group[first : first + self.rows],
+            group,
             self.rows,
             self.codes.shape[1],
             first,
         )
 
 
-def quantise(keys: NDArray[np.float32], *, plain: bool = False) -> Codes:
-    """The codes of float32[R, d]. A key that is not finite, or out of range, gets a residual that never excludes it.
-
-    `plain` leaves the fast instructions aside.
-    """
+def quantise(keys: NDArray[np.float32]) -> Codes:
+    """The codes of float32[R, d]. A key that is not finite, or out of range, gets a residual that never excludes it."""
     made = Codes.room(*keys.shape)
-    _fill(made, keys, plain)
+    _fill(made, keys)
     return made
 
 
 def quantise_source(source: KeySource) -> Codes:
-    """The codes of a key source; of keys that are made, block by block."""
-    if not source.made:
-        return quantise(source.read(0, source.rows))
+    """The codes of a key source, block by block."""
     made, size = Codes.room(source.rows, source.width), max(1, _MADE_BYTES // (4 * kernels.ROWS * max(1, source.width)))
     for first in range(0, len(made.codes), size):
         start, stop = first * kernels.ROWS, min((first + size) * kernels.ROWS, source.rows)
         numbers = made.numbers[:, start : start + size * kernels.ROWS]
-        _fill(Codes(made.codes[first : first + size], numbers, stop - start), source.read(start, stop), plain=False)
+        _fill(Codes(made.codes[first : first + size], numbers, stop - start), source.read(start, stop))
     return made
 
 
-def _fill(made: Codes, keys: NDArray[np.float32], plain: bool) -> None:
+def _fill(made: Codes, keys: NDArray[np.float32]) -> None:
     if keys.shape[1] == 0:
         return
     argument, step = made.as_argument(0, None), 4096
 
     def work(_: int, start: int) -> None:
-        kernels.quantise(argument, keys, start, min(start + step, len(keys)), plain)
+        kernels.quantise(argument, keys, start, min(start + step, len(keys)))
 
-    share(range(0, len(keys), step), work)
+    divide(range(0, len(keys), step), work)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +125,12 @@ def can_quantise(queries: NDArray[np.float32]) -> NDArray[np.bool_]:
 def quantise_queries(queries: NDArray[np.float32], columns: int = 1) -> QueryCodes:
     """The codes of float32[n, d], which are within range: once or, in two columns, twice."""
     count, width = queries.shape
-    wide = queries.astype(np.float64)
-    scale = (np.abs(wide).max(axis=1) / 127).astype(np.float32).astype(np.float64)
-    scales = (scale, (scale / 254).astype(np.float32).astype(np.float64))
+    wide, greatest = queries.astype(np.float64), kernels.greatest()
+    scale = (np.abs(wide).max(axis=1) / greatest).astype(np.float32).astype(np.float64)
+    scales = (scale, (scale / (2 * greatest)).astype(np.float32).astype(np.float64))
     left, codes = wide, []
     for step in scales[:columns]:
-        codes.append(np.clip(np.rint(left / step[:, None]), -127, 127))
+        codes.append(np.clip(np.rint(left / step[:, None]), -greatest, greatest))
         left = left - codes[-1] * step[:, None]
     coded, sums = wide - left, wide.sum(axis=1)
     slack = _SLACK * (np.abs(sums) + np.abs(wide).sum(axis=1) * 2.0**-20)

@@ -6,24 +6,26 @@ Shapes: R rows of a key source.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.search.codes import Codes, quantise_source
-from dualform.query.search.stored_codes import StoredCodes, keep
+from dualform.query.search.stored_codes import StoredCodes, write_codes
+from dualform.store.memory_budget import MemoryBudget
 from dualform.store.sources.key_source import KeySource
 
 
 class CodesCache:
-    """Codes of key sources, which never change; the least recently used dropped beyond a number of bytes."""
+    """Codes of key sources, which never change; the least recently used dropped beyond a budget."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, budget: MemoryBudget | None = None) -> None:
+        """`budget`: what is shared with other caches; None for one of `most_bytes`."""
         self.most_bytes = most_bytes
-        self._held: OrderedDict[Hashable, Codes] = OrderedDict()
-        self._bytes = 0
+        """Of the codes of one layer: beyond it they are not held, since each question would push them out."""
+        self._budget = budget or MemoryBudget(most_bytes)
+        self._owner = object()
         self._passed = set[Hashable]()
         """Sources whose stored codes were screened without being held."""
         self._lock = threading.Lock()
@@ -40,19 +42,23 @@ class CodesCache:
         with self._making:  # makers share all cores: one at a time is as fast, and never makes the same twice
             if (held := self._look(identity)) is not None:
                 return held
-            stored = StoredCodes.of(source)
+            stored = StoredCodes.open(source)
             made = stored.whole() if stored else None
             if made is None:
                 made = quantise_source(source)
                 if norms is not None:
-                    keep(source, made, norms)
-        with self._lock:
-            if made.nbytes <= self.most_bytes:
-                self._held[identity] = made
-                self._bytes += made.nbytes
-                while self._bytes > self.most_bytes:
-                    self._bytes -= self._held.popitem(last=False)[1].nbytes
+                    write_codes(source, made, norms)
+        self._budget.keep(self._owner, identity, made, made.nbytes)
         return made
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is held."""
+        return self._budget.bytes_of(self._owner)
+
+    def clear(self) -> None:
+        """Let go of everything; whoever is screening keeps what it has."""
+        self._budget.forget(self._owner)
 
     def passing(self, source: KeySource, hold: bool) -> StoredCodes | None:
         """Stored codes of a source that is not held, to be screened block by block and not held either.
@@ -63,14 +69,12 @@ class CodesCache:
         identity = source.identity
         if self._look(identity) is not None or (hold and identity in self._passed):
             return None
-        stored = StoredCodes.of(source)
+        stored = StoredCodes.open(source)
         if stored is not None:
             with self._lock:
                 self._passed.add(identity)
         return stored
 
     def _look(self, identity: Hashable) -> Codes | None:
-        with self._lock:
-            if identity in self._held:
-                self._held.move_to_end(identity)
-            return self._held.get(identity)
+        held: Codes | None = self._budget.find(self._owner, identity)
+        return held

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.kernels import arguments
-from dualform.kernels.workers import cores, share
+from dualform.kernels.workers import cores, divide
 from dualform.query.search.codes import Codes, quantise_queries
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.stored_codes import StoredCodes
@@ -69,6 +69,40 @@ class Candidates:
     """bool[n]: queries with too many candidates to be worth scoring; their candidates are not listed."""
 
 
+class Screen(Protocol):
+    """Who leaves out the rows that k others beat, by what it keeps of them."""
+
+    codes: CodesCache
+
+    def candidates(
+        self,
+        keys: Keys,
+        queries: NDArray[np.float32],
+        request: Request,
+        check: Check,
+        norms: NDArray[np.float64] | None = None,
+    ) -> Candidates:
+        """As `screen`."""
+        ...
+
+
+@dataclass(eq=False)
+class CompiledScreen:
+    """By the compiled loops, on the processor."""
+
+    codes: CodesCache
+
+    def candidates(
+        self,
+        keys: Keys,
+        queries: NDArray[np.float32],
+        request: Request,
+        check: Check,
+        norms: NDArray[np.float64] | None = None,
+    ) -> Candidates:
+        return screen(keys, self.codes, queries, request, check, norms=norms)
+
+
 class Room:
     """Memory of one worker, for one block of stored codes after the other."""
 
@@ -106,12 +140,10 @@ def screen(
     check: Check,
     *,
     norms: NDArray[np.float64] | None = None,
-    plain: bool = False,
 ) -> Candidates:
     """The candidates of float32[n, d], n at most `request.batch`.
 
-    `norms`: float64[R], the canonical norms of the keys, to be stored with codes that are made. `plain` leaves the fast
-    instructions aside.
+    `norms`: float64[R], the canonical norms of the keys, to be stored with codes that are made.
     """
     # With few queries and many rows to find, second codes cost less than the candidates that they rule out.
     columns = 2 if len(queries) <= _FEW_QUERIES and request.k * request.groups >= _MANY_ROWS else 1
@@ -122,7 +154,7 @@ def screen(
     def work(worker: int, task: _Task) -> None:
         check()
         argument, begin, end = task.argument(workers[worker].room)
-        kernels.screen(argument, query, workers[worker].argument, begin, end, plain)
+        kernels.screen(argument, query, workers[worker].argument, begin, end)
 
     sources = keys.sources if request.sources is None else request.sources
     fits = sum(Codes.bytes_of(source.rows, keys.width) for source in sources) <= codes.most_bytes
@@ -134,7 +166,7 @@ def screen(
             check()
             if passing[source.identity] is None:
                 tasks.codes_of(source)
-    share((task for source in sources for task in tasks.of(source, passing[source.identity])), work, len(workers))
+    divide((task for source in sources for task in tasks.of(source, passing[source.identity])), work, len(workers))
     return _together(workers, request)
 
 

@@ -20,8 +20,7 @@ from dualform.query.score.rescoring import score_pairs
 from dualform.query.score.score import ProductScore
 from dualform.query.search.cells import best_of_cells
 from dualform.query.search.codes import WIDEST, Codes, can_quantise
-from dualform.query.search.codes_cache import CodesCache
-from dualform.query.search.screen import Request, screen
+from dualform.query.search.screen import Request, Screen
 from dualform.query.search.searcher import Ranked, Search
 from dualform.store.sources.key_source import KeySource
 
@@ -31,12 +30,12 @@ _ONE_IN = 4
 
 @dataclass(frozen=True, eq=False)
 class ScreenSearcher:
-    codes: CodesCache
+    screen: Screen
     score: ProductScore
 
     def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked | None]:
         found: list[Ranked | None] = [None] * len(queries)
-        request = _request(search, self.codes, self.score)
+        request = _request(search, self.screen, self.score)
         if request is None:
             return found
         able = np.flatnonzero(can_quantise(queries))
@@ -49,7 +48,7 @@ class ScreenSearcher:
     def _screened(self, search: Search, queries: NDArray[np.float32], request: Request) -> list[Ranked | None]:
         """None for a query that has more candidates than are worth scoring."""
         rows, k = search.rows, search.k
-        near = screen(rows.keys, self.codes, queries, request, search.check, norms=rows.norms)
+        near = self.screen.candidates(rows.keys, queries, request, search.check, rows.norms)
         search.check()
         began = time.perf_counter()
         scores = self.score.of(score_pairs(rows.keys, near.rows, near.query, queries))
@@ -70,7 +69,7 @@ class ScreenSearcher:
         ]
 
 
-def _request(search: Search, codes: CodesCache, score: ProductScore) -> Request | None:
+def _request(search: Search, screen: Screen, score: ProductScore) -> Request | None:
     """What the screen should look for; None if it could not help."""
     rows, groups = search.rows, search.groups
     count = 1 if groups is None else len(groups.counts)
@@ -80,7 +79,7 @@ def _request(search: Search, codes: CodesCache, score: ProductScore) -> Request 
     made = search.view.cache.get(key, lambda: _row_groups(rows, groups))
     # Keys that are made anew for every question should at least not be coded anew as well.
     coded = sum(Codes.bytes_of(source.rows, source.width) for source in made.sources if source.made)
-    if not made.alone or coded > codes.most_bytes:
+    if not made.alone or coded > screen.codes.most_bytes:
         return None
     return Request(search.k, count, made.of_row, score.screens_absolute, made.sources)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.score.backends import Backend, CodesBackend
+from dualform.query.score.backends import Backend, ScreenBackend
 from dualform.query.score.score import ProductScore
 from dualform.query.search.best_entries import best_entries
 from dualform.query.search.best_of_groups import best_of_groups
@@ -35,6 +35,6 @@ def scan_of(score: ProductScore) -> ScanSearcher:
 
 
 def row_searchers(backend: Backend, score: ProductScore) -> list[Searcher]:
-    """The screen where the backend has codes, then the scan, which decides whatever the screen leaves."""
+    """The screen where the backend has one, then the scan, which decides whatever the screen leaves."""
     scan: Searcher = scan_of(score)
-    return [ScreenSearcher(backend.codes, score), scan] if isinstance(backend, CodesBackend) else [scan]
+    return [ScreenSearcher(backend.screen, score), scan] if isinstance(backend, ScreenBackend) else [scan]

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.query.search.codes import Codes
+from dualform.store import derived
 from dualform.store.derived import CODES, DerivedFile, write_derived
 from dualform.store.durable import checksum
 from dualform.store.sources.key_source import KeySource
 
 KIND = "codes 1"
-LEAST_BYTES = 4 << 20
-"""Of a segment whose codes are kept: smaller ones are made within milliseconds."""
 _BLOCK_BYTES = 2 << 20
 
 
@@ -36,7 +35,7 @@ class StoredCodes:
     width: int
 
     @classmethod
-    def of(cls, source: KeySource) -> StoredCodes | None:
+    def open(cls, source: KeySource) -> StoredCodes | None:
         """None where there are none, or those of something else."""
         place = _place(source)
         file = None if place is None else DerivedFile.open(place, KIND, _origin(source))
@@ -84,8 +83,8 @@ class StoredCodes:
         return made
 
 
-def keep(source: KeySource, codes: Codes, norms: NDArray[np.float64]) -> None:
-    """Keep what was made of a source, where that is worth it."""
+def write_codes(source: KeySource, codes: Codes, norms: NDArray[np.float64]) -> None:
+    """Keep what was made of a source, where that is worth a file."""
     if (place := _place(source)) is None:
         return
     size = block_groups(source.width)
@@ -109,7 +108,7 @@ def _place(source: KeySource) -> Path | None:
     segment = source.segment
     if segment is None or source.identity != segment.identity or not source.width:
         return None
-    worth = segment.size >= LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
+    worth = segment.size >= derived.LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
     return segment.path.with_name(f"{segment.path.name}{CODES}") if worth else None
 
 

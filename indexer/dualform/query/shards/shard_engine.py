@@ -12,7 +12,7 @@ from typing import Any
 from dualform.errors import Cancelled, DualformError, TimedOut, Unavailable
 from dualform.query.engine import CACHE_BYTES, Engine
 from dualform.query.score import backends
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 from dualform.query.shards.share import OneShard
 from dualform.query.view import View
 from dualform.store.part import Part, shard_names
@@ -49,7 +49,7 @@ class ShardEngine(Engine):
         part = Part(memory, self._number)
         self._shard = OneShard(self._view, View(part, self._backend, self._cache_bytes, self.tally), part)
 
-    def reply(self, asked: Asked | None, seconds: float) -> Reply:
+    def reply(self, asked: ShardQuestion | None, seconds: float) -> Reply:
         """The answer to a share; or why there is none, for example because so many seconds have passed, or because it
         was given up. To nothing, nothing.
         """
@@ -79,7 +79,7 @@ class ShardEngine(Engine):
             if len(self._given_up) > _NAMES:
                 self._given_up.popitem(last=False)
 
-    def _at(self, asked: Asked) -> OneShard:
+    def _at(self, asked: ShardQuestion) -> OneShard:
         """Raises Unavailable where the memory cannot be seen as whoever asks sees it."""
         shard = self._shard
         if shard.whole.snapshot.moment != asked.moment:

@@ -25,7 +25,7 @@ from dualform.query.sums import key_sums as whole
 from dualform.query.sums.grouping import Grouping
 from dualform.query.sums.key_sums import KeySummer, KeySums
 from dualform.query.view import Check, View
-from dualform.query.weights.slot_sum import SlotSum
+from dualform.query.weights.slot_products import SlotSum
 from dualform.query.where.mask import Selection, Source
 from dualform.questions import TopK
 from dualform.store.layer import Layer
@@ -36,7 +36,7 @@ _BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ShardQuestion:
     """A share, and of which moment of the memory it is asked."""
 
     share: Share[Any]
@@ -45,7 +45,7 @@ class Asked:
     """By which whoever asked may give it up."""
 
 
-AskShards: TypeAlias = Callable[[Asked, Sequence[int], Check], Mapping[int, Any]]
+AskShards: TypeAlias = Callable[[ShardQuestion, Sequence[int], Check], Mapping[int, Any]]
 """Asks some shards, by number, and gives all their answers. Raises ShardsMissing where one does not answer, and what a
 share raises."""
 
@@ -118,7 +118,7 @@ class Shards:
         return list(self._ask_some(share, self._shards_of(layer, selection), check).values())
 
     def _ask_some(self, share: Share[Any], shards: Sequence[int], check: Check) -> dict[int, Any]:
-        found = self._ask_shards(Asked(share, self._view.snapshot.moment), shards, check)
+        found = self._ask_shards(ShardQuestion(share, self._view.snapshot.moment), shards, check)
         return {shard: found[shard] for shard in shards}
 
     def _shards_of(self, layer: Layer, selection: Selection, first: int = 0, last: int | None = None) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from dualform.query.groups import Groups, group_entries
+from dualform.query.groups import Groups, Members, group_entries
 from dualform.query.view import Check, View
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection, Source
@@ -52,7 +52,7 @@ class OneShard:
             entries, there = self.rows.own(layer.name, whole.entries)
             numbers = whole.numbers[there]
             counts = np.bincount(numbers, minlength=len(whole.keys)).astype(np.int64)
-            return Groups(by, whole.keys, entries, numbers, counts)
+            return Groups.of(by, whole.keys, Members(entries, numbers), counts)
 
         return self.part.cache.get(("groups", layer.name, chosen.identity, by), made)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dualform.query.shards.share import OneShard, selection
 from dualform.query.view import Check
-from dualform.query.weights.slot_sum import SlotSum, slot_coefficients, sum_of_shard
+from dualform.query.weights.slot_products import SlotSum
+from dualform.query.weights.slot_sum import slot_coefficients, sum_of_shard
 from dualform.query.where.mask import Source
 
 

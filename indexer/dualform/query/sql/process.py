@@ -18,7 +18,7 @@ from dualform.errors import BadInput, DualformError, TimedOut
 from dualform.query.sql.worker import ERROR, HEADER, READY, STATEMENT, TABLE, VIEW, write
 from dualform.query.view import Check, View
 from dualform.store.samples import as_numpy
-from dualform.store.views import view_name, view_statement
+from dualform.store.views import view_statements
 
 MOST_ROWS = 1_000_000
 SECONDS = 60.0
@@ -90,6 +90,12 @@ class Sql:
         return pa.ipc.open_stream(content).read_all()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if os.name == "nt":
+            raise BadInput(
+                "sql is not answered on Windows, where no pipe can be waited for.",
+                hint="Ask a server that runs elsewhere (dualform serve), or open the shard's slots.duckdb with duckdb.",
+                field="statement",
+            )
         command = [sys.executable, "-P", "-m", "dualform.query.sql.worker"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._child = child
@@ -150,5 +156,4 @@ def _tables(view: View) -> dict[str, pa.Table]:
 def _views(view: View) -> list[str]:
     """What makes the views of the slots of each space."""
     manifest = view.snapshot.manifest
-    columns, spaces = manifest.columns, manifest.spaces
-    return [view_statement(view_name(s, spaces), s, columns["samples"], columns[s]) for s in spaces]
+    return view_statements(manifest.spaces, manifest.columns, merged=True)

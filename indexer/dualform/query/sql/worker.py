@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import struct
 import sys
 from pathlib import Path
@@ -17,6 +16,11 @@ from typing import IO, Any
 
 import duckdb
 import pyarrow as pa
+
+try:
+    import resource
+except ImportError:  # Windows: DuckDB's own limits, and the asker's patience, are all there is
+    resource = None  # type: ignore[assignment]
 
 HEADER = struct.Struct("<cQ")
 TABLE, VIEW, STATEMENT, ROWS, ERROR, READY = b"T", b"V", b"S", b"R", b"E", b"K"
@@ -94,6 +98,8 @@ def _lock(connection: duckdb.DuckDBPyConnection) -> None:
     for name, value in SETTINGS.items():
         connection.execute(f"SET {name} = '{value}'")
     connection.execute("SET lock_configuration = true")
+    if resource is None:
+        return
     if _STATM.exists():  # Linux; elsewhere DuckDB's own limit is all there is
         most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + _SPARE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -131,6 +137,8 @@ def _rows(reader: Any, most_rows: int) -> pa.Table:
 
 def _allow_seconds(seconds: float) -> None:
     """Processor time for one more statement; the asker kills this process sooner, unless it is gone itself."""
+    if resource is None:
+        return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(usage.ru_utime + usage.ru_stime + 4 * seconds) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))

@@ -9,22 +9,23 @@ good enough: what keys have in common, as the background of an image, makes all 
 over real keys come out wrong by more than 1e-6. The deviations add up to nothing, so what their float32 scores add up
 to is error and nothing else: measured for each query and group. Where that, and what independent errors of the same
 size could add, may pass 1e-6 of the sum, the query is answered from float64 products, as are small groups and few
-queries.
+queries. Where groups are too many for sums of keys, as token positions are, all of them are small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.kernels.workers import cores, share
+from dualform.kernels.workers import cores, divide
 from dualform.query.groups import Groups
 from dualform.query.score.bound import FLOAT32, norms, overflows
 from dualform.query.score.key_rows import KeyRows
-from dualform.query.sums.runs import begins
+from dualform.query.sums.runs import added_in_order, begins
 from dualform.query.view import Check, View
 from dualform.store.rows import Keys
 
@@ -86,8 +87,7 @@ class AbsoluteScan:
     ) -> NDArray[np.float64]:
         """float64[n, g] of the chosen groups, whose float64[g, d] key sums and float64[n, g] signed sums are known."""
         rows, groups, check = self.rows, self.groups, self.check
-        key = ("pairs", self.layer, rows.identity, groups.by)
-        pairs = self.view.cache.get(key, lambda: _pairs(rows, groups)).of(chosen, len(groups.counts))
+        pairs = self._pairs().of(chosen, len(groups.counts))
         sizes, counts = np.bincount(pairs.numbers, minlength=len(chosen)), groups.counts[chosen].astype(np.float64)
         lengths = norms(queries)
         large = np.flatnonzero(sizes >= MANY_ROWS)
@@ -108,6 +108,14 @@ class AbsoluteScan:
             exact = _float64(rows.keys, pairs.of(left, len(chosen)), len(left), queries[asked], check)
             found[cells] = np.where(doubtful[cells], exact, found[cells])
         return found
+
+    def every(self, queries: NDArray[np.float32]) -> NDArray[np.float64]:
+        """float64[n, G] of all groups from float64 products, where groups are too many for sums of keys."""
+        return _float64(self.rows.keys, self._pairs(), len(self.groups.counts), queries, self.check)
+
+    def _pairs(self) -> Pairs:
+        key = ("pairs", self.layer, self.rows.identity, self.groups.by)
+        return self.view.cache.get(key, lambda: _pairs(self.rows, self.groups), self.check)
 
 
 def _pairs(rows: KeyRows, groups: Groups) -> Pairs:
@@ -133,11 +141,10 @@ class PairBlock:
     """int64[r]: where each run begins."""
 
     def add(self, scores: NDArray[np.float32] | NDArray[np.float64], sums: NDArray[np.float64]) -> None:
-        """Add [n, b] scores to float64[n, g] sums, in float64, each as many times as its pair says."""
-        own = np.add.reduceat(scores, self.runs, axis=1, dtype=np.float64)
-        own *= self.times[self.runs]
+        """Add [b, n] scores to float64[g, n] sums, in float64, each as many times as its pair says."""
+        own = added_in_order(scores, self.runs) * self.times[self.runs, None]
         groups = begins(self.numbers[self.runs])
-        sums[:, self.numbers[self.runs[groups]]] += np.add.reduceat(own, groups, axis=1)
+        sums[self.numbers[self.runs[groups]]] += added_in_order(own, groups)
 
 
 def _blocks(keys: Keys, pairs: Pairs, check: Check) -> Iterator[PairBlock]:
@@ -158,14 +165,31 @@ def _blocks(keys: Keys, pairs: Pairs, check: Check) -> Iterator[PairBlock]:
 
 def _float64(keys: Keys, pairs: Pairs, count: int, queries: NDArray[np.float32], check: Check) -> NDArray[np.float64]:
     """float64[n, g] from float64 products."""
-    sums, wide = np.zeros((len(queries), count)), queries.astype(np.float64)
+    # Of each group the sums of all queries lie together, so that many groups are not many places in memory a query.
+    sums, wide = np.zeros((count, len(queries))), queries.astype(np.float64)
     for block in _blocks(keys, pairs, check):
         own = block.keys.astype(np.float64)
-        for start in range(0, len(wide), _BATCH):
+        for first in range(0, len(wide), _BATCH):
             check()
-            scores = wide[start : start + _BATCH] @ own.T
-            block.add(np.abs(scores, out=scores), sums[start : start + _BATCH])
-    return sums
+            batch = slice(first, first + _BATCH)
+            _add(block, own @ wide[batch].T, sums[:, batch])
+    return sums.T
+
+
+def _add(block: PairBlock, scores: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
+    """Add the absolute values of [b, n] scores, which are written over, to float64[g, n] sums."""
+
+    def add(_: int, part: slice) -> None:
+        own = scores[:, part]
+        block.add(np.abs(own, out=own), sums[:, part])
+
+    divide(_shares(scores), add)
+
+
+def _shares(scores: NDArray[Any]) -> Iterator[slice]:
+    """The queries of [b, n] scores, as many parts as there are cores."""
+    size = -(-scores.shape[1] // cores())
+    return (slice(first, first + size) for first in range(0, scores.shape[1], size))
 
 
 def _float32(
@@ -181,21 +205,22 @@ def _float32(
 
     `base` is float64[n, g]: the means' scores.
     """
-    sums, drift, squares = np.zeros(base.shape), np.zeros(base.shape), np.zeros(len(means))
-    narrow = base.astype(np.float32)
+    sums, drift, squares = np.zeros(base.T.shape), np.zeros(base.T.shape), np.zeros(len(means))
+    narrow = base.T.astype(np.float32)
     for block in _blocks(keys, pairs, check):
         own = (block.keys - means[block.numbers]).astype(np.float32)
         squares += np.bincount(block.numbers, np.square(block.times * norms(own)), len(means))
         for first in range(0, len(queries), _BATCH):
             check()
             batch = slice(first, first + _BATCH)
-            _add(block, queries[batch] @ own.T, narrow[batch], drift[batch], sums[batch])
+            scores = own @ queries[batch].T
+            _add_deviations(block, scores, narrow[:, batch], drift[:, batch], sums[:, batch])
     independent = _DEVIATIONS * FLOAT32 * lengths[:, None] * np.sqrt(squares)
     # Three roundings of a size that the scores themselves bound: of the mean's score, the deviation, and their sum.
-    return sums, np.abs(drift) + independent + 3 * FLOAT32 * sums
+    return sums.T, np.abs(drift.T) + independent + 3 * FLOAT32 * sums.T
 
 
-def _add(
+def _add_deviations(
     block: PairBlock,
     scores: NDArray[np.float32],
     base: NDArray[np.float32],
@@ -203,16 +228,11 @@ def _add(
     sums: NDArray[np.float64],
 ) -> None:
     """Add the deviations' scores to `drift`, and the absolute values of the whole scores to `sums`."""
-    starts = begins(block.numbers).tolist()
-    spans = list(zip(starts, [*starts[1:], scores.shape[1]], block.numbers[starts].tolist(), strict=True))
-    size = -(-len(scores) // cores())
 
-    def add(_: int, first: int) -> None:
-        part = slice(first, first + size)
-        own = scores[part]
-        block.add(own, drift[part])
-        for begin, end, group in spans:
-            own[:, begin:end] += base[part, group, None]
-        block.add(np.abs(own, out=own), sums[part])
+    def add(_: int, part: slice) -> None:
+        own = scores[:, part]
+        block.add(own, drift[:, part])
+        own += base[block.numbers, part]
+        block.add(np.abs(own, out=own), sums[:, part])
 
-    share(range(0, len(scores), size), add)
+    divide(_shares(scores), add)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BUDGET = 256 << 20
 """Bytes of key sums that are worth keeping."""
-_BATCH = 16
+BATCH = 16
 """Queries whose scores of every slot are held at once."""
 
 
@@ -104,8 +104,8 @@ class Grouping:
             own = rows.rows_of(groups.entries)
             if rows.keys.row_of_entry is not None:
                 own, index = np.unique(own, return_inverse=True)
-        for start in range(0, len(queries), _BATCH):
-            batch = queries[start : start + _BATCH]
+        for start in range(0, len(queries), BATCH):
+            batch = queries[start : start + BATCH]
             products = shards.scores(self, batch) if shards else score_every(rows.keys, own, batch, self.check)
             if divisors is not None:
                 products /= divisors.numbers[own]
@@ -128,8 +128,16 @@ class Grouping:
         """
         if self.elsewhere is not None:
             return self.elsewhere.absolute(self, chosen, queries)
-        scan = AbsoluteScan(self.view, self.layer.name, self.rows(), self.groups, self.check)
-        return scan.sums(chosen, sums, signed, queries)
+        return self._absolute_scan().sums(chosen, sums, signed, queries)
+
+    def every_absolute(self, queries: NDArray[np.float32]) -> NDArray[np.float64]:
+        """float64[n, G]: sums of absolute inner products where groups are `many`. Raises as `absolute`."""
+        if self.elsewhere is not None:
+            return self.by_slot(queries, lambda products: np.abs(products, out=products))
+        return self._absolute_scan().every(queries)
+
+    def _absolute_scan(self) -> AbsoluteScan:
+        return AbsoluteScan(self.view, self.layer.name, self.rows(), self.groups, self.check)
 
 
 def many(width: int, groups: int) -> bool:

@@ -14,17 +14,17 @@ def begins(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]) if len(numbers) else np.empty(0, np.int64)
 
 
-def added_in_order(rows: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.float64]:
+def added_in_order(rows: NDArray[np.float32] | NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.float64]:
     """float64[r, d]: the sum of each run of rows, added one row after the other; numpy.add.reduceat promises no order.
 
     All runs advance together: their first rows, then their second ones where they have one, and so on.
     """
     if len(starts) == len(rows):
-        return rows
+        return rows.astype(np.float64, copy=False)
     lengths = np.diff(starts, append=len(rows))
     longest_first = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[longest_first], lengths[longest_first]
-    added = rows[starts]
+    added = rows[starts].astype(np.float64, copy=False)
     running = np.searchsorted(-lengths, -np.arange(1, lengths[0]), side="left")
     for place, count in enumerate(running.tolist(), start=1):
         added[:count] += rows[starts[:count] + place]

@@ -11,7 +11,7 @@ from dualform.query.sums.key_sums import BLOCK, KeySums, key_sums
 from dualform.query.view import Check
 from dualform.store.snapshot import Snapshot
 
-KIND = f"key sums 1 of {BLOCK}"
+KIND = f"key sums 2 of {BLOCK}"
 
 
 def stored_key_sums(
@@ -19,7 +19,8 @@ def stored_key_sums(
 ) -> KeySums:
     """As `key_sums`, of the keys of a layer: the same bits, for a file holds what would be made."""
     keys, count = memory.keys(layer), len(groups.counts)
-    place = StoredSum.of(memory, KIND, [keys], [groups.entries, groups.numbers, divisors, np.array(count)])
+    members = np.frombuffer(groups.digest, np.uint8)
+    place = StoredSum.of(memory, KIND, [keys], [members, divisors, np.array(count)])
     held = place.read((np.float64, (count, keys.width)), (np.bool_, (count,))) if place else None
     if held is not None:
         sums, one_sign = held

@@ -31,7 +31,7 @@ BFLOAT16 = 2.0**-7
 
 
 @dataclass(frozen=True)
-class Miss:
+class BlockDistance:
     """How far the record is from one block. Norms of all of its numbers."""
 
     block: Parameter
@@ -53,13 +53,13 @@ class Miss:
         return self.share <= limit or self.accumulated <= self.rounding
 
 
-def name_of(view: View, misses: Sequence[Miss]) -> Name:
+def name_of(view: View, misses: Sequence[BlockDistance]) -> Name:
     """What a layer is called, from the misses of its blocks, or of those that were measured: what the worst is."""
     asked = _moved(misses) or misses  # a layer that stood still as a whole is asked as a whole
     return max((name_of_block(view, miss) for miss in asked), key=NAMES.index, default="exact")
 
 
-def name_of_block(view: View, miss: Miss) -> Name:
+def name_of_block(view: View, miss: BlockDistance) -> Name:
     coarse = _computed_in_bfloat16(view, miss.block)
     # One entry of bfloat16 weights that was rounded to the other side is seldom among those that are watched.
     if miss.share <= EXACT or (not coarse and miss.within(EXACT)):
@@ -74,7 +74,7 @@ def precision(view: View, blocks: Iterable[Parameter]) -> str:
     return min((holder.dtype for holder in holders), key=PRECISIONS.index)
 
 
-def _moved(misses: Sequence[Miss]) -> list[Miss]:
+def _moved(misses: Sequence[BlockDistance]) -> list[BlockDistance]:
     """Without blocks that stood still beside the others: what such a one misses is in the layer's error alone."""
     still = STILL * math.hypot(*(miss.way for miss in misses))
     return [miss for miss in misses if not (miss.way <= still and miss.accumulated <= still)]
@@ -85,7 +85,7 @@ def _computed_in_bfloat16(view: View, block: Parameter) -> bool:
     return precision(view, [block]) == "bfloat16" or bool(rule_of(view.snapshot, block.block_name).precision)
 
 
-def _at_best_bfloat16(view: View, miss: Miss) -> bool:
+def _at_best_bfloat16(view: View, miss: BlockDistance) -> bool:
     """Whether a block is bfloat16 itself and its updates were rounded, or its optimizer computes in it."""
     if "bfloat16" in BlockRules(view.snapshot, miss.block).halves:
         return True

@@ -19,14 +19,8 @@ from dualform.query.score.key_rows import key_norms
 from dualform.query.stored_sum import StoredSum
 from dualform.query.view import Check, View
 from dualform.query.weights.requirement import require
-from dualform.query.weights.slot_sum import (
-    BLOCK_BYTES,
-    SlotCoefficients,
-    block_size,
-    blocks,
-    slot_coefficients,
-    slot_sum,
-)
+from dualform.query.weights.slot_products import BLOCK_BYTES, SlotCoefficients, block_size, blocks
+from dualform.query.weights.slot_sum import slot_coefficients, slot_sum
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer

@@ -12,7 +12,7 @@ import numpy as np
 
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
-from dualform.query.weights.block_grades import BFLOAT16, EXACT, NAMES, Miss, name_of, name_of_block
+from dualform.query.weights.block_grades import BFLOAT16, EXACT, NAMES, BlockDistance, name_of, name_of_block
 from dualform.query.weights.exactness import grade, grade_of_watched, roundings, stood_still, unwatched
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.query.weights.rounding_gradients import rounding_gradients
@@ -56,8 +56,8 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     # A layer that never moved is rebuilt exactly or not at all.
     share = error / moved if moved else math.inf if error else 0.0
     misses = _misses(view, layer, terms, went)
-    if optimizer := unwatched(view, layer):
-        found = Certificate(share, _unwatched(view, layer, share, misses, optimizer))
+    if why := unwatched(view, layer):
+        found = Certificate(share, _unwatched(view, layer, share, misses, why))
     else:
         found = _confirmed(view, share, misses, measured)
     return replace(found, rounding_share=_nobodys(view, layer) / moved) if moved else found
@@ -70,17 +70,17 @@ def _nobodys(view: View, layer: Layer) -> float:
     return math.hypot(*(float(np.linalg.norm(went[name][rounding_gradients(view, name).rows])) for name in names))
 
 
-def _misses(view: View, layer: Layer, terms: Mapping[str, Doubles], went: Mapping[str, Doubles]) -> list[Miss]:
+def _misses(view: View, layer: Layer, terms: Mapping[str, Doubles], went: Mapping[str, Doubles]) -> list[BlockDistance]:
     """Of each block."""
-    allowed, found = roundings(view, layer), list[Miss]()
+    allowed, found = roundings(view, layer), list[BlockDistance]()
     for block in layer.parameters:
         name = block.block_name
         missed, moved = (float(np.linalg.norm(own[name])) for own in (terms, went))
-        found.append(Miss(block, missed, moved, allowed.get(name, 0.0)))
+        found.append(BlockDistance(block, missed, moved, allowed.get(name, 0.0)))
     return found
 
 
-def _unwatched(view: View, layer: Layer, error: float, misses: Sequence[Miss], optimizer: str) -> Grade:
+def _unwatched(view: View, layer: Layer, error: float, misses: Sequence[BlockDistance], why: str) -> Grade:
     """The grade of a layer of which some block was not watched: what the watch says of the others comes first."""
     watched = grade_of_watched(view, layer, view.snapshot.steps)
     if watched.name == "off":
@@ -94,12 +94,10 @@ def _unwatched(view: View, layer: Layer, error: float, misses: Sequence[Miss], o
         if worst.way
         else f"{worst.accumulated:.1e}, where it did not move"
     )
-    return Grade(
-        "off", error, reason=f"the record misses {worst.block.block_name} by {missed}; {optimizer} was not watched."
-    )
+    return Grade("off", error, reason=f"the record misses {worst.block.block_name} by {missed}; {why}.")
 
 
-def _confirmed(view: View, error: float, misses: Sequence[Miss], measured: Grade) -> Certificate:
+def _confirmed(view: View, error: float, misses: Sequence[BlockDistance], measured: Grade) -> Certificate:
     """The certificate of what the pass over the slots found: a grade that it contradicts is not repeated.
 
     The watch estimates norms, so that what was computed in bfloat16 may come out at either side of EXACT.

@@ -31,9 +31,9 @@ def why_lost(view: View, layer: Layer, at_step: int) -> str:
 
 
 def said(view: View, layer: Layer) -> str:
-    """What share of a layer's slots is kept, without a full stop."""
+    """What share of a layer's slots of all steps is kept, whatever step is asked for, without a full stop."""
     share = view.snapshot.share(_spaces(view, layer))
-    return f"its slots are a sample of {percent(share)} of them, kept within a budget"
+    return f"its slots are a sample of {percent(share)} of those of all steps, kept within a budget"
 
 
 def _spaces(view: View, layer: Layer) -> list[str]:

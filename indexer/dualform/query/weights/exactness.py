@@ -4,8 +4,8 @@ It is called by the worst of its blocks (block_grades.py), or "scores only" wher
 keys, or an optimizer without an update rule.
 
 Distances are the watch's. A gradient that the slots do not explain makes no layer inexact: where the watch found one
-so, it is given as the reason. Of a block whose rule was not watched, only a pass over the slots can tell
-(certificate.py).
+so, it is given as the reason. Of a block whose rule was not watched, or that moved in other numbers than the watched
+ones alone, as an embedding of which few rows are used may, only a pass over the slots can tell (certificate.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import pyarrow.compute as pc
 from dualform.answers import Grade
 from dualform.query.view import View
 from dualform.query.weights import dropped, forgotten
-from dualform.query.weights.block_grades import EXACT, Miss, name_of, precision
+from dualform.query.weights.block_grades import EXACT, BlockDistance, name_of, precision
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.distances import Distances, distances
+from dualform.query.weights.moves_below_rounding import moved_less_than_rounding
 from dualform.query.weights.scores_only import why_scores_only
 from dualform.query.weights.seams import Seam
-from dualform.query.weights.standstill import moved_less_than_rounding
 from dualform.rules.update_rule import ImageKind
 from dualform.store.batch import TOLERANCE
 from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter
 
 _UNMEASURED = "the training was cut off before its weights were held against the record"
 
@@ -51,12 +52,12 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
 
 def _measured(view: View, layer: Layer, stop: int) -> Grade:
     """As the watch had it."""
-    found, optimizer = grade_of_watched(view, layer, stop), unwatched(view, layer)
-    if not optimizer:
+    found, why = grade_of_watched(view, layer, stop), unwatched(view, layer)
+    if not why:
         return found
     if found.name == "off":  # it is so whatever the others are; how far the layer is, nobody knows
         return replace(found, error=None, rounding=None)
-    return Grade("off", reason=f"{optimizer} was not watched while training; `verify` measures the end of it.")
+    return Grade("off", reason=f"{why} while training; `verify` measures the end of it.")
 
 
 def grade_of_watched(view: View, layer: Layer, stop: int) -> Grade:
@@ -70,7 +71,9 @@ def grade_of_watched(view: View, layer: Layer, stop: int) -> Grade:
     seams = _seams(known, stop)
     if (name := name_of(view, known)) != "off" and not seams:
         unseen = _unseen(view, layer, known, stop)
-        return Grade("off", error, rounding, *unseen) if unseen else Grade(name, error, rounding)
+        if unseen:
+            return Grade("off", error, rounding, *unseen)
+        return Grade(name, error, rounding, reason=_rounded_away(error, rounding) if name == "exact" else "")
     if not math.isfinite(error) and seams:
         return Grade("off", since=seams[0].step, reason=_first_of(seams))
     if math.isnan(error) and not _defects(view, layer, stop):
@@ -84,6 +87,19 @@ def grade_of_watched(view: View, layer: Layer, stop: int) -> Grade:
     if not math.isfinite(error):  # no way to hold the distance against, or nothing there to look at
         return Grade("off", since=since, reason=reason)
     return Grade("off", error, rounding, since, reason)
+
+
+def _rounded_away(error: float, rounding: float) -> str:
+    """Why weights are exact though the record misses much of the distance that they moved."""
+    if error <= EXACT:
+        return ""
+    if math.isinf(rounding):
+        return "its weights did not move: each of its updates was smaller than their rounding."
+    moved = "less than rounding" if rounding >= 1.0 else "in small steps"
+    return (
+        f"its weights moved {moved}: float32 rounding alone may account for {rounding:.1e} of the distance, and the "
+        "record misses no more."
+    )
 
 
 def stood_still(view: View, layer: Layer) -> bool:
@@ -112,11 +128,24 @@ def _first_of(seams: Sequence[Seam]) -> str:
 
 
 def unwatched(view: View, layer: Layer) -> str:
-    """The optimizer of a block of the layer that was not held against the record while training; empty where all were.
+    """Why a block of the layer was not held against the record while training, a clause; empty where all were.
 
     Raises Inexact where a block has no update rule.
     """
-    return _moved_by(view, layer, "")
+    if optimizer := _moved_by(view, layer, ""):
+        return f"{optimizer} was not watched"
+    for block, of in zip(layer.parameters, distances(view, layer), strict=True):
+        if len(of.way) and not of.way[-1] and _moved(view, block):
+            return f"none of the watched numbers of {block.block_name} moved"
+    return ""
+
+
+def _moved(view: View, block: Parameter) -> bool:
+    """Whether any number of a block was another at the end; False where there are no final weights of its shape."""
+    final, initial = (view.stored_weights(which).get(block.name) for which in ("final", "initial"))
+    if final is None or initial is None or final.shape != initial.shape:
+        return False
+    return not np.array_equal(block.block_of(final), block.block_of(initial))
 
 
 def _moved_by(view: View, layer: Layer, image: ImageKind) -> str:
@@ -128,7 +157,7 @@ def _moved_by(view: View, layer: Layer, image: ImageKind) -> str:
 
 
 @dataclass(frozen=True)
-class _Seen(Miss):
+class _Seen(BlockDistance):
     """What the watch says of one block as of a step."""
 
     of: Distances

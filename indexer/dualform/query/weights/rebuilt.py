@@ -149,7 +149,7 @@ def _of_samples(view: View, where: str, *layers: Layer) -> bool:
     """Whether a mask names nothing but columns that say the same of a sample in the spaces of all those layers."""
     everywhere = [view.snapshot.space(name) for name in view.snapshot.spaces]
     spaces = [view.snapshot.space(layer.space) for layer in layers]
-    columns = mask.check(spaces[0], everywhere, where, view.datasets).columns
+    columns = mask.checked_expression(spaces[0], everywhere, where, view.datasets).columns
     return all(space.sample_columns.issuperset(columns) for space in spaces)
 
 

@@ -109,7 +109,7 @@ def _summed(
     for holder, place, chosen in holders:
         term = _term(view, holder, place, chosen, at_step, check)
         terms.append(term if place.transposed == block.transposed else term.T)
-    summed: Doubles = np.add.reduce(terms) + _initial(view, layer, block, at_step)
+    summed: Doubles = np.add.reduce(terms) + initial_block(view, layer, block, at_step)
     brought = forgotten.brought(view, block, at_step)
     return summed if brought is None else summed + brought
 
@@ -125,7 +125,7 @@ def _term(
     return own
 
 
-def _initial(view: View, layer: Layer, block: Parameter, at_step: int | None) -> Doubles:
+def initial_block(view: View, layer: Layer, block: Parameter, at_step: int | None) -> Doubles:
     """What of a block no slot brought: a_0 W_0 + a_B B_0."""
     factors = view.coefficients(layer, block.block_name, at_step)
     initial = block.block_of(view.stored_weights("initial")[block.name])

@@ -15,7 +15,7 @@ from dualform.query.weights.coefficients import updates
 from dualform.rules import named
 from dualform.store.durable import checksum
 from dualform.store.mark import Mark, digest_of, named_buffers
-from dualform.store.misplaced import why_misplaced
+from dualform.store.mark_place import why_misplaced
 from dualform.store.parameter import Parameter
 from dualform.store.snapshot import Snapshot
 

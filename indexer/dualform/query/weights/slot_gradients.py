@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
 from dualform.query.weights.outer_products import outer_product
-from dualform.query.weights.slot_sum import block_size
+from dualform.query.weights.slot_products import block_size
 from dualform.query.where.mask import Selection
-from dualform.rules.half_precision import Half, with_product
+from dualform.rules.half_precision import HalfType, with_product
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -41,7 +41,7 @@ class SlotGradients:
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
 
-    def of(self, first_step: int, last_step: int, half: Half | None, check: Check) -> tuple[Doubles, Doubles]:
+    def of(self, first_step: int, last_step: int, half: HalfType | None, check: Check) -> tuple[Doubles, Doubles]:
         """Both of the block's shape, float64: what the slots of the steps made, both ends included, and what those
         that stay did. The same array where all stay. The caller's until the next call, to write to as well. `half`: the
         type of a gradient that is of half precision itself.
@@ -66,7 +66,7 @@ class SlotGradients:
         return whole.total(), remaining.total() if rest is None else remaining.total() + rest
 
     def _add_copy(
-        self, products: Sequence[_Product], whole: _Sum, remaining: _Sum | None, half: Half | None, check: Check
+        self, products: Sequence[_Product], whole: _Sum, remaining: _Sum | None, half: HalfType | None, check: Check
     ) -> Doubles:
         """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
         rounded: Doubles | None = None

@@ -3,68 +3,36 @@
 Shapes: T slots, m selected, b of a block, R stored rows of which r belong to the selected slots, d_in, d_out.
 
 A memory of several shards is summed shard after shard, so that each may be elsewhere (dualform.query.shards).
-
-Everything is float64. Float32 products over short blocks would cost less, but their last bits depend on the number of
-threads, and so would the float32 that an output is rounded to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.kernels.workers import cores, share
 from dualform.query.stored_sum import StoredSum
-from dualform.query.sums.runs import added_in_order, begins
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import weighs_no_slot
-from dualform.query.weights.outer_products import outer_product
+from dualform.query.weights.slot_products import (
+    VERSION,
+    SlotCoefficients,
+    SlotSum,
+    add_products,
+    block_size,
+    blocks,
+    places,
+)
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 from dualform.store.part import Part, shard_names
-from dualform.store.rows import Keys, Rows
 from dualform.store.snapshot import Snapshot
 
-BUDGET = 256 << 20
-"""Bytes of values that are added up by stored row at once; more are made column range by column range."""
-_COLUMNS = 128
-"""Of values that are added up together, however many cores there are, for it decides the last bits."""
-_PIECE = 512
-"""Slots whose values are added to those of their rows at once, within the processor's cache."""
-BLOCK_BYTES = 16 << 20
-"""Of keys or values in float64: products are as fast as on larger ones, and the cache holds them."""
-KIND = f"slot sum 1 of {BUDGET}, {_COLUMNS}, {_PIECE}, {BLOCK_BYTES}"
-"""Names what is kept on disk: all that decides the last bits of a sum."""
-
-
-@dataclass(frozen=True, eq=False)
-class SlotCoefficients:
-    """The coefficients of the selected slots, less those whose gradient the optimizer had not used by a step."""
-
-    slots: NDArray[np.int64]
-    """int64[m], ascending: entries of the layer."""
-    weights: NDArray[np.float64]
-    """float64[weights, m]: coefficient of each slot, by weight of the layer."""
-    biases: NDArray[np.float64]
-    """float64[biases, m]: by bias."""
-
-
-@dataclass(frozen=True, eq=False)
-class SlotSum:
-    weight: NDArray[np.float64]
-    """float64[d_out, d_in], or of several blocks along a diagonal, the blocks under one another."""
-    biases: NDArray[np.float64]
-    """float64[biases, d_out]."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + self.biases.nbytes
+KIND = f"slot sum 2 of {VERSION}"
+"""Names what is kept on disk."""
 
 
 def slot_coefficients(view: View, layer: Layer, selection: Selection, at_step: int | None) -> SlotCoefficients:
@@ -97,6 +65,23 @@ def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None
         return _added(layer, (sum_of_shard(part, layer, slots, check) for part in parts))
 
     return view.cache.get(("slot sum", layer.name, selection.identity, at_step), made, check)
+
+
+def is_at_hand(view: View, layer: Layer, selection: Selection, at_step: int | None, slots: SlotCoefficients) -> bool:
+    """Whether `slot_sum`, of a memory of one shard, would find its sum made; `slots` are what it would add up."""
+    if view.cache.holds(("slot sum", layer.name, selection.identity, at_step)):
+        return True
+    place = _place(view.snapshot, layer, slots)
+    return place is not None and place.path.exists()
+
+
+def outputs_of_slot_sum(
+    memory: Snapshot, layer: Layer, slots: SlotCoefficients, outputs: NDArray[np.int64], check: Check
+) -> SlotSum:
+    """As `slot_sum` has them, to the last bit, some outputs alone; what stands at others is no sum."""
+    found = _nothing(layer)
+    add_products(found, layer, memory.keys(layer.name), memory.values(layer.name), slots, check, outputs)
+    return found
 
 
 def sum_of_shard(part: Part, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
@@ -142,108 +127,18 @@ def bias_sum(
 def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
     """From beside the keys where it was made before; never of all slots, by which `verify` holds the record itself."""
     keys, values, found = memory.keys(layer.name), memory.values(layer.name), _nothing(layer)
-    place = None
-    if len(slots.slots) < keys.entries:
-        place = StoredSum.of(memory, KIND, [keys, values], [slots.slots, slots.weights, slots.biases])
+    place = _place(memory, layer, slots)
     held = place.read((np.float64, found.weight.shape), (np.float64, found.biases.shape)) if place else None
     if held is not None:
         return SlotSum(*held)
-    _add(found, layer, keys, values, slots, check)
+    add_products(found, layer, keys, values, slots, check)
     if place:
         place.write(found.weight, found.biases)
     return found
 
 
-def _add(found: SlotSum, layer: Layer, keys: Keys, values: Rows, slots: SlotCoefficients, check: Check) -> None:
-    columns = [slice(weight.start, weight.stop) for weight in layer.weights]
-    if keys.row_of_entry is not None and layer.groups == 1:
-        rows, numbers = np.unique(keys.row_of_entry[slots.slots], return_inverse=True)
-        if 2 * len(rows) <= len(numbers):
-            _by_row(found, columns, keys, values, slots, rows, numbers, check)
-            return
-    _by_slot(found, columns, layer.groups, keys, values, slots, check)
-
-
-def _by_slot(
-    found: SlotSum,
-    columns: Sequence[slice],
-    groups: int,
-    keys: Keys,
-    values: Rows,
-    slots: SlotCoefficients,
-    check: Check,
-) -> None:
-    """One product a block of slots and weight."""
-    size = block_size(max(keys.width, values.width))
-    wide_keys, wide_values = np.empty((size, keys.width)), np.empty((size, values.width))
-    scaled, made, biases = np.empty_like(wide_values), np.empty_like(found.weight), found.biases
-    for start, stop, part in blocks(slots.slots, keys.entries, size):
-        check()
-        chosen = places(slots.slots[part], start, stop)
-        own, other = wide_values[: part.stop - part.start], wide_keys[: part.stop - part.start]
-        np.copyto(own, values.block(start, stop)[chosen])
-        np.copyto(other, keys.entry_block(start, stop)[chosen])
-        biases += slots.biases[:, part] @ own
-        for coefficient, within in zip(slots.weights, columns, strict=True):
-            times = np.multiply(own, coefficient[part, None], out=scaled[: len(own)])
-            if groups > 1:
-                found.weight[:, within] += outer_product(times, other, groups)[:, within]
-            else:
-                found.weight[:, within] += np.matmul(times.T, other[:, within], out=made[:, within])
-
-
-def _by_row(
-    found: SlotSum,
-    columns: Sequence[slice],
-    keys: Keys,
-    values: Rows,
-    slots: SlotCoefficients,
-    rows: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    check: Check,
-) -> None:
-    """Values of slots that share a key are added up first, in slot order: one product a block of stored rows.
-
-    Ranges of the values are added up side by side, for this waits for memory.
-    """
-    each = 8 * max(1, len(rows)) * len(columns)
-    size = max(1, min(_COLUMNS, BUDGET // each))
-    workers = max(1, min(cores(), BUDGET // (each * size)))
-
-    def add(_: int, first: int) -> None:
-        last = min(first + size, values.width)
-        own = np.zeros((len(columns), len(rows), last - first))
-        for start, stop, part in blocks(slots.slots, keys.entries, _PIECE):
-            check()
-            order = np.argsort(numbers[part], kind="stable")
-            chosen, sorted_numbers = slots.slots[part][order] - start, numbers[part][order]
-            wide = values.block(start, stop)[chosen, first:last].astype(np.float64)
-            found.biases[:, first:last] += slots.biases[:, part][:, order] @ wide
-            runs = begins(sorted_numbers)
-            for total, coefficient in zip(own, slots.weights, strict=True):
-                total[sorted_numbers[runs]] += added_in_order(wide * coefficient[part][order, None], runs)
-        for start, stop, part in blocks(rows, keys.rows, block_size(keys.width)):
-            check()
-            other = keys.block(start, stop)[places(rows[part], start, stop)].astype(np.float64)
-            for total, within in zip(own, columns, strict=True):
-                found.weight[first:last, within] += total[part].T @ other[:, within]
-
-    share(range(0, values.width, size), add, workers)
-
-
-def block_size(width: int) -> int:
-    """Fixed for a layer, for it decides the last bits."""
-    return int(np.clip(BLOCK_BYTES // (8 * max(1, width)), 256, 8192))
-
-
-def blocks(ids: NDArray[np.int64], count: int, size: int) -> Iterator[tuple[int, int, slice]]:
-    """Ranges of `size` of `count` rows that hold some of the ascending ids, each with where those lie in `ids`."""
-    cuts = np.searchsorted(ids, np.arange(0, count + size, size)).tolist()
-    for number, (low, high) in enumerate(pairwise(cuts)):
-        if low < high:
-            yield number * size, min((number + 1) * size, count), slice(low, high)
-
-
-def places(ids: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64] | slice:
-    """The ids counted from `start`; a slice, which copies nothing, where they are all of the range."""
-    return slice(None) if len(ids) == stop - start else ids - start
+def _place(memory: Snapshot, layer: Layer, slots: SlotCoefficients) -> StoredSum | None:
+    keys, values = memory.keys(layer.name), memory.values(layer.name)
+    if len(slots.slots) == keys.entries:
+        return None
+    return StoredSum.of(memory, KIND, [keys, values], [slots.slots, slots.weights, slots.biases])

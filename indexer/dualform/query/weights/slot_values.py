@@ -24,7 +24,7 @@ from dualform.query.view import Check, View
 from dualform.query.weights.block_grades import BFLOAT16, EXACT
 from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.coefficients import updates
-from dualform.query.weights.slot_sum import block_size
+from dualform.query.weights.slot_products import block_size
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 

@@ -25,14 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Grade
-from dualform.kernels.workers import share
+from dualform.kernels.workers import divide
 from dualform.query.score.canonical import as_float32, divisors
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every, score_rows
 from dualform.query.view import Check, View
 from dualform.query.weights.rebuilt import rebuild_without_slots, tied
 from dualform.query.weights.requirement import require
-from dualform.query.weights.slot_sum import bias_sum, block_size, blocks, places
+from dualform.query.weights.slot_products import block_size, blocks, places
+from dualform.query.weights.slot_sum import bias_sum
 from dualform.query.weights.slot_values import SlotValues, refuse_without_values, slot_values
 from dualform.query.where.mask import Selection
 from dualform.questions import Output
@@ -141,7 +142,7 @@ class _Weighed:
             def work(_: int, query: int, scores: NDArray[np.float64] = scores, own: NDArray[np.float64] = own) -> None:
                 self._add(query, scores[query], own)
 
-            share(range(len(self._queries)), work)
+            divide(range(len(self._queries)), work)
 
     def _add(self, query: int, scores: NDArray[np.float64], values: NDArray[np.float64]) -> None:
         """One block: its scores float64[c] and its values float64[c, d_out]."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.kernels.workers import share
+from dualform.kernels.workers import divide
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
@@ -133,7 +133,7 @@ class _States:
             if stays is not None:
                 _write(share_of, after[number][1])
 
-        share(range(len(pieces)), work)
+        divide(range(len(pieces)), work)
         self.whole = _joined(self.whole, [own for own, _ in after])
         if remaining is not None:
             self.remaining = _joined(self.remaining, [own for _, own in after])

@@ -64,11 +64,11 @@ class Selection:
         return self.stays.nbytes + 8 * self.count
 
 
-def selection(view: View, layer: Layer, where: str | None, stop: Check = never) -> Selection:
+def selection(view: View, layer: Layer, where: str | None, check: Check = never) -> Selection:
     """The entries of a layer that a mask leaves, which may be none.
 
-    Raises BadMask or NotFound as `check`, `require_values` and `select` say, and what `stop` raises, which is called
-    between blocks of work.
+    Raises BadMask or NotFound as `checked_expression`, `require_values` and `select` say, and what `check` raises,
+    which is called between blocks of work.
     """
     entries, space = view.snapshot.entries(layer.name), view.snapshot.space(layer.space)
     # Layers that have every slot of their space share what was made for one of them.
@@ -80,22 +80,24 @@ def selection(view: View, layer: Layer, where: str | None, stop: Check = never) 
             ("selection", *whose, ""), lambda: Selection(within, np.ones(entries.count, dtype=bool), everything)
         )
     spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
-    expression = check(space, spaces, where, view.datasets)
+    expression = checked_expression(space, spaces, where, view.datasets)
 
     def made() -> Selection:
         require_values(layer.name, space, spaces, entries.slots, expression.valued)
         key = "mask", layer.space, expression.identity
-        stays = view.cache.get(key, lambda: select(space, expression, stop), stop)
+        stays = view.cache.get(key, lambda: select(space, expression, check), check)
         own = stays if entries.slots is None else stays[entries.slots]
         selection = Selection(within + expression.identity, own, Source(where))
         if not selection.count:  # NOT (x IS NULL), and whatever else comes to the same
             require_values(layer.name, space, spaces, entries.slots, expression.columns)
         return selection
 
-    return view.cache.get(("selection", *whose, expression.identity), made, stop)
+    return view.cache.get(("selection", *whose, expression.identity), made, check)
 
 
-def check(space: Space, spaces: Collection[Space], where: str, datasets: Callable[[], Iterable[str]]) -> Expression:
+def checked_expression(
+    space: Space, spaces: Collection[Space], where: str, datasets: Callable[[], Iterable[str]]
+) -> Expression:
     """The checked expression of `where`, asked of one of all `spaces`. `datasets()` are those recorded in any.
 
     Raises BadMask, or NotFound for a column that the space does not have, and for a dataset that no slot has: a
@@ -146,7 +148,7 @@ def require_values(
             )
 
 
-def select(space: Space, expression: Expression, stop: Check = never) -> NDArray[np.bool_]:
+def select(space: Space, expression: Expression, check: Check = never) -> NDArray[np.bool_]:
     """bool[T]: the slots for which the expression is true; NULL is not true.
 
     Evaluated once a datapoint where it names only what is the same for all slots of one, else once a slot. Raises
@@ -158,10 +160,10 @@ def select(space: Space, expression: Expression, stop: Check = never) -> NDArray
             alone = pa.table({"slot": pa.array([0])})
             return np.full(space.count, _evaluate(connection, expression, alone)[0])
         if space.sample_columns.issuperset(names):
-            return space.spread(_of_datapoints(connection, space, expression, names, stop))
+            return space.spread(_of_datapoints(connection, space, expression, names, check))
         starts = range(0, max(space.count, 1), _CHUNK)
         blocks = (space.between(start, min(start + _CHUNK, space.count), names) for start in starts)
-        return _evaluate_all(connection, expression, blocks, stop)
+        return _evaluate_all(connection, expression, blocks, check)
 
 
 def select_datapoints(space: Space, expression: Expression) -> NDArray[np.bool_]:
@@ -177,14 +179,14 @@ def select_datapoints(space: Space, expression: Expression) -> NDArray[np.bool_]
 
 
 def _of_datapoints(
-    connection: duckdb.DuckDBPyConnection, space: Space, expression: Expression, names: list[str], stop: Check
+    connection: duckdb.DuckDBPyConnection, space: Space, expression: Expression, names: list[str], check: Check
 ) -> NDArray[np.bool_]:
     """bool[D]; False for datapoints that have no slot in the space, of which the expression is not asked."""
     rows, there = space.sample_table(names), space.datapoints()
     if there is None:
-        return _evaluate_all(connection, expression, _blocks(rows), stop)
+        return _evaluate_all(connection, expression, _blocks(rows), check)
     stays = np.zeros(len(there), dtype=bool)
-    stays[there] = _evaluate_all(connection, expression, _blocks(rows.filter(pa.array(there))), stop)
+    stays[there] = _evaluate_all(connection, expression, _blocks(rows.filter(pa.array(there))), check)
     return stays
 
 
@@ -194,12 +196,12 @@ def _blocks(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _evaluate_all(
-    connection: duckdb.DuckDBPyConnection, expression: Expression, blocks: Iterable[pa.Table], stop: Check
+    connection: duckdb.DuckDBPyConnection, expression: Expression, blocks: Iterable[pa.Table], check: Check
 ) -> NDArray[np.bool_]:
     """bool[rows]: where the expression is true, of all blocks one after another."""
     found = list[NDArray[np.bool_]]()
     for rows in blocks:
-        stop()
+        check()
         found.append(_evaluate(connection, expression, rows))
     return np.concatenate(found)
 

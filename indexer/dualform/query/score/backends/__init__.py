@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.errors import MissingPackage, NotFound
 from dualform.query.score.backends.faiss import check_faiss
-from dualform.query.search.codes_cache import CodesCache
+
+if TYPE_CHECKING:
+    from dualform.query.search.screen import Screen
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
@@ -64,10 +66,11 @@ class TopKBackend(Protocol):
 
 
 @runtime_checkable
-class CodesBackend(Protocol):
+class ScreenBackend(Protocol):
     """A backend that looks for the best rows in eight bits before it scores any."""
 
-    codes: CodesCache
+    @property
+    def screen(self) -> Screen: ...
 
 
 def score_float64(keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -88,6 +91,11 @@ def choose(name: str | None = None) -> Backend:
     module, kind = NAMES[name]
     backend: Backend = getattr(import_module(module), kind)()
     return backend
+
+
+def described(backend: Backend) -> str:
+    """A backend and the compiled loops beside it, or why there are none, for whoever asks what answers."""
+    return f"backend {backend.name}, {kernels.described()}"
 
 
 def _automatic() -> Backend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dualform import kernels
 from dualform.query.score.backends.numpy import NumpyBackend
 from dualform.query.search.codes_cache import CodesCache
+from dualform.query.search.screen import CompiledScreen
 from dualform.store.segment_cache import memory_bytes
 
 
@@ -13,4 +14,4 @@ class Int8Backend(NumpyBackend):
 
     def __init__(self) -> None:
         kernels.compiled()
-        self.codes = CodesCache(memory_bytes() // 8)
+        self.screen = CompiledScreen(CodesCache(memory_bytes() // 8))

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform import kernels
 from dualform.errors import MissingPackage
 from dualform.query.score.backends.device_copies import DeviceCopies
+from dualform.query.search.codes_cache import CodesCache
+from dualform.query.search.device_screen import DeviceScreen
+from dualform.store.segment_cache import memory_bytes
 
 _ROUNDINGS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-8}
 """torch.get_float32_matmul_precision: float32, TF32 or pairs of bfloat16, bfloat16."""
@@ -49,13 +53,18 @@ class TorchBackend:
 class TorchDeviceBackend(TorchBackend):
     """Keys stay on the device while its memory has room for them; what does not fit is copied for each question.
 
-    `room()` is how many bytes of the device are free.
+    The best rows are looked for in eight bits first, as on the processor. `room()` is how many bytes of the device are
+    free.
     """
 
     def __init__(self, device: str, room: Callable[[], int]) -> None:
         super().__init__()
         self.device = device
         self._held = DeviceCopies(self._upload, room)
+        # Codes are made by the compiled loops.
+        if kernels.library() is not None:
+            codes = CodesCache(memory_bytes() // 8)
+            self.screen = DeviceScreen(self._torch, device, room, codes)
 
     def _keys(self, keys: NDArray[np.float32]) -> Any:
         return self._held.get(keys)

@@ -35,7 +35,7 @@ class Absolute:
     def sums(self, grouping: Grouping, queries: NDArray[np.float32]) -> NDArray[np.float64]:
         """To 1e-6 relative."""
         if grouping.many:
-            return grouping.by_slot(queries, self.of)
+            return grouping.every_absolute(queries)
         known = grouping.key_sums()
         sums, additive = score_rows(known.sums, queries), self.additive(known, queries)
         if not additive.all():

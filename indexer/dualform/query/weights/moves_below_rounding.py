@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from dualform.query.view import View
-from dualform.query.weights.block_grades import Miss
+from dualform.query.weights.block_grades import BlockDistance
 from dualform.query.weights.coefficients import updates
-from dualform.rules.half_precision import UNIT_ROUNDOFF, Half
+from dualform.rules.half_precision import UNIT_ROUNDOFF, HalfType
 
 
-def moved_less_than_rounding(view: View, precision: str, misses: Sequence[Miss], steps: int) -> str:
+def moved_less_than_rounding(view: View, precision: str, misses: Sequence[BlockDistance], steps: int) -> str:
     """What is said of a layer whose weights did so in its first steps, one sentence; empty for any other.
 
     `precision`: what the layer was computed in; `misses`: of its blocks, as the watch measured them.
@@ -30,7 +30,7 @@ def moved_less_than_rounding(view: View, precision: str, misses: Sequence[Miss],
         return ""
     initial = view.stored_weights("initial")
     blocks = [miss.block.block_of(initial[miss.block.name]).astype(np.float64) for miss in misses]
-    if any((Half(precision)(block) != block).any() for block in blocks):
+    if any((HalfType(precision)(block) != block).any() for block in blocks):
         return ""  # they are float32, which holds such updates
     made = len(updates(view.snapshot, misses[0].block.block_name, steps))
     last_bit = unit * math.hypot(*(float(np.linalg.norm(block)) for block in blocks))

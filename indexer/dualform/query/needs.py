@@ -1,0 +1,71 @@
+"""Bytes of memory that a question needs while it is answered, at most: what an engine of bounded memory claims for it.
+
+Shapes: n queries, m entries that a mask leaves, H entries of a layer, G groups, d of a key.
+
+Work goes block by block, so that most of it takes the same room however large the memory is (`WORK`). What grows with
+the question is counted here: numbers for each entry, and the answer itself. Measured, not only counted
+(tests/query/test_memory_budget.py).
+"""
+
+from __future__ import annotations
+
+from dualform.query.resolved import Resolved
+from dualform.query.score.rescoring import HELD_BYTES
+from dualform.query.sums.grouping import BATCH, many
+from dualform.query.view import View
+from dualform.questions import GroupSum, Output, TopK
+
+WORK = 256 << 20
+"""Blocks of keys or values, their codes and scores, candidates."""
+LEAST = WORK + HELD_BYTES + (64 << 20)
+"""What an engine must be given for questions about a layer."""
+_COLUMNS = 12
+"""Numbers of eight bytes for each slot that a mask and groups are made with."""
+_STATES = 12
+"""Matrices of a layer's shape in float64, of weights that are run again: weights, averages, squares and gradients, of
+all slots and of those that stay."""
+_CELL = 400
+"""Bytes of one column of one slot that is looked up, as an object of Python."""
+
+
+def of_resolving(view: View, layer: str) -> int:
+    """What is needed to read a mask, groups and queries, before their numbers are known."""
+    return WORK + 8 * _COLUMNS * view.snapshot.count(view.snapshot.layer(layer).space)
+
+
+def of_slots(view: View, count: int) -> int:
+    """Of the columns of so many slots."""
+    return WORK + _CELL * count * max(len(view.snapshot.columns(space)) for space in view.snapshot.spaces)
+
+
+def of_top_k(resolved: Resolved[TopK]) -> int:
+    groups = 1 if resolved.groups is None else len(resolved.groups.counts)
+    found = min(resolved.question.k * groups, resolved.selection.count)
+    return _blocks() + 8 * _COLUMNS * resolved.selection.count + 64 * len(resolved.queries) * found
+
+
+def of_group_sum(resolved: Resolved[GroupSum]) -> int:
+    assert resolved.groups is not None, "a GroupSum has columns to group by"
+    groups, queries, entries = len(resolved.groups.counts), len(resolved.queries), resolved.selection.count
+    absolute, answer = resolved.question.score == "abs", 8 * queries * groups
+    needed = _blocks() + 8 * _COLUMNS * entries + 2 * answer
+    if many(resolved.layer.d_in, groups):
+        return needed if absolute else needed + 3 * 8 * min(BATCH, queries) * entries
+    # Sums of keys; of absolute scores also what float32 may be off by, and what is asked again in float64.
+    return needed + 2 * 8 * groups * resolved.layer.d_in + 4 * answer * absolute
+
+
+def of_output(resolved: Resolved[Output]) -> int:
+    scores = WORK if resolved.question.kernel == "softmax" else 0  # of rows that slots share
+    return of_weights(resolved.view) + scores + 16 * len(resolved.queries) * resolved.layer.d_out
+
+
+def of_weights(view: View) -> int:
+    """Of the weights of all layers under a mask."""
+    shapes = [layer.d_in * layer.d_out for layer in view.snapshot.layers.values()]
+    entries = max(map(view.snapshot.count, view.snapshot.spaces), default=0)
+    return _blocks() + 8 * (_COLUMNS * entries + _STATES * max(shapes, default=0) + 3 * sum(shapes))
+
+
+def _blocks() -> int:
+    return WORK + HELD_BYTES

@@ -1,0 +1,175 @@
+"""The screen on another device, as a GPU: the same codes and bounds as screen.py, and torch's product of bytes.
+
+Shapes: n queries, R stored rows, m rows of a source with its padding, d dimensions with theirs.
+
+Products of codes are sums of integers, exact in any order, so what is left out is what the bounds prove, whatever
+multiplies. On a GPU: written to torch's documentation, not measured; the tests run it on CPU tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.query.search.codes import Codes, QueryCodes, quantise_queries
+from dualform.query.search.codes_cache import CodesCache
+from dualform.query.search.screen import Candidates, Request
+from dualform.query.view import Check
+from dualform.store.rows import Keys
+from dualform.store.sources.key_source import KeySource
+
+_MOST_GROUPS = 32
+"""Each takes a selection of its own."""
+_MIDDLE = 128
+"""Codes of keys go from 0 to 255; a product of bytes takes them from -128 to 127."""
+_FEWEST = 32
+"""Queries of a product, which torch wants to be more than 16."""
+_AT_ONCE = 1 << 24
+"""Scores, of all queries and some rows."""
+_SPARE = 4
+"""Codes are kept on the device where it has so many times their size free: scores need room, too."""
+
+
+class DeviceScreen:
+    """A Screen (screen.py). Codes are made, and read from beside the keys, by the processor. `room` says how many bytes
+    of the device are free.
+    """
+
+    def __init__(self, torch: Any, device: str, room: Callable[[], int], codes: CodesCache) -> None:
+        self._torch, self._device, self._room, self.codes = torch, device, room, codes
+        self._held: dict[Hashable, _DeviceCodes] = {}
+
+    def candidates(
+        self,
+        keys: Keys,
+        queries: NDArray[np.float32],
+        request: Request,
+        check: Check,
+        norms: NDArray[np.float64] | None = None,
+    ) -> Candidates:
+        n = len(queries)
+        if request.groups > _MOST_GROUPS:
+            return Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.ones(n, bool))
+        with self._torch.inference_mode():
+            floors = self._torch.full((n, request.groups), -np.inf, device=self._device)
+            search = _Search(self._torch, request, self._queries(queries), floors)
+            best = [floors[:, :0]] * request.groups
+            found = []
+            for source in keys.sources if request.sources is None else request.sources:
+                check()
+                rows = slice(source.first_row, source.first_row + source.rows)
+                codes = self._of(source, None if norms is None else norms[rows])
+                groups, size = self._groups(request, source, codes), max(8, _AT_ONCE // n // 8 * 8)
+                for start in range(0, len(groups), size):
+                    part = slice(start, start + size)
+                    own = _DeviceCodes(codes.codes[part], codes.numbers[:, part])
+                    found.append(search.pass_over(own, groups[part], source.first_row + start, best))
+            return search.left(found)
+
+    def _queries(self, queries: NDArray[np.float32]) -> _Queries:
+        coded = quantise_queries(queries)
+        flat = _flat(coded)
+        padded = np.zeros((max(_FEWEST, -(-len(queries) // 8) * 8), -(-flat.shape[1] // 8) * 8), np.int8)
+        padded[: len(queries), : flat.shape[1]] = flat[: len(queries)]
+        return _Queries(self._upload(padded), self._upload(coded.numbers))
+
+    def _of(self, source: KeySource, norms: NDArray[np.float64] | None) -> _DeviceCodes:
+        if source.identity not in self._held:
+            made = self._made(self.codes.get(source, norms))
+            if self._room() < _SPARE * made.codes.nbytes:
+                return made
+            self._held[source.identity] = made
+        return self._held[source.identity]
+
+    def _made(self, codes: Codes) -> _DeviceCodes:
+        groups, words, rows, four = codes.codes.shape
+        matrix = codes.codes.transpose(0, 2, 1, 3).reshape(groups * rows, words * four)
+        padded = np.full((len(matrix), -(-matrix.shape[1] // 8) * 8), _MIDDLE, np.uint8)
+        padded[:, : matrix.shape[1]] = matrix
+        return _DeviceCodes(self._upload((padded ^ _MIDDLE).view(np.int8)), self._upload(codes.numbers))
+
+    def _groups(self, request: Request, source: KeySource, codes: _DeviceCodes) -> Any:
+        group = np.full(len(codes.codes), -1, np.int64)
+        own = slice(source.first_row, source.first_row + source.rows)
+        group[: source.rows] = 0 if request.group is None else request.group[own]
+        return self._upload(group)
+
+    def _upload(self, array: NDArray[Any]) -> Any:
+        return self._torch.from_numpy(np.array(array, order="C")).to(self._device)
+
+
+def _flat(coded: QueryCodes) -> NDArray[np.int8]:
+    """int8[at least n, d]: a query a row."""
+    tiles, words, tile, four = coded.codes.shape
+    return coded.codes.transpose(0, 2, 1, 3).reshape(tiles * tile, words * four)
+
+
+@dataclass(frozen=True, eq=False)
+class _DeviceCodes:
+    codes: Any
+    """int8[m, d], less _MIDDLE."""
+    numbers: Any
+    """float32[4, m], as in Codes."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Queries:
+    codes: Any
+    """int8[more than n, d]."""
+    numbers: Any
+    """float32[6, n], as in QueryCodes."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    torch: Any
+    request: Request
+    queries: _Queries
+    floors: Any
+    """float32[n, groups]: at most the k-th greatest lower bound so far."""
+
+    def bounds(self, codes: _DeviceCodes) -> tuple[Any, Any]:
+        """float32[n, m], twice: lower and upper bounds of the scores."""
+        scale, low, residual, length = codes.numbers[:, None, :]
+        own, _, total, norm, left, slack = self.queries.numbers[:, :, None]
+        shift = _MIDDLE * self.queries.codes.sum(dim=1, dtype=self.torch.int32)
+        sums = (self.torch._int_mm(self.queries.codes, codes.codes.T) + shift[:, None])[: len(own)]
+        score = sums.float() * (scale * own) + low * total
+        error = residual * norm + length * left + low.abs() * slack
+        if self.request.absolute:
+            score = score.abs()
+        return score - error, score + error
+
+    def pass_over(self, codes: _DeviceCodes, group: Any, first: int, best: list[Any]) -> tuple[Any, ...]:
+        """Raise the floors by some rows, from `first` on. Returns query, row, group, upper bound of what reaches them.
+
+        `best`: of each group float32[n, up to k], the greatest lower bounds so far.
+        """
+        low, high = self.bounds(codes)
+        low = low.nan_to_num(nan=-np.inf, neginf=-np.inf, posinf=np.inf)
+        for g in range(self.request.groups):
+            together = self.torch.cat([best[g], low[:, group == g]], dim=1)
+            best[g] = together.topk(min(self.request.k, together.shape[1]), dim=1).values
+            if best[g].shape[1] == self.request.k:
+                self.floors[:, g] = best[g][:, -1]
+        reached = self.reach(high, self.floors[:, group.clamp(min=0)]) & (group >= 0)
+        query, row = reached.nonzero(as_tuple=True)
+        return query, row + first, group[row], high[query, row]
+
+    def reach(self, high: Any, floors: Any) -> Any:
+        """What is not a number reaches, too, so that it is scored exactly."""
+        return ~(high < floors)
+
+    def left(self, found: list[tuple[Any, ...]]) -> Candidates:
+        """Those of all sources that reach the floors over all of them."""
+        query, row, group, high = (self.torch.cat(parts) for parts in zip(*found, strict=True))
+        kept = self.reach(high, self.floors[query, group])
+        query, row = query[kept].cpu().numpy(), row[kept].cpu().numpy()
+        crowded = np.bincount(query, minlength=len(self.floors)) > self.request.capacity
+        order = np.argsort(query, kind="stable")
+        order = order[~crowded[query[order]]]
+        return Candidates(query[order], row[order], crowded)
