@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dualform.answers import Hits, Scan
 from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform.questions import ProbeRows, Queries
@@ -41,10 +42,20 @@ class Sample:
     """In the first memory and in the second; None where it is not among the best there."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What two memories answer to the same queries."""
+
+    queries: Sequence[Sequence[Sample]]
+    """By query, samples in the order of the first memory, then others in that of the second."""
+    scans: tuple[Scan, Scan]
+    """What each memory's answer took, and on what share of its slots it stands."""
+
+
 def compare(
     memories: tuple[Answers, Answers], layer: str, queries: Queries, k: int, where: str | None, score: str
-) -> list[list[Sample]]:
-    """By query, the samples of the k best slots of either memory, those of the first before others of the second.
+) -> Comparison:
+    """The samples of the k best slots of either memory.
 
     Raises BadInput where a hit has no sample, where the memories have no dataset in common, or where a probe does not
     hold the same examples in both; otherwise as `Answers.topk`.
@@ -52,8 +63,10 @@ def compare(
     _check_datasets(memories)
     if isinstance(queries, ProbeRows):
         _check_probe(memories, queries.probe)
-    first, second = (_best(memory, layer, queries, k, where, score, n) for n, memory in enumerate(memories, 1))
-    return [_joined(one, other) for one, other in zip(first, second, strict=True)]
+    hits = [memory.topk(layer, queries, k, where, score=score) for memory in memories]
+    first, second = (_best(memory, own, n) for n, (memory, own) in enumerate(zip(memories, hits, strict=True), 1))
+    found = [_joined(one, other) for one, other in zip(first, second, strict=True)]
+    return Comparison(found, (hits[0].scan, hits[1].scan))
 
 
 def _check_datasets(memories: tuple[Answers, Answers]) -> None:
@@ -84,11 +97,8 @@ def _check_probe(memories: tuple[Answers, Answers], name: str) -> None:
         )
 
 
-def _best(
-    memory: Answers, layer: str, queries: Queries, k: int, where: str | None, score: str, number: int
-) -> list[dict[Key, tuple[Place, Any]]]:
+def _best(memory: Answers, hits: Hits, number: int) -> list[dict[Key, tuple[Place, Any]]]:
     """By query, the samples of its best slots in order, with their labels."""
-    hits = memory.topk(layer, queries, k, where, score=score)
     ids = np.unique(hits.ids)
     slots = {record["slot"]: record for record in memory.slots(ids, hits.space).records()} if len(ids) else {}
     unknown = next((slot for slot, record in slots.items() if record["sample"] is None), None)

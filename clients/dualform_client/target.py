@@ -18,11 +18,13 @@ def connect(
     token: str | None = None,
     tls: bool = False,
     authority: str | Path | None = None,
+    memory: int | str | None = None,
 ) -> Answers:
     """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
 
-    A context manager. `timeout`, `token`, `tls` and `authority` are those of `Client`, and only a server heeds them. A
-    folder needs the engine's extra, [cpu] or [gpu]. Raises NotAMemory or BadInput where the target is neither.
+    A context manager. `timeout`, `token`, `tls` and `authority` are those of `Client`, and only a server heeds them;
+    `memory` is that of `dualform.open`, and only a folder heeds it. A folder needs the engine's extra, [cpu] or [gpu].
+    Raises NotAMemory or BadInput where the target is neither.
     """
     place = Path(target)
     if not place.exists() and isinstance(target, str):
@@ -36,17 +38,19 @@ def connect(
                 hint="Name a memory's folder, for example runs/demo, or a server, for example 127.0.0.1:50051.",
                 field="target",
             )
-    return open_folder(place)
+    return open_folder(place, memory)
 
 
-def open_folder(folder: Path) -> Answers:
-    """The engine over a memory's folder. Raises NotAMemory, and MissingPackage without the engine's extra."""
+def open_folder(folder: Path, memory: int | str | None = None) -> Answers:
+    """The engine over a memory's folder, of bounded `memory` where it is given. Raises NotAMemory, and MissingPackage
+    without the engine's extra.
+    """
     check_folder(folder)
     try:
         from dualform.query.engine import open_memory
     except ImportError as error:
         raise missing_package(error) or error from None
-    return open_memory(folder)
+    return open_memory(folder, memory=memory)
 
 
 def check_folder(folder: Path) -> None:

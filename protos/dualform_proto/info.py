@@ -25,6 +25,7 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         cut_off=info.cut_off,
         final=_remarks(info.final),
         sampling=info.sampling,
+        answered_by=info.answered_by,
     )
 
 
@@ -44,6 +45,7 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         cut_off=message.cut_off,
         final=_decode_remarks(message.final),
         sampling=message.sampling,
+        answered_by=message.answered_by,
     )
 
 

@@ -20,5 +20,9 @@ class Engine(Protocol):
     def recording(self) -> bool:
         """Whether the memory is still being recorded, or was cut off."""
 
+    @property
+    def answered_by(self) -> str:
+        """What scores keys, in words."""
+
     def refresh(self) -> bool:
         """Takes the newest snapshot of a training that still runs; True where there was a newer one."""

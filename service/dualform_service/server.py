@@ -104,6 +104,7 @@ def serve(
         with _signals() as stopped:
             server.start()
             ready(server.address)
+            _log.info("%s", engine.answered_by)
             stopped.wait()
             _log.info("draining")
         server.stop()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dualform_client.cli.main import main as main
+from dualform_client.cli.main import main as main, run as run
 
-__all__ = ["main"]
+__all__ = ["main", "run"]

@@ -15,7 +15,9 @@ from dualform_client.cli.target import check_run
 @click.argument("run")
 @json_option
 def check(run: str, as_json: bool) -> int:
-    """Every checksum, row count and mark of a memory; exit code 1 where anything is wrong.
+    """Check every checksum, row count and mark of a memory.
+
+    The exit code is 1 where anything is wrong.
 
     A recording that was cut off is said to be so. What it holds may be sound all the same, and is checked likewise.
 

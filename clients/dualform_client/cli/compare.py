@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -42,9 +43,10 @@ def compare(
     absolute: bool,
     score: str | None,
 ) -> LayerAnswer:
-    """The samples that the same queries attend to most in two memories, A and B.
+    """Compare what the same queries attend to in two memories.
 
-    Hits are matched by dataset and sample; a stored query is each memory's own, of the probe of that name.
+    A and B are folders or addresses. Hits are matched by dataset and sample; a stored query is each memory's own, of
+    the probe of that name.
 
     \b
     Example:
@@ -52,11 +54,17 @@ def compare(
     """
     named = one_score(absolute, score)
     found = compared(memories, layer, queries, k, where, named)
-    record = {"queries": [_record(query, own) for query, own in enumerate(found)], "score": named}
-    rows = [[query, *_row(sample)] for query, own in enumerate(found) for sample in own]
-    alike = ", ".join(f"{shared(own)} of {len(own)}" for own in found)
+    sampled = {name: scan for name, scan in zip("AB", found.scans, strict=True) if scan.sample}
+    share = {"share": {name: scan.share for name, scan in zip("ab", found.scans, strict=True)}} if sampled else {}
+    queries_told = [_record(query, own) for query, own in enumerate(found.queries)]
+    record = {"queries": queries_told, "score": named, **share}
+    rows = [[query, *_row(sample)] for query, own in enumerate(found.queries) for sample in own]
+    alike = ", ".join(f"{shared(own)} of {len(own)}" for own in found.queries)
+    notes = [f"The answer of {name} stands on {scan.sample}." for name, scan in sampled.items()]
     columns = ["query", "dataset", "sample", "label", "rank in A", "rank in B", "score in A", "score in B"]
-    return LayerAnswer(record, f"{layer}: {named} scores; samples among the best of both: {alike}", columns, rows)
+    return LayerAnswer(
+        record, f"{layer}: {named} scores; samples among the best of both: {alike}", columns, rows, notes
+    )
 
 
 def _row(sample: Sample) -> list[Any]:
@@ -66,7 +74,7 @@ def _row(sample: Sample) -> list[Any]:
     return [sample.dataset, sample.sample, sample.label, *ranks, *scores]
 
 
-def _record(query: int, samples: list[Sample]) -> dict[str, Any]:
+def _record(query: int, samples: Sequence[Sample]) -> dict[str, Any]:
     listed = [
         {
             "dataset": sample.dataset,

@@ -22,11 +22,27 @@ from dualform_client.cli.printing import print_json, print_line
 @click.option(
     "--samples",
     type=int,
-    help="Distinct inputs of the training, over all epochs: of those that come again bit for bit, not augmented.",
+    help="Distinct inputs of the training, over all epochs: of those that come again bit for bit, not augmented. "
+    "Default: each input is taken for another.",
 )
-@click.option("--layers", "layers", multiple=True, metavar="PATTERN", help="Layers in place of the training's own.")
+@click.option(
+    "--layers",
+    "layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Layers to record, by name or pattern; repeatable. Default: the training's own.",
+)
 @click.option("--tried", type=int, default=20, show_default=True, help="Steps that are recorded to tell.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where they are written, and removed again.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Where they are written, and removed again. Default: a temporary folder.",
+)
+@click.option(
+    "--budget",
+    metavar="BYTES",
+    help='Bytes that the memory may take, as "20 GB": what it would keep. Default: no budget.',
+)
 @json_option
 def estimate(
     training: str,
@@ -35,9 +51,12 @@ def estimate(
     layers: tuple[str, ...],
     tried: int,
     folder: Path | None,
+    budget: str | None,
     as_json: bool,
 ) -> None:
-    """Bytes and seconds that recording a training takes, told from its first steps.
+    """Tell what recording a training will take, from its first steps.
+
+    That is bytes on disk, bytes a second, and seconds of questions and of a replay.
 
     FUNCTION trains; it takes one argument, which it calls in place of dualform.Recorder, and is stopped after some
     steps. MODULE is found as `python -m` finds it.
@@ -51,7 +70,13 @@ def estimate(
     try:
         with redirect_stdout(sys.stderr):
             found = estimated(
-                _named(training), steps, samples=samples, layers=layers or None, tried=tried, folder=folder
+                _named(training),
+                steps,
+                samples=samples,
+                layers=layers or None,
+                tried=tried,
+                folder=folder,
+                budget=budget,
             )
     except DualformError:
         raise

@@ -25,17 +25,20 @@ NOT_PROMISED = (
 
 @click.command()
 @click.argument("run")
-@click.option("--where", required=True, help="The samples to forget: SQL over columns of the sample.")
-@click.option("--probe", "probes", multiple=True, help="A probe to remove as well. May be given again.")
-@click.option("--cut-off", is_flag=True, help="The recording was cut off, and nobody goes on with it.")
-@click.option("--yes", is_flag=True, help="Do it without asking.")
+@click.option("--where", required=True, metavar="SQL", help="The samples to forget, by columns of the sample.")
+@click.option(
+    "--probe", "probes", multiple=True, metavar="NAME", help="A probe to remove as well; repeatable. Default: none."
+)
+@click.option("--cut-off", is_flag=True, help="Forget although the recording was cut off: nobody goes on with it.")
+@click.option("--yes", is_flag=True, help="Forget without asking first.")
 @json_option
 def forget(run: str, where: str, probes: tuple[str, ...], cut_off: bool, yes: bool, as_json: bool) -> int:
-    """Take samples out of a memory for good: no key, value or column of theirs is stored.
+    """Take samples out of a memory for good.
 
-    The memory is written anew without them, next to the old one, and takes its place in one step; the old files are
-    removed. Slots are numbered anew. What they brought to the weights stays as one sum where the optimizer is SGD, so
-    that weights at the end still add up; under other optimizers scores are left, and the weights of the end.
+    No key, value or column of theirs is stored. The memory is written anew without them, next to the old one, and takes
+    its place in one step; the old files are removed. Slots are numbered anew. What they brought to the weights stays as
+    one sum where the optimizer is SGD, so that weights at the end still add up; under other optimizers scores are left,
+    and the weights of the end.
 
     Not promised is that nothing tells of them: W_T less W_0 and less the sum of the others is the sum of what was
     forgotten, and where few slots are forgotten it tells what they were.

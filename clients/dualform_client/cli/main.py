@@ -6,36 +6,45 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.metadata import version
 from types import ModuleType
+from typing import NoReturn, TextIO
 
 import click
 
-from dualform_client.cli.ask import output, sums, topk
-from dualform_client.cli.check import check
-from dualform_client.cli.compare import compare
-from dualform_client.cli.estimate import estimate
 from dualform_client.cli.failure import report_failure
-from dualform_client.cli.forget import forget
-from dualform_client.cli.look import info, sql, verify
-from dualform_client.cli.serving import health, serve
-from dualform_client.cli.train import demo, study
-from dualform_client.cli.weights import weights
 
 COMMANDS = (
-    *(demo, study, estimate, serve, info, topk, sums, output),
-    *(compare, weights, verify, check, forget, sql, health),
-)
+    "check", "compare", "demo", "estimate", "forget", "health", "info", "output", "serve", "sql", "study", "sums",
+    "topk", "verify", "weights",
+)  # fmt: skip
+"""Each in a file of its name."""
 
-ASKING = frozenset(command.name for command in (serve, info, topk, sums, output, compare, weights, verify, sql))
+ASKING = frozenset(("serve", "info", "topk", "sums", "output", "compare", "weights", "verify", "sql"))
 """Commands that do nothing but answer questions about a memory."""
 
 
+class Commands(click.Group):
+    """Loads a command's file when that command is asked for: a first answer waits for no other's."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = getattr(import_module(f"dualform_client.cli.{cmd_name}"), cmd_name)
+        return found
+
+
 @click.group(
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(version("dualform"), prog_name="dualform")
+@click.version_option(package_name="dualform", prog_name="dualform")
 @click.pass_context
 def dualform(context: click.Context) -> None:
     """The training of a neural network as a memory that answers exact questions.
@@ -52,10 +61,6 @@ def dualform(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in COMMANDS:
-    dualform.add_command(command)
-
-
 class WithoutPandas(MetaPathFinder):
     """Arrow loads pandas where it is installed, to know its frames. None come here: a fifth of a first answer."""
 
@@ -70,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None and given[:1] and given[0] in ASKING:
         sys.meta_path.insert(0, WithoutPandas())
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us (`>&-`): nobody reads what is said there
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
         # Texts of a memory that the terminal's encoding lacks are shown with a substitute.
         if isinstance(stream, io.TextIOWrapper):
@@ -78,11 +86,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = dualform.main(given, prog_name="dualform", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has enough of it (`dualform … | head`). Python's own last flush must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 1  # whoever read our output has enough of it (`dualform … | head`)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
     except (Exception, KeyboardInterrupt) as error:
-        return report_failure(error, as_json)
+        # What stdout does not take, as on a full disk, is said on stderr.
+        for as_object in (True, False) if as_json else (False,):
+            with suppress(OSError):
+                return report_failure(error, as_object)
+        return 1
     return code if isinstance(code, int) else 0
+
+
+def run() -> NoReturn:
+    """The command as a process. One that only asked ends at once: its libraries have nothing to write, and taking them
+    apart one by one costs a tenth of a first answer.
+    """
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        if not _written(stream):
+            code = code or 1
+    if sys.argv[1:] and sys.argv[1] in ASKING - {"serve"}:
+        os._exit(code)
+    sys.exit(code)
+
+
+def _written(stream: TextIO) -> bool:
+    """Whether all that was said has gone out. What cannot is dropped, or Python's own last flush would fail again."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return False
+    return True

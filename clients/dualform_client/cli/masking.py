@@ -90,6 +90,8 @@ def describe(removed: Cancellation | None) -> str:
             "multiples of the distance that the layer's weights moved"
         )
         said.append(f"Concentration of the mask ({meaning}): {listed}.")
+    if removed.scan.sample:
+        said.append(f"These figures stand on {removed.scan.sample}.")
     return " ".join(said)
 
 

@@ -60,7 +60,7 @@ query_option = click.option(
     help="Stored queries (PROBE/17, PROBE/3,17, PROBE/10:20 for rows 10 to 19, PROBE for all), or float32[n, d] in "
     "an .npy file.",
 )
-where_option = click.option("--where", metavar="SQL", help="Only slots for which this is true.")
+where_option = click.option("--where", metavar="SQL", help="Only slots for which this is true. Default: all slots.")
 at_step_option = click.option(
     "--at-step", type=int, metavar="N", help="As of N recorded steps; 0 is the initial network. Default: the end."
 )
@@ -72,14 +72,13 @@ where_space_option = click.option(
     type=(str, str),
     multiple=True,
     metavar="SPACE SQL",
-    help="A mask for one slot space; repeatable. Spaces that are not named stay whole.",
+    help="A mask for one slot space; repeatable. Default: spaces that are not named stay whole.",
 )
 abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute values: short for --score abs.")
 score_option = click.option(
     "--score",
     metavar="NAME",
-    show_default="signed",
-    help="The score that ranks and is summed: signed, abs, cosine, or one of your own.",
+    help="The score that ranks and is summed: signed, abs, cosine, or one of your own. Default: signed.",
 )
 kernel_option = click.option(
     "--kernel",
@@ -89,7 +88,7 @@ kernel_option = click.option(
     help="What weighs the slots: their scores, or the softmax of these.",
 )
 temperature_option = click.option(
-    "--temperature", type=float, metavar="T", help="What scores are divided by before the softmax. Default: 1."
+    "--temperature", type=float, metavar="T", help="What scores are divided by before the softmax, above 0. Default: 1."
 )
 no_initial_option = click.option(
     "--no-initial", is_flag=True, help="Leave out the initial weights, and the bias with all that training made of it."

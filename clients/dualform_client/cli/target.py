@@ -32,11 +32,12 @@ def open_target(
     tls: bool = False,
     authority: Path | None = None,
     timeout: float | None = None,
+    memory: str | None = None,
 ) -> Iterator[Answers]:
     """Whoever answers for the target. Raises NotAMemory or BadInput where it is neither a folder nor an address."""
     token = read_token(token_file) if token_file and not Path(target).exists() else None
-    with connect(target, timeout=timeout, token=token, tls=tls, authority=authority) as memory:
-        yield memory
+    with connect(target, timeout=timeout, token=token, tls=tls, authority=authority, memory=memory) as answers:
+        yield answers
 
 
 def read_token(file: Path) -> str:
@@ -56,10 +57,16 @@ def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def opened(
-        target: str, token_file: Path | None, tls: bool, tls_ca: Path | None, timeout: float, **rest: Any
+        target: str,
+        token_file: Path | None,
+        tls: bool,
+        tls_ca: Path | None,
+        timeout: float,
+        memory: str | None,
+        **rest: Any,
     ) -> Any:
-        with open_target(target, token_file, tls, tls_ca, timeout) as memory:
-            return command(memory, **rest)
+        with open_target(target, token_file, tls, tls_ca, timeout, memory) as answers:
+            return command(answers, **rest)
 
     return _reaching(opened, "target")
 
@@ -69,9 +76,16 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def opened(
-        a: str, b: str, token_file: Path | None, tls: bool, tls_ca: Path | None, timeout: float, **rest: Any
+        a: str,
+        b: str,
+        token_file: Path | None,
+        tls: bool,
+        tls_ca: Path | None,
+        timeout: float,
+        memory: str | None,
+        **rest: Any,
     ) -> Any:
-        reach = token_file, tls, tls_ca, timeout
+        reach = token_file, tls, tls_ca, timeout, memory
         with open_target(a, *reach) as first, open_target(b, *reach) as second:
             return command((first, second), **rest)
 
@@ -82,14 +96,28 @@ def _reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
     """The command with arguments, the last one first, and the options to reach what they name."""
     file = click.Path(path_type=Path)
     for option in (
-        click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0, help="Seconds a call."),
-        click.option("--tls-ca", type=file, help="PEM file of the authorities to trust; implies --tls."),
+        click.option(
+            "--memory",
+            metavar="BYTES",
+            help='What answering from a folder may take, as "2 GB"; a server has an option of its own. Default: half '
+            "of the machine's memory for keys and values, an eighth for their codes.",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0, min_open=True),
+            default=300.0,
+            show_default=True,
+            help="Seconds that a call to a server may take.",
+        ),
+        click.option(
+            "--tls-ca", type=file, help="PEM file of the authorities to trust; implies --tls. Default: the system's."
+        ),
         click.option("--tls", is_flag=True, help="Speak TLS to the server."),
         click.option(
             "--token-file",
             type=file,
             envvar="DUALFORM_TOKEN_FILE",
-            help="File with the server's token on its first line.",
+            help="File whose first line is the server's token. Default: $DUALFORM_TOKEN_FILE, or no token.",
         ),
         *map(click.argument, targets),
     ):

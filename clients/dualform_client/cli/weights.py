@@ -44,7 +44,9 @@ def weights(
     force: bool,
     as_json: bool,
 ) -> None:
-    """The network's weights with part of its memory masked, or as of an earlier step, for load_state_dict.
+    """Write the weights under a mask, or as of an earlier step.
+
+    The file is for load_state_dict, under the model's own parameter names.
 
     A mask is arithmetic removal from this training's sum, not retraining.
 

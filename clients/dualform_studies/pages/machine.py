@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from dualform.store.segment_cache import memory_bytes
+
 
 def describe_machine() -> dict[str, str]:
     return {
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
+        "memory": f"{memory_bytes() / 1e9:.0f} GB",
         "GPU": _gpu(),
         "system": f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}",
     }

@@ -77,7 +77,7 @@ class Task:
         start = perf_counter()
         say = or_silent(self.progress)
         answers: list[Any] = []
-        with open_recorded(out) as memory:
+        with open_recorded(out, memory=None) as memory:
             for done, question in enumerate(questions):
                 say("asking the memory", done, len(questions))
                 answers.append(memory.ask(question))

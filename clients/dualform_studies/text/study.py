@@ -205,7 +205,7 @@ def _ask(
     folder = report_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "queries.npy", asking.queries)
-    with open_recorded(out) as memory:
+    with open_recorded(out, memory=None) as memory:
         report["prompts"] += findings(asking, attention, memory, task, standards)
     report["prevalence"] += prevalence_of(samples, attention)
     for number, prompt in enumerate(asking.prompts):

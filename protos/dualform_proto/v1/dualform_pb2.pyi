@@ -418,6 +418,7 @@ class InfoResponse(google.protobuf.message.Message):
     COLUMNS_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
+    ANSWERED_BY_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
@@ -427,6 +428,8 @@ class InfoResponse(google.protobuf.message.Message):
     """where a recording stands that did not come to its end; empty if it did"""
     sampling: builtins.str
     """how slots were sampled to hold a budget; empty where all are kept"""
+    answered_by: builtins.str
+    """the server's backend and compiled loops"""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
         """by space"""
@@ -464,8 +467,9 @@ class InfoResponse(google.protobuf.message.Message):
         columns: collections.abc.Iterable[Global___SpaceColumns] | None = ...,
         final: collections.abc.Iterable[Global___Remark] | None = ...,
         sampling: builtins.str = ...,
+        answered_by: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from typing import Protocol, TypeAlias
 
 from dualform.query.shards.shard_engine import Reply
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 
 
 class ShardAnswerer(Protocol):
     """A process that keeps a dualform.query.shards.shard_engine.ShardEngine of one shard."""
 
-    def ask(self, asked: Asked | None, seconds: float) -> Future[Reply]:
+    def ask(self, asked: ShardQuestion | None, seconds: float) -> Future[Reply]:
         """What the engine's `reply` gives; any error means that the process is gone. Returns at once. None asks whether
         the process is ready.
 

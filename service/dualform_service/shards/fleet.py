@@ -14,7 +14,7 @@ from typing import Any
 from dualform.errors import BadInput, TimedOut, Unavailable
 from dualform.query.shards.front import ShardsMissing
 from dualform.query.shards.shard_engine import Reply
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 from dualform.query.view import Check
 from dualform_service.shards.answerer import Launch, ShardAnswerer
 
@@ -45,7 +45,7 @@ class _Member:
     def starting(self) -> bool:
         return not self.ready.done() and time.monotonic() - self.started < START_SECONDS
 
-    def ask(self, asked: Asked, end: float) -> Future[Reply]:
+    def ask(self, asked: ShardQuestion, end: float) -> Future[Reply]:
         """Sent once it is ready, unless `end` has passed by then: what nobody waits for must not keep it from work."""
         answer = Future[Reply]()
 
@@ -58,14 +58,14 @@ class _Member:
         self.ready.add_done_callback(send)
         return answer
 
-    def give_up(self, asked: Asked, answer: Future[Reply]) -> None:
+    def give_up(self, asked: ShardQuestion, answer: Future[Reply]) -> None:
         """Nobody waits for this answer any more."""
         answer.cancel()
         if self.ready.done():  # else it was not sent, and is not sent any more
             with suppress(Exception):  # a process that is gone works no longer
                 self.answerer.give_up(asked.name)
 
-    def _asked(self, asked: Asked | None, seconds: float) -> Future[Reply]:
+    def _asked(self, asked: ShardQuestion | None, seconds: float) -> Future[Reply]:
         try:
             return self.answerer.ask(asked, seconds)
         except Exception as error:  # a process that is known to be gone
@@ -95,7 +95,7 @@ class Fleet:
             self.close()
             raise
 
-    def __call__(self, asked: Asked, shards: Sequence[int], check: Check) -> dict[int, Any]:
+    def __call__(self, asked: ShardQuestion, shards: Sequence[int], check: Check) -> dict[int, Any]:
         """The answers of some shards, all of them.
 
         Raises ShardsMissing within the deadline where one is gone or says nothing, what a shard raises of its share,

@@ -17,7 +17,7 @@ from typing import Any
 from dualform.errors import DualformError, TimedOut
 from dualform.extras import optional
 from dualform.query.shards.shard_engine import Reply, ShardEngine, open_shard
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 from dualform_service.shards.answerer import Launch, ShardAnswerer
 
 QUESTIONS = 8
@@ -41,7 +41,7 @@ class _Actor:
     def open(self, number: int) -> None:
         self._number.set_result(number)
 
-    def reply(self, asked: Asked | None, seconds: float) -> Reply:
+    def reply(self, asked: ShardQuestion | None, seconds: float) -> Reply:
         end = time.monotonic() + seconds
         try:
             engine = self._opened(end)
@@ -75,7 +75,7 @@ class RayAnswerer:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
 
-    def ask(self, asked: Asked | None, seconds: float) -> Future[Reply]:
+    def ask(self, asked: ShardQuestion | None, seconds: float) -> Future[Reply]:
         future: Future[Reply] = self._actor.reply.remote(asked, seconds).future()
         return future
 

@@ -21,13 +21,13 @@ from dualform_studies.recorded_memory import layer_info, open_recorded
 
 _BLOCK = 2048
 """Slots whose scores are held at once."""
-_HELD_BYTES = 512 << 20
-"""Of keys and values: distinct images that come again and again fit, and nothing else is read twice in a pass."""
+_MEMORY = "1.5 GB"
+"""Distinct images that come again and again fit, and nothing else is read twice in a pass."""
 
 
 def open_for_passes(path: Path) -> Engine:
     """The memory in a folder, of which little is held between two reads."""
-    return open_recorded(path, "numpy", _HELD_BYTES)
+    return open_recorded(path, "numpy", _MEMORY)
 
 
 @dataclass(frozen=True)

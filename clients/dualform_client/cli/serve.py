@@ -1,44 +1,64 @@
-"""dualform serve, health: a server, and whether one is well."""
+"""dualform serve: a memory behind gRPC."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from dualform_client.cli.failure import FAILED
+from dualform.errors import BadInput
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
 from dualform_client.cli.target import read_token
 from dualform_client.target import check_folder
+
+if TYPE_CHECKING:
+    from dualform.query.engine import Engine
 
 _FILE = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("run")
-@click.option("--address", default="127.0.0.1:50051", show_default=True, help="host:port; port 0 takes a free one.")
-@click.option("--token-file", type=_FILE, help="File with the token that callers must present, on its first line.")
-@click.option("--tls-cert", type=_FILE, help="PEM file of the server's certificate chain.")
-@click.option("--tls-key", type=_FILE, help="PEM file of its key.")
-@click.option("--max-concurrent", type=int, default=4, show_default=True, help="Questions answered at once.")
+@click.option(
+    "--address",
+    default="127.0.0.1:50051",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to listen; port 0 takes a free one.",
+)
+@click.option(
+    "--token-file", type=_FILE, help="File whose first line is the token that callers must present. Default: no token."
+)
+@click.option("--tls-cert", type=_FILE, help="PEM file of the server's certificate chain. Default: no TLS.")
+@click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key; goes with --tls-cert.")
+@click.option("--max-concurrent", type=int, default=4, show_default=True, help="Large questions answered at once.")
 @click.option(
     "--max-small", type=int, default=128, show_default=True, help="Small questions held at once; they share scans."
 )
-@click.option("--deadline", type=float, default=600.0, show_default=True, help="Seconds after which work stops.")
+@click.option(
+    "--deadline", type=float, default=600.0, show_default=True, help="Seconds after which a question's work stops."
+)
+@click.option(
+    "--memory",
+    metavar="BYTES",
+    help='What the process may take, as "2 GB". Default: up to half of the machine for keys and values.',
+)
 @click.option(
     "--ray",
     metavar="ADDRESS",
-    help="Have the memory's shards answered on the machines of this Ray cluster, as `auto`; `local` starts one here.",
+    help="Answer each shard on a machine of this Ray cluster, as `auto`; `local` starts one here. Default: no Ray.",
 )
 @click.option(
     "--shard-deadline",
     type=float,
     default=60.0,
     show_default=True,
-    help="Seconds in which a shard must answer; a process that misses it is replaced. For --ray.",
+    help="Seconds in which a shard must answer, with --ray; a process that misses it is replaced.",
 )
 @json_option
 def serve(
@@ -50,13 +70,15 @@ def serve(
     max_concurrent: int,
     max_small: int,
     deadline: float,
+    memory: str | None,
     ray: str | None,
     shard_deadline: float,
     as_json: bool,
 ) -> None:
-    """Answers questions about a memory over gRPC, until SIGTERM or Ctrl-C.
+    """Answer questions about a memory over gRPC.
 
-    An address that other machines can reach needs TLS and a token. Ray itself listens on every address of its machines.
+    It goes on until SIGTERM or Ctrl-C. An address that other machines can reach needs TLS and a token. Ray itself
+    listens on every address of its machines.
 
     \b
     Example:
@@ -80,8 +102,14 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     if ray is None:
-        serve_memory(run, config, ready)
+        serve_memory(run, config, ready, partial(_opened, memory=memory))
         return
+    if memory is not None:
+        raise BadInput(
+            "--memory bounds one process, and --ray begins several.",
+            hint="Bound those by Ray, or leave --ray away.",
+            field="memory",
+        )
     from dualform_service.shards.opening import opened_on_ray
 
     # Small questions share as many scans as there are places for others (dualform_service.batching).
@@ -89,23 +117,7 @@ def serve(
     serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline, asked_at_once))
 
 
-@click.command()
-@click.argument("address")
-@click.option("--tls-ca", type=_FILE, help="PEM file of the authorities to trust; speaks TLS.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True, help="Seconds.")
-@json_option
-def health(address: str, tls_ca: Path | None, timeout: float, as_json: bool) -> int:
-    """Whether a server takes questions: exit code 0 where it does. Needs no token; for supervisors and containers.
+def _opened(path: Path, memory: str | None) -> Engine:
+    from dualform.query.engine import open_memory
 
-    \b
-    Example:
-      dualform health 127.0.0.1:50051
-    """
-    from dualform_client.health import is_serving
-
-    serving = is_serving(address, timeout=timeout, authority=tls_ca)
-    if as_json:
-        print_json({"serving": serving})
-    else:
-        print_line("serving" if serving else "draining")
-    return 0 if serving else FAILED
+    return open_memory(path, memory=memory, whole_process=True)

@@ -1,0 +1,90 @@
+"""dualform topk: the training datapoints that a query attends to most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import numpy as np
+
+from dualform.answers import Columns, Hits
+from dualform.methods import Answers
+from dualform.questions import Queries
+from dualform_client.cli.layers import LayerAnswer, asks_layers
+from dualform_client.cli.options import (
+    abs_option,
+    by_option,
+    json_option,
+    layer_option,
+    one_score,
+    query_option,
+    score_option,
+    where_option,
+)
+from dualform_client.cli.share import sample_notes, share
+from dualform_client.cli.target import asks_target
+
+
+@click.command()
+@asks_target
+@asks_layers
+@layer_option
+@query_option
+@click.option("-k", default=10, show_default=True, type=int, help="Slots for each query, or for each group of --by.")
+@where_option
+@by_option("Take the best -k of each group of these slot columns. Default: of all slots.")
+@abs_option
+@score_option
+@json_option
+def topk(
+    memory: Answers,
+    layer: str,
+    queries: Queries,
+    k: int,
+    where: str | None,
+    by: tuple[str, ...] | None,
+    absolute: bool,
+    score: str | None,
+) -> LayerAnswer:
+    """List the training datapoints that a query attends to most.
+
+    \b
+    Example:
+      dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
+      dualform topk runs/demo --layer "layer-*" --query test-digits/10:20 -k 1
+    """
+    named = one_score(absolute, score)
+    hits = memory.topk(layer, queries, k, where, by, named)
+    found = list(_hits(hits, _slots_of(memory, hits)))
+    rows = [{**hit.get("group", {}), **hit} for hit in found]
+    columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
+    took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
+    return LayerAnswer(
+        {"hits": found, "score": named, "space": hits.space, **share(hits.scan)},
+        f"{layer}: {named} scores, {took}",
+        columns,
+        ([row[name] for name in columns] for row in rows),
+        sample_notes(hits.scan),
+    )
+
+
+def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
+    """The slot columns of all hits, by slot."""
+    ids = np.unique(hits.ids)
+    columns = memory.slots(ids, hits.space) if len(ids) else Columns({})
+    return {record["slot"]: record for record in columns.records()}
+
+
+def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One record per hit, best first within its query and group."""
+    ids, scores = iter(hits.ids.tolist()), iter(hits.flat_scores.tolist())
+    for query, counts in enumerate(hits.counts.tolist()):
+        for group, count in enumerate(counts):
+            for _ in range(count):
+                slot = next(ids)
+                hit = {"query": query, "slot": slot, "score": next(scores)}
+                hit |= {name: value for name, value in slots[slot].items() if name not in hit}
+                if hits.groups is not None:
+                    hit["group"] = dict(zip(hits.by, hits.groups[group], strict=True))
+                yield hit
