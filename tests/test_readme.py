@@ -1,4 +1,4 @@
-"""The README's examples run as they stand, in their order, in an empty folder."""
+"""The examples of the README, and of the page that goes on from it, run as they stand, in an empty folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import pytest
 import dualform
 from dualform_service.server import Server
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = README + (ROOT / "docs" / "recording.md").read_text()
+EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+LINKED = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
 
 
 def run(name: str, given: Mapping[str, Any] | None = None, **replaced: str) -> None:
@@ -22,7 +26,24 @@ def run(name: str, given: Mapping[str, Any] | None = None, **replaced: str) -> N
     for old, new in replaced.items():
         assert old in code
         code = code.replace(old, new)
-    exec(compile(code, f"README.md, {name}", "exec"), dict(given or {}))
+    exec(compile(code, f"the example {name}", "exec"), dict(given or {}))
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in [link for link in links if not link.startswith("http")]:
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        if heading:
+            text = target.read_text(encoding="utf-8")
+            slugs = [re.sub(r"[^\w -]", "", own.lower()).replace(" ", "-") for own in HEADING.findall(text)]
+            assert heading in slugs or f'<a id="{heading}">' in text, link
+
+
+def test_the_readme_is_read_in_a_few_minutes():
+    assert len(README.splitlines()) < 250
 
 
 def test_every_example_is_about_fifteen_lines():

@@ -1,6 +1,7 @@
 """CONTRIBUTING's walk of a batch is the way that a batch takes: what runs is on it, and what is on it runs.
 
-Three trainings take it: a network of linear layers under SGD, an embedding's under AdamW, and two ranks.
+Four trainings take it: a network of linear layers under SGD, an embedding's under AdamW, the linear layers in bfloat16
+under a budget that does not hold them all, and two ranks.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +22,9 @@ from dualform.store.snapshot import Snapshot
 from tests.record.rank_threads import COUNT, Fleet
 from tests.walk import Trace, walk
 
-MOST_STOPS = 26
-RANKS = "record/ranks.py"
-"""The stop of trainings with several ranks alone."""
+MOST_STOPS = 27
+SOMETIMES = {"two ranks": "record/ranks.py", "bfloat16 under a budget": "record/sampler.py"}
+"""The stops of one of the trainings alone."""
 WALK = walk("A batch's way")
 
 
@@ -40,12 +42,20 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def halved() -> nn.Module:
+    return linear().bfloat16()
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def features(rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 4), torch.arange(rows) % 3
+
+
+def halved_features(rows: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 4, dtype=torch.bfloat16), torch.arange(rows) % 3
 
 
 def tokens(rows: int) -> tuple[Tensor, Tensor]:
@@ -60,11 +70,11 @@ def tracing():
         yield trace
 
 
-def ran_alone(make: Callable, optimize: Callable, data: Callable, path: Path) -> set[str]:
+def ran_alone(make: Callable, optimize: Callable, data: Callable, path: Path, **budget: Any) -> set[str]:
     """The files that run from a step's beginning until its batch was journaled, committed and opened."""
     model = make()
     optimizer = optimize(model)
-    with tracing() as trace, Recorder(model, optimizer, path) as recorder:
+    with tracing() as trace, Recorder(model, optimizer, path, **budget) as recorder:
         step(recorder, model, optimizer, *data(6))
         trace.on = True
         step(recorder, model, optimizer, *data(5))  # another shape, so that it is aligned anew
@@ -104,6 +114,7 @@ def step(recorder, model, optimizer, x: Tensor, y: Tensor, reduce: Callable[[], 
 TRAININGS = {
     "linear layers under SGD": lambda path: ran_alone(linear, sgd, features, path),
     "an embedding under AdamW": lambda path: ran_alone(embedded, adamw, tokens, path),
+    "bfloat16 under a budget": lambda path: ran_alone(halved, sgd, halved_features, path, budget="40 MB", steps=10**4),
     "two ranks": ran_as_ranks,
 }
 
@@ -119,7 +130,8 @@ def test_everything_that_runs_is_a_stop_or_beside_the_way(training):
 
 def test_every_stop_runs(training):
     name, ran = training
-    assert [file for file in WALK.stops if file not in ran] == ([] if name == "two ranks" else [RANKS])
+    missing = [file for file in WALK.stops if file not in ran]
+    assert missing == [file for file in WALK.stops if file in SOMETIMES.values() and file != SOMETIMES.get(name)]
 
 
 def test_the_stops_are_few_and_none_stands_beside_the_way():
@@ -131,7 +143,15 @@ def test_both_threads_are_traced(training):
     assert {"record/recorder.py", "record/sink.py", "store/journal.py", "store/shard.py"} <= training[1]
 
 
-def test_the_kinds_of_layer_and_of_optimizer_are_traced(training):
-    name, ran = training
-    own = {"record/taps/embedding.py", "record/recorded_entries.py", "rules/adam.py"}
-    assert own & ran == (own if "AdamW" in name else set())
+OWN = {
+    "an embedding under AdamW": {"record/taps/embedding.py", "rules/adam.py"},
+    "bfloat16 under a budget": {
+        "record/sampled_batch.py", "store/sources/bfloat16.py", "rules/half_precision_rule.py",
+    },
+}  # fmt: skip
+"""What no other training runs."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_special_in_a_training_is_traced(training, name):
+    assert OWN[name] & training[1] == (OWN[name] if name == training[0] else set())

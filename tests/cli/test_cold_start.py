@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+
+import pytest
 
 from tests.contract.recorded import record
 
@@ -12,12 +15,23 @@ import sys
 from dualform_client.cli import main
 sys.argv = ["dualform", *sys.argv[1:]]
 code = main()
-print({"grpc", "pandas", "torch", "faiss"} & set(sys.modules), code, file=sys.stderr)
+spared = {"grpc", "pandas", "torch", "faiss", "dualform.query.network", "dualform_client.cli.study"}
+print(spared & set(sys.modules), code, file=sys.stderr)
 """
 
 
-def test_asking_a_folder_loads_no_grpc_and_no_pandas(tmp_path):
+def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_grades(tmp_path):
     command = ["topk", str(record(tmp_path / "run")), "--layer", "2", "--query", "test/1", "--where", "label <> 1"]
     asked = subprocess.run([sys.executable, "-c", ASK, *command, "--json"], capture_output=True, text=True)
     assert asked.stderr.splitlines()[-1:] == ["set() 0"]
     assert '"hits"' in asked.stdout
+
+
+@pytest.mark.parametrize(("layer", "code"), [("2", 0), ("none", 2)])
+def test_a_process_that_ends_at_once_has_written_all_it_says(tmp_path, layer, code):
+    command = [sys.executable, "-m", "dualform_client.cli", "topk", str(record(tmp_path / "run")), "--json"]
+    with open(tmp_path / "said", "w") as said:  # a file, which Python writes to block by block
+        asked = subprocess.run([*command, "--layer", layer, "--query", "test", "-k", "20"], stdout=said)
+    text = (tmp_path / "said").read_text()
+    assert asked.returncode == code
+    assert set(json.loads(text)) >= ({"hits"} if code == 0 else {"error"})

@@ -9,15 +9,16 @@ from torch import nn
 
 import dualform as dual
 from dualform_service.server import Server
+from tests.record.test_sampled import scripted
 
 
-def record(path, seed, sample=True, labels=(0, 1, 2), dataset="mine"):
+def record(path, seed, sample=True, labels=(0, 1, 2), dataset="mine", **options):
     """A memory of 12 samples, seen in an order of its own, each of them twice."""
     torch.manual_seed(0)
     model, images = nn.Sequential(nn.Linear(5, 3)), torch.randn(12, 5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(seed)
-    with dual.Recorder(model, optimizer, path, quiet=True) as recorder:
+    with dual.Recorder(model, optimizer, path, quiet=True, **options) as recorder:
         for index in (*torch.randperm(12).split(4), *torch.randperm(12).split(4)):
             said = {"sample": index} if sample else {}
             with recorder.step(dataset=dataset, label=index % 3, **said):
@@ -96,3 +97,17 @@ def test_memories_without_any_dataset_are_compared(dualform, tmp_path):
     paths = [record(tmp_path / name, 1, dataset=None) for name in "ab"]
     told = dualform("compare", *paths, "--layer", "0", "--query", "test/1", "-k", "3", "--json").json
     assert [own["shared"] for own in told["queries"]] == [len(told["queries"][0]["samples"])]
+
+
+def test_the_share_that_an_answer_stands_on_is_said_of_either_memory(dualform, runs, tmp_path, monkeypatch):
+    scripted(monkeypatch, 1.0, 0.5)
+    sampled = record(tmp_path / "sampled", 2, budget="1 GB")
+    asked = ("compare", runs[0], sampled, "--layer", "0", "--query", "test/1", "-k", "3")
+    with dual.open(sampled) as memory:
+        share = memory.info().slots["sample"] / 24
+    assert 0.5 <= share < 1
+    assert dualform(*asked, "--json").json["share"] == {"a": 1.0, "b": share}
+    said = dualform(*asked)
+    assert "The answer of B stands on a sample of " in said.out + said.err
+    assert "The answer of A" not in said.out + said.err
+    assert "share" not in dualform("compare", *runs, *asked[3:], "--json").json

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dualform import errors
+from tests.store.small_memory import write
 
 TOPK = ("topk", "T", "--layer", "fc", "--query", "test")
 
@@ -93,7 +94,7 @@ def test_an_empty_name_to_group_by(dualform):
 
 
 def test_an_unforeseen_error_tells_how_to_see_more(dualform, monkeypatch, address):
-    monkeypatch.setattr("dualform_client.cli.look.asdict", lambda told: 1 / 0)
+    monkeypatch.setattr("dualform_client.cli.info.asdict", lambda told: 1 / 0)
     told = dualform("info", address, "--json")
     assert told.code == 1
     assert told.err == ""
@@ -107,7 +108,7 @@ def test_an_interruption_is_no_failure_of_ours(dualform, monkeypatch, address):
     def interrupt(told):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dualform_client.cli.look.asdict", interrupt)
+    monkeypatch.setattr("dualform_client.cli.info.asdict", interrupt)
     assert dualform("info", address, "--json").code == 130
 
 
@@ -124,11 +125,42 @@ def test_bytes_that_are_no_text(dualform, address):
     assert "no valid text" in told.json["error"]["message"]
 
 
-def test_a_reader_that_has_enough_is_no_error(folder):
-    command = f"{sys.executable} -m dualform_client.cli sql {folder} 'SELECT * FROM range(100000)' | head -n 1"
+@pytest.mark.parametrize(
+    ("asked", "first"),
+    [("sql {} 'SELECT * FROM range(100000)'", "100000 rows, the first 1000 "), ("info {}", "")],
+    ids=["sql", "info"],
+)
+def test_a_reader_that_has_enough_is_no_error(folder, asked, first):
+    command = f"{sys.executable} -m dualform_client.cli {asked.format(folder)} | head -n 1"
     told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-    assert told.stdout.startswith("100000 rows, the first 1000 ")
+    assert told.stdout.startswith(first)
+    assert told.stdout.count("\n") == 1
     assert told.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("info {} >&-", 0, ""),
+        ("info {} 2>&-", 0, ""),
+        ("check {} >&- 2>&-", 0, ""),
+        ("info {}-gone >&-", 1, "error: There is no folder"),
+        ("info {}-gone --json >&-", 1, ""),
+        ("info {} | true", 1, ""),
+        ("info {}-gone --json | true", 1, "error: There is no folder"),
+        ("info {}-gone 2>/dev/full", 1, ""),
+        ("info {} >/dev/full", 1, "error: No space left on device"),
+        ("info {} --json >/dev/full", 1, "error: No space left on device"),
+        ("check {} >/dev/full", 1, "error: No space left on device"),
+    ],
+)
+def test_streams_that_are_closed_or_take_no_more_end_in_no_traceback(folder, command, code, says):
+    shell = f"{sys.executable} -m dualform_client.cli {command.format(folder)}; exit ${{PIPESTATUS[0]}}"
+    told = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert told.stderr.startswith(says)
+    assert "\n" not in told.stderr.partition("\nhint: ")[0].rstrip("\n")
+    assert bool(told.stderr) == bool(says)
+    assert told.returncode == code
 
 
 @pytest.mark.parametrize("content", [None, "", "\n", "ü"])
@@ -139,3 +171,13 @@ def test_a_token_file_without_a_token(dualform, tmp_path, content):
     told = dualform("info", "127.0.0.1:1", "--token-file", file, "--json")
     assert told.code == 2
     assert f"The token file {file} " in told.json["error"]["message"]
+
+
+def test_too_little_memory_for_a_folder_says_how_much_is_needed(dualform, tmp_path):
+    write(tmp_path / "run", [5, 4])
+    told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--memory", "10 MB")
+    assert told.code == 2
+    assert "10 MB are too few" in told.err
+    assert "hint: Give at least " in told.err
+    told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--memory", "2 GB")
+    assert told.code == 0

@@ -45,12 +45,12 @@ def test_it_prints_a_text_and_hands_on_its_options(dualform, monkeypatch, tmp_pa
     calls = []
     called = "dualform.costs.estimate.estimate"
     monkeypatch.setattr(called, lambda *of, **named: calls.append((of, named)) or "a table")
-    asked = "estimate a_training_of_mine:train --steps 7 --layers a.* --layers b --folder"
+    asked = "estimate a_training_of_mine:train --steps 7 --layers a.* --layers b --budget 20GB --folder"
     told = dualform(*asked.split(), tmp_path)
     assert told.out == "a table\n"
     ((train, steps), named) = calls[0]
     assert (train.__name__, steps) == ("train", 7)
-    assert named == {"samples": None, "layers": ("a.*", "b"), "tried": 20, "folder": tmp_path}
+    assert named == {"samples": None, "layers": ("a.*", "b"), "tried": 20, "folder": tmp_path, "budget": "20GB"}
 
 
 @pytest.mark.parametrize(

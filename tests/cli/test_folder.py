@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 from dualform.store.manifest import Manifest
+from tests.damage import flip
 
 
 def test_check_needs_the_folder(dualform):
@@ -34,9 +35,7 @@ def test_a_recording_that_was_cut_off_is_said_to_be_so_and_is_sound(dualform, fo
 def test_check_finds_a_flipped_bit(dualform, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "run")
     file = next(copy.rglob("keys-*.faiss"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(file)
     told = dualform("check", copy, "--json")
     assert told.code == 1
     assert len(told.json["problems"]) == 1

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dualform as library
-from tests.forgetting.test_rewritten import write
+from tests.forgetting.test_rewrite import write
 from tests.store.small_memory import batches_of
 
 

@@ -4,6 +4,7 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
+import click
 import pytest
 
 from dualform_client.cli.main import COMMANDS, dualform as group
@@ -13,8 +14,8 @@ OPTIONS = {
     "demo": {"--out"},
     "study": {"--data", "--out", "--steps", "--seed"},
     "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder"},
-    "serve": {"--address", "--token-file", "--tls-cert", "--tls-key"},
-    "info": set(),
+    "serve": {"--address", "--token-file", "--tls-cert", "--tls-key", "--memory"},
+    "info": {"--memory"},
     "topk": {"--layer", "--query", "-k", "--where", "--by", "--score", "--abs"},
     "sums": {"--layer", "--query", "--where", "--by", "--score", "--abs"},
     "output": {
@@ -31,11 +32,18 @@ OPTIONS = {
 }
 
 
+def _command(name: str) -> click.Command:
+    with click.Context(group) as context:
+        found = group.get_command(context, name)
+    assert found is not None
+    return found
+
+
 def test_the_commands():
-    assert set(group.commands) == set(OPTIONS)
+    assert set(COMMANDS) == set(OPTIONS)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
 def test_every_command_has_help_with_an_example(dualform, command):
     told = dualform(command.name, "--help")
     assert told.code == 0
@@ -45,13 +53,26 @@ def test_every_command_has_help_with_an_example(dualform, command):
             assert parameter.help, parameter.name
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
+def test_every_option_with_a_value_says_its_default(command):
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.is_flag and not option.required:
+            assert option.show_default or "Default: " in option.help or "goes with --" in option.help, option.name
+
+
+def test_the_list_of_commands_says_what_each_does(dualform):
+    listed = dict(line.split(maxsplit=1) for line in dualform().out.split("Commands:\n")[1].splitlines())
+    assert set(listed) == set(COMMANDS)
+    assert not [name for name, line in listed.items() if not line.endswith(".") or line.endswith("...")]
+
+
+@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
 def test_every_command_takes_its_options_and_json(command):
     options = {option for parameter in command.params for option in parameter.opts}
     assert OPTIONS[command.name] | {"--json"} <= options
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
 def test_every_command_stands_in_the_readme(command):
     assert re.search(rf"`dualform {command.name}\b", README)
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from dualform.query.score import backends
 from dualform_client import Client
 from dualform_client.health import is_serving
 
@@ -38,6 +39,7 @@ def test_serves_until_told_to_stop(folder, number, tmp_path):
         _, logged = process.communicate(timeout=20)
     assert process.returncode == 0
     assert "draining" in logged
+    assert backends.described(backends.choose()) in logged
     assert "Info: 1 ok" in logged
     assert "Traceback" not in logged
     assert "secret" not in logged

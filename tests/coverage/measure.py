@@ -16,7 +16,8 @@ import dualform
 from dualform.errors import DualformError
 
 from .rows import Row
-from .training import STEPS, TRAINERS, Record, Training
+from .trainers import TRAINERS
+from .training import STEPS, Record, Training
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Measured:
     rounding: float | None
     """What rounding of float32 weights alone may make the certificate, the greatest of all layers."""
     seconds: float
-    """Of an unrecorded step, the median."""
+    """Of the processor, for an unrecorded step: the median."""
     recorded_seconds: float
     bytes_a_step: int
     skipped: dict[str, str]
@@ -47,14 +48,13 @@ def train(row: Row, folder: Path | None) -> Training:
     """The training of a row from seed 0; recorded into `folder`, if there is one."""
     training = Training(row.network, row.precision)
     training.start(row.optimizer)
-    torch.manual_seed(4)
     options = {**(row.network.options or {}), **row.options}
     TRAINERS[row.trainer](training, None if folder is None else Record(folder, options))
     return training
 
 
-def measure(row: Row, folder: Path) -> Measured:
-    """Train both ways and ask.
+def measure(row: Row, folder: Path, repeats: int = 0) -> Measured:
+    """Train both ways and ask; then train both ways so many times again, by turns, for the clocks.
 
     Raises AssertionError where recording changed a bit, or an answer is not the network's.
     """
@@ -63,6 +63,10 @@ def measure(row: Row, folder: Path) -> Measured:
         recorded = train(row, folder)
     except DualformError as error:
         return Measured(0.0, 0.0, "", None, None, 0.0, 0.0, 0, {}, str(error))
+    seconds, recorded_seconds = list(unrecorded.seconds), list(recorded.seconds)
+    for number in range(repeats):
+        seconds += train(row, None).seconds
+        recorded_seconds += train(row, folder.with_name(f"{folder.name}-{number}")).seconds
     same_bits(unrecorded.model, recorded.model)
     with dualform.open(folder) as memory:
         certificates = memory.verify()
@@ -80,8 +84,8 @@ def measure(row: Row, folder: Path) -> Measured:
         grade=max((certificate.grade.name for certificate in certificates.values()), key=GRADES.index),
         certificate=None if any(e is None for e in errors) else max(e for e in errors if e is not None),
         rounding=max((layer.grade.rounding or 0.0 for layer in info.layers), default=None),
-        seconds=median(unrecorded.seconds),
-        recorded_seconds=median(recorded.seconds),
+        seconds=median(seconds),
+        recorded_seconds=median(recorded_seconds),
         bytes_a_step=size // STEPS,
         skipped=left,
     )
@@ -119,7 +123,7 @@ def unkept(name: str, training: Training, known: Collection[str]) -> bool:
 def ask_every_layer(memory: Any) -> None:
     """Every question of every layer; where weights can be rebuilt, the shares of two datasets add up to the whole."""
     for layer in memory.info().layers:
-        for name in layer.views or (layer.name,):
+        for name in {*layer.views[:1], *layer.views[-1:]} or {layer.name}:
             ask_one(memory, name, layer.slots, rebuilt=layer.grade.name != "scores only")
 
 

@@ -61,13 +61,17 @@ _MUON = "Muon computes its update in bfloat16"
 _HALF = "the weights are bfloat16; torch rounds the last numbers of a tensor in another way than the others"
 _ALONG = "SGD is watched along directions, and its slots' sum is not rounded as autocast rounds it"
 _CONVOLUTION = "on a CPU torch does not round the gradient of a float16 convolution as one product"
+_LEFT = "other parameters: LayerNorm multiplies by no matrix"
 
 ROWS: list[Row] = [
     *(Row(network, "AdamW") for network in _EVERYWHERE),
     Row(plain.GRU, "AdamW", grade="scores only", because=_GRU),
     Row(plain.NORMED, "AdamW", grade="scores only", because=_COMPUTED),
     *(Row(plain.MLP, optimizer) for optimizer in _RULES),
-    Row(plain.MLP, "Muon and AdamW", bound=2**-7, grade="exact to bfloat16", because=_MUON),
+    *(
+        Row(n, "Muon and AdamW", bound=2**-7, grade="exact to bfloat16", because=_MUON)
+        for n in (plain.MLP, published.LLAMA)
+    ),
     *(Row(n, "SGD, momentum") for n in (plain.CNN, plain.ENCODER, published.RESNET, published.GPT2, published.T5)),
     *(Row(network, "AdamW, two groups", "bfloat16 autocast") for network in _AUTOCAST),
     *(
@@ -80,8 +84,13 @@ ROWS: list[Row] = [
     *(Row(n, "AdamW, two groups", trainer="accumulation, clipping") for n in (plain.CNN, published.GPT2)),
     *(Row(n, "AdamW", trainer="torch.compile") for n in (plain.MLP, plain.CNN)),
     *(Row(n, "AdamW", trainer="checkpointing") for n in (published.GPT2, published.LLAMA)),
+    Row(published.LLAMA, "AdamW", trainer="checkpointing, reentrant"),
     *(Row(n, "AdamW, two groups", "bfloat16 autocast", "Lightning") for n in (plain.MLP, published.RESNET)),
     *(Row(n, "AdamW, two groups", "bfloat16 autocast", "Transformers") for n in (published.GPT2, published.VIT)),
     *(Row(n, "AdamW, two groups", trainer="Transformers") for n in (published.LLAMA, published.LORA)),
+    Row(plain.MLP, "AdamW", trainer="DDP"),
+    Row(plain.ENCODER, "AdamW, two groups", "bfloat16 autocast", "DDP"),
+    Row(plain.MLP, "AdamW", trainer="FSDP2"),
+    Row(plain.ENCODER, "AdamW", trainer="FSDP2", skipped={"*.norm?": _LEFT, "place": "it is sharded over processes"}),
     Row(plain.MLP, "LBFGS", trainer="closure", refused="LBFGS"),
 ]

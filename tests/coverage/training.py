@@ -1,4 +1,4 @@
-"""How a network of the coverage table is trained: its optimizer, its precision, its trainer."""
+"""How a network of the coverage table is trained: its optimizer, its precision, and the loops of its user's own."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import process_time
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
-from transformers import TrainingArguments
 
 import dualform
-from dualform.integrations.lightning import RecordCallback
-from dualform.integrations.transformers import RecordingTrainer
 
-from .network import BATCH, SAMPLES, Batch, Network, batches as batches_of
+from .network import Batch, Network, batches as batches_of
 
 STEPS = 24
 
@@ -80,20 +74,26 @@ class Training:
     network: Network
     precision: str = "float32"
     model: nn.Module = field(init=False)
+    rule: str = field(init=False)
+    """Of OPTIMIZERS."""
     optimizers: list[Optimizer] = field(init=False)
     seconds: list[float] = field(init=False, default_factory=list)
-    """Of each step."""
+    """Of the processor, in all threads of this process, for each step."""
     prefix: str = ""
     """Of the model's names in the memory, where the trainer wraps it."""
+    _began: float | None = field(init=False, default=None)
 
-    def start(self, optimizer: str) -> None:
+    def start(self, optimizer: str, prepare: Callable[[nn.Module], object] = lambda model: None) -> None:
+        """Build the network, prepare it where the optimizer is to hold what comes of that, and make the optimizer."""
         torch.manual_seed(0)
-        self.model = self.network.build()
+        self.model, self.rule = self.network.build(), optimizer
         if self.precision == "bfloat16":
             self.model.bfloat16()
         self.model.train()
+        prepare(self.model)
         made = OPTIMIZERS[optimizer](self.model)
         self.optimizers = made if isinstance(made, list) else [made]
+        torch.manual_seed(4)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=self.precision == "float16 autocast")
 
     @property
@@ -113,7 +113,7 @@ class Training:
 
     def backward(self, batch: Any, share: float = 1.0, model: nn.Module | None = None) -> None:
         with self.autocast():
-            loss = self.network.loss(model or self.model, self.cast(batch)) * share
+            loss = self.network.loss(self.model if model is None else model, self.cast(batch)) * share
         self.scaler.scale(loss).backward()
 
     def update(self) -> None:
@@ -127,23 +127,18 @@ class Training:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """All steps at once, where a trainer of its own makes them."""
-        start = perf_counter()
-        yield
-        self.seconds.append((perf_counter() - start) / STEPS)
+    def tick(self) -> None:
+        """A step begins, or the last one is over."""
+        now = process_time()
+        if self._began is not None:
+            self.seconds.append(now - self._began)
+        self._began = now
 
     def batches(self) -> Iterator[tuple[Any, dict[str, object]]]:
-        """Each batch, and the seconds until the next one is asked for."""
         for batch, columns in batches_of(self.network, STEPS):
-            start = perf_counter()
+            self.tick()
             yield batch, columns
-            self.seconds.append(perf_counter() - start)
-
-
-Loop = Callable[[Training, "Record | None"], None]
-"""Trains, and records what it trains where it is told to."""
+        self.tick()
 
 
 @dataclass(frozen=True)
@@ -155,17 +150,20 @@ class Record:
 
 
 @contextmanager
-def _recorder(training: Training, record: Record | None) -> Iterator[Callable[..., AbstractContextManager[object]]]:
+def recorder_of(
+    training: Training, record: Record | None, **options: Any
+) -> Iterator[Callable[..., AbstractContextManager[object]]]:
     """What opens a step of the recorder, or nothing."""
     if record is None:
         yield lambda **columns: nullcontext()
         return
-    with dualform.Recorder(training.model, training.optimizer, record.folder, quiet=True, **record.options) as recorder:
+    options = {"quiet": True, **record.options, **options}
+    with dualform.Recorder(training.model, training.optimizer, record.folder, **options) as recorder:
         yield recorder.step
 
 
 def loop(training: Training, record: Record | None) -> None:
-    with _recorder(training, record) as step:
+    with recorder_of(training, record) as step:
         for batch, columns in training.batches():
             with step(**columns):
                 training.backward(batch)
@@ -174,7 +172,7 @@ def loop(training: Training, record: Record | None) -> None:
 
 def clipped_micro_batches(training: Training, record: Record | None) -> None:
     """Two halves of each batch accumulate, as steps of their own, and their gradient is clipped."""
-    with _recorder(training, record) as step:
+    with recorder_of(training, record) as step:
         for batch, columns in training.batches():
             for number, half in enumerate((slice(None, None, 2), slice(1, None, 2))):
                 with step(**{**columns, "sample": columns["sample"][half]}):
@@ -188,21 +186,21 @@ def clipped_micro_batches(training: Training, record: Record | None) -> None:
 def compiled(training: Training, record: Record | None) -> None:
     torch._dynamo.reset()  # what was compiled of an unrecorded network would run in this one's place
     model = torch.compile(training.model, backend="aot_eager")
-    with _recorder(training, record) as step:
+    with recorder_of(training, record) as step:
         for batch, columns in training.batches():
             with step(**columns):
                 training.backward(batch, model=model)
                 training.update()
 
 
-def checkpointed(training: Training, record: Record | None) -> None:
-    training.model.gradient_checkpointing_enable({"use_reentrant": False})
+def checkpointed(training: Training, record: Record | None, reentrant: bool = False) -> None:
+    training.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     loop(training, record)
 
 
 def closure(training: Training, record: Record | None) -> None:
     """One closure an update, as LBFGS wants it."""
-    with _recorder(training, record) as step:
+    with recorder_of(training, record) as step:
         for batch, columns in training.batches():
             with step(**columns):
 
@@ -213,60 +211,3 @@ def closure(training: Training, record: Record | None) -> None:
                     return loss
 
                 training.optimizers[0].step(evaluate)
-
-
-def lightning(training: Training, record: Record | None) -> None:
-    """Lightning's trainer; bfloat16 by its own name."""
-
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = training.model
-
-        def training_step(self, batch: tuple[Batch, dict[str, Any]]) -> Tensor:
-            return training.network.loss(self.model, batch[0])
-
-        def configure_optimizers(self) -> list[Optimizer]:
-            return training.optimizers
-
-    training.prefix = "model."
-    callbacks = []
-    if record is not None:
-        callbacks = [RecordCallback(record.folder, lambda batch: batch[1], quiet=True, **record.options)]
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, precision="bf16-mixed" if training.precision == "bfloat16 autocast" else 32,
-        gradient_clip_val=1.0, callbacks=callbacks,
-    )  # fmt: skip
-    with training.timed():
-        trainer.fit(Module(), DataLoader(list(batches_of(training.network, STEPS)), batch_size=None))
-
-
-def transformers_trainer(training: Training, record: Record | None) -> None:
-    """The Hugging Face Trainer: two micro-batches an update, clipped."""
-    data = training.network.data()
-    samples = [{name: values[n] for name, values in data.items()} | {"sample": n} for n in range(SAMPLES)]
-    with TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder, max_steps=STEPS, per_device_train_batch_size=BATCH // 2, gradient_accumulation_steps=2,
-            max_grad_norm=0.5, bf16=training.precision == "bfloat16 autocast", save_strategy="no", report_to=[],
-            logging_strategy="no", disable_tqdm=True, use_cpu=True,
-        )  # fmt: skip
-        trainer = RecordingTrainer(
-            training.model, arguments, train_dataset=samples, optimizers=(training.optimizer, None),
-            record=record and record.folder, columns=["sample"], dataset="a",
-            recorder={"quiet": True, **(record.options if record else {})},
-        )  # fmt: skip
-        with training.timed():
-            trainer.train()
-
-
-TRAINERS: dict[str, Loop] = {
-    "loop": loop,
-    "accumulation, clipping": clipped_micro_batches,
-    "torch.compile": compiled,
-    "checkpointing": checkpointed,
-    "closure": closure,
-    "Lightning": lightning,
-    "Transformers": transformers_trainer,
-}

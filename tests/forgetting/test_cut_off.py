@@ -13,10 +13,10 @@ import pytest
 
 import dualform
 from dualform.errors import Damaged, EmptyMask, Locked
-from dualform.forgetting import forget, rewritten
+from dualform.forgetting import forget, rewrite
 from dualform.store.check import check_memory, what_is_wrong
 from dualform.store.snapshot import Snapshot
-from tests.forgetting.test_rewritten import write
+from tests.forgetting.test_rewrite import write
 from tests.store.small_memory import batches_of
 
 WHERE = "sample < 6"
@@ -83,13 +83,13 @@ def _end_after(patch: pytest.MonkeyPatch, left: list[int]) -> None:
 
     ending(os, "replace")
     ending(forget, "remove_leftovers")
-    patch.setattr(rewritten, "_remove", lambda made: None)  # nobody is left to clean up
+    patch.setattr(rewrite, "_remove", lambda made: None)  # nobody is left to clean up
 
 
 def test_where_the_new_memory_is_not_sound_the_old_one_stays(tmp_path, monkeypatch):
     write(tmp_path / "memory", batches_of([5, 5]))
     before = {file: file.read_bytes() for file in (tmp_path / "memory").rglob("*") if file.is_file()}
-    monkeypatch.setattr(rewritten, "what_is_wrong", lambda path: ["made up"])
+    monkeypatch.setattr(rewrite, "what_is_wrong", lambda path: ["made up"])
     with pytest.raises(Damaged, match="the old one was left: made up"):
         dualform.forget(tmp_path / "memory", WHERE)
     after = {file: file.read_bytes() for file in (tmp_path / "memory").rglob("*") if file.is_file()}

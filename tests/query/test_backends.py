@@ -61,7 +61,7 @@ def test_without_a_gpu_the_processor_decides(monkeypatch, tmp_path, fast, name):
 
 def test_loops_that_were_not_compiled_are_named(monkeypatch):
     monkeypatch.setattr(backends.kernels, "library", lambda: None)
-    with pytest.raises(MissingPackage, match=r"Install dualform again where there is a C compiler"):
+    with pytest.raises(MissingPackage, match=r"Install a wheel of dualform, or install it again"):
         backends.choose("int8")
 
 

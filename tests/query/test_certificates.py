@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dualform.answers import Grade
-from dualform.query.weights.block_grades import Miss
+from dualform.query.weights.block_grades import BlockDistance
 from dualform.query.weights.certificate import _confirmed
 
 from .trained import train
@@ -31,7 +31,7 @@ def test_an_estimate_below_a_bound_may_be_found_above_it(tmp_path, forward, foun
     with train(tmp_path / "m", forward=forward, steps=2).engine as engine:
         view = engine._view
         layer = view.snapshot.layer("2")
-        misses = [Miss(block, found, 1.0, 0.0) for block in layer.parameters]
+        misses = [BlockDistance(block, found, 1.0, 0.0) for block in layer.parameters]
         certificate = _confirmed(view, found, misses, Grade("exact", 0.8e-3, 0.0))
     assert (certificate.relative_error, certificate.grade.name) == (found, name)
     assert bool(certificate.grade.reason) == (name == "off")

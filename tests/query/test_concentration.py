@@ -19,7 +19,7 @@ from dualform.query.view import never
 from dualform.query.weights import trajectory
 from dualform.query.weights.concentration import _figures
 from dualform.query.where.mask import Selection
-from tests.query.test_adam import naive, record
+from tests.query.adam_trainings import naive, record
 
 NAMES = {"0": 35, "2": 42, "4": 18}
 """Entries of each layer's weight, of tests.record.listed.small_net."""

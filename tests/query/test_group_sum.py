@@ -248,3 +248,27 @@ def test_scores_beyond_float32_are_summed_in_float64(rng):
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 4000}))
     found = engine.group_sum("fc", queries, by="label", score="abs").sums[:, 0]
     np.testing.assert_allclose(found, np.abs(queries.astype(float) @ keys.T.astype(float)).sum(axis=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_absolute_sums_of_too_many_groups_for_key_sums_are_products_in_float64(rng, monkeypatch, repeats):
+    monkeypatch.setattr(grouping, "BUDGET", 1)
+    monkeypatch.setattr(grouping, "score_every", None)  # pair by pair takes several times as long
+    monkeypatch.setattr(absolute_sum, "_ROWS", 64)
+    monkeypatch.setattr(absolute_sum, "_BATCH", 7)
+    keys = rng.normal(size=(500, 40)).astype(np.float32)
+    of_slot = rng.integers(0, 500, 900) if repeats else np.arange(500)
+    position = rng.integers(0, 130, len(of_slot))
+    queries = rng.normal(size=(17, 40)).astype(np.float32)
+    queries[0] -= keys[of_slot[0]] * (queries[0] @ keys[of_slot[0]]) / (keys[of_slot[0]] @ keys[of_slot[0]])
+    made = arrays.memory(
+        {"fc": keys}, {"label": position.tolist()}, rows_of_slots={"fc": of_slot} if repeats else {}, segment_rows=170
+    )
+    found = arrays.engine(made).group_sum("fc", queries, by="label", score="abs")
+    own = keys[of_slot].astype(float)
+    lengths = np.linalg.norm(own, axis=1) * np.linalg.norm(queries.astype(float), axis=1)[:, None]
+    exact = np.array([[abs(math.fsum(key * query)) for key in own] for query in queries.astype(float)])
+    for g, (value,) in enumerate(found.groups):
+        members = position == value
+        off = np.abs(found.sums[:, g] - exact[:, members].sum(axis=1))
+        assert (off <= 42 * 2.0**-53 * lengths[:, members].sum(axis=1)).all()

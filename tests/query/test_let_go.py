@@ -45,14 +45,14 @@ def test_keys_go_with_the_engine_before_the_collector_looks(folder, collector_of
 def test_a_closed_engine_holds_nothing_and_can_be_asked(folder):
     memory = dualform.open(folder)
     before = ask(memory)
-    assert memory._segments._held
+    assert memory._segments.nbytes
     memory.close()
-    assert not memory._segments._held
-    assert not memory._view.cache._values
+    assert not memory._segments.nbytes
+    assert not memory._view.cache.nbytes
     assert ask(memory) == before
 
 
 def test_no_more_is_held_than_was_said(folder):
     memory = dualform.open(folder, held_bytes=0)
     assert ask(memory) == ask(dualform.open(memory.path))
-    assert not memory._segments._held
+    assert not memory._segments.nbytes

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
 from dualform.query.score.canonical import as_float32, canonical_scores
-from dualform.query.weights import slot_sum
+from dualform.query.weights import slot_products, slot_sum
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt import RebuiltWeights
 from dualform.query.where import mask
@@ -264,8 +264,8 @@ def test_bad_questions_are_refused():
 
 @pytest.mark.parametrize("budget", [1, 1 << 20])
 def test_values_of_repeated_keys_are_added_up_column_range_by_column_range(budget, monkeypatch):
-    monkeypatch.setattr(slot_sum, "BUDGET", budget)
-    monkeypatch.setattr(slot_sum, "_PIECE", 16)
+    monkeypatch.setattr(slot_products, "BUDGET", budget)
+    monkeypatch.setattr(slot_products, "_PIECE", 16)
     case = Case(repeats=True)
     found, (weight, bias) = case.engine.weights(), case.rebuilt(case.labels >= 0)
     np.testing.assert_allclose(found["fc.weight"], weight, rtol=1e-6, atol=1e-6)
@@ -274,7 +274,7 @@ def test_values_of_repeated_keys_are_added_up_column_range_by_column_range(budge
 
 @pytest.mark.parametrize("budget", [20_000, 1 << 28])
 def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, monkeypatch, rng):
-    monkeypatch.setattr(slot_sum, "BUDGET", budget)
+    monkeypatch.setattr(slot_products, "BUDGET", budget)
     rows, d_in, d_out = 40, 70, 300
     made = arrays.memory(
         {"fc": rng.normal(size=(rows, d_in)).astype(np.float32)},
@@ -285,7 +285,7 @@ def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, m
     )
     found = set()
     for count in (1, 2, 3, 64):
-        monkeypatch.setattr(slot_sum, "cores", lambda count=count: count)
+        monkeypatch.setattr(slot_products, "cores", lambda count=count: count)
         view = arrays.engine(made)._view
         layer, selection = view.snapshot.layer("fc"), mask.selection(view, view.snapshot.layer("fc"), None)
         found.add(slot_sum.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())

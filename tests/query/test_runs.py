@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from dataclasses import replace
 
@@ -13,50 +12,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.errors import BadInput, Damaged, Inexact
-from dualform.store.manifest import FileMark, Manifest
-from dualform.store.weights import read_buffers, write_weights
-from tests.query.trained import _copy as state_of
-from tests.record.listed import batches, small_net
+from dualform.errors import BadInput, Damaged
+from dualform.store.manifest import Manifest
+from tests.damage import flip
+from tests.record.listed import small_net
 
-FIRST, STEPS = 12, 30
-LAYERS = ("0", "2", "4")
-SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3, "nesterov": True}
-
-
-class Training:
-    """One network under SGD, recorded in as many folders as it is asked to."""
-
-    def __init__(self, **settings) -> None:
-        torch.manual_seed(0)
-        self.model = small_net()
-        self.settings = SETTINGS | settings
-        self.optimizer = torch.optim.SGD(self.model.parameters(), **self.settings)
-        self.done = 0
-        self.history = [state_of(self.model)]
-
-    def resume(self, momentum: str = "kept") -> None:
-        """As another process does, from a checkpoint; the momentum is kept, lost, or another."""
-        self.model = copy.deepcopy(self.model)
-        before = copy.deepcopy(self.optimizer.state_dict())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), **self.settings)
-        if momentum != "lost":
-            self.optimizer.load_state_dict(before)
-        if momentum == "another":
-            for state in self.optimizer.state.values():
-                state["momentum_buffer"].mul_(0.5)
-
-    def record(self, path, until: int):
-        with dualform.Recorder(self.model, self.optimizer, path) as recorder:
-            for x, y in batches(STEPS)[self.done : until]:
-                with recorder.step(dataset="odd" if self.done % 2 else "even", label=y, sample=np.arange(8)):
-                    self.optimizer.zero_grad()
-                    cross_entropy(self.model(x), y).backward()
-                    self.optimizer.step()
-                self.done += 1
-                self.history.append(state_of(self.model))
-            recorder.probe("test", batches(1)[0][0])
-        return path
+from .run_training import FIRST, LAYERS, STEPS, Training
 
 
 @pytest.fixture(scope="module")
@@ -142,114 +103,6 @@ def test_a_mask_takes_slots_of_both_runs_out(whole, runs):
     assert all(certificate.relative_error < 1e-4 for certificate in runs.verify().values())
 
 
-def test_a_run_that_began_with_other_weights_is_off_from_its_first_step(tmp_path):
-    training = Training()
-    training.record(tmp_path / "a", FIRST)
-    training.resume()
-    with torch.no_grad():
-        training.model[2].weight[0, 0] += 1e-3
-    training.record(tmp_path / "b", STEPS)
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        grades = {layer.name: layer.grade for layer in engine.info().layers}
-        second = grades.pop("2")
-        assert {grade.name for grade in grades.values()} == {"exact"}
-        assert (second.name, second.since) == ("off", FIRST)
-        assert second.reason == (
-            f"run 1 ({tmp_path / 'b'}) did not begin with the weights that run 0 ({tmp_path / 'a'}) ended with "
-            f"(from step {FIRST} on)."
-        )
-        way = torch.linalg.vector_norm(training.history[-1]["2.weight"] - training.history[0]["2.weight"])
-        assert second.error is not None
-        assert 0.5e-3 / float(way) < second.error < 2e-3 / float(way)
-        assert engine.output("2", "test", at_step=FIRST).grade.exact
-        assert not engine.output("2", "test").grade.exact
-        with pytest.raises(Inexact):
-            engine.output("2", "test", at_step=FIRST + 1)
-
-
-@pytest.mark.parametrize("momentum", ["lost", "another"])
-def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_path, momentum):
-    training = Training()
-    training.record(tmp_path / "a", FIRST)
-    training.resume(momentum)
-    training.record(tmp_path / "b", STEPS)
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        grades = [layer.grade for layer in engine.info().layers]
-        assert {(grade.name, grade.since, grade.error) for grade in grades} == {("off", FIRST, None)}
-        assert grades[0].reason == (
-            f"run 1 ({tmp_path / 'b'}) did not begin with the momentum_buffer that run 0 ({tmp_path / 'a'}) left "
-            f"(from step {FIRST} on)."
-        )
-        assert engine.output("0", "test", at_step=FIRST).grade.exact
-        with pytest.raises(Inexact):
-            engine.weights()
-        assert torch.allclose(engine.weights(allow_inexact=True)["0.weight"], training.history[-1]["0.weight"])
-
-
-def as_first_written(path):
-    """A memory's buffers as the first memories of format 2 had them: SGD's alone, without its name."""
-    manifest = Manifest.read(path)
-    held = read_buffers(path, manifest.files)
-    (path / "weights/buffers.safetensors").unlink(missing_ok=True)
-    manifest.files.pop("weights/buffers.safetensors", None)
-    if held:
-        momentum = {name: own["momentum_buffer"] for name, own in held.items()}
-        file, size, digest = write_weights(path, "momentum", momentum)
-        manifest.files[file] = FileMark(size, digest)
-    manifest.buffers = {name: own["momentum_buffer"] for name, own in manifest.buffers.items()}
-    manifest.write(path)
-
-
-@pytest.mark.parametrize("momentum", ["kept", "another"])
-def test_buffers_as_the_first_memories_of_this_format_have_them_are_read(tmp_path, momentum):
-    training = Training()
-    training.record(tmp_path / "a", FIRST)
-    training.resume(momentum)
-    training.record(tmp_path / "b", STEPS)
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        expected = engine.weights(allow_inexact=True)["0.weight"]
-    for run in ("a", "b"):
-        as_first_written(tmp_path / run)
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        assert {layer.grade.name for layer in engine.info().layers} == {"exact" if momentum == "kept" else "off"}
-        assert torch.equal(engine.weights(allow_inexact=True)["0.weight"], expected)
-    with dualform.open(tmp_path / "b") as engine:
-        assert engine.verify()["0"].exact
-
-
-def test_a_run_without_momentum_needs_none(tmp_path):
-    training = Training(momentum=0.0, nesterov=False)
-    training.record(tmp_path / "a", FIRST)
-    training.resume("lost")
-    training.record(tmp_path / "b", STEPS)
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        assert {layer.grade.name for layer in engine.info().layers} == {"exact"}
-
-
-def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
-    training = Training()
-    with dualform.Recorder(training.model, training.optimizer, tmp_path / "a") as recorder:
-        for number, (x, y) in enumerate(batches(FIRST)):
-            with recorder.step(label=y):
-                training.optimizer.zero_grad()
-                cross_entropy(training.model(x), y).backward()
-                training.optimizer.step()
-            if number == 5:  # an update by hand
-                with torch.no_grad():
-                    training.model[4].weight.mul_(1.02)
-    training.done = FIRST
-    training.resume()
-    training.record(tmp_path / "b", STEPS)
-    with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        grades = {layer.name: layer.grade for layer in engine.info().layers}
-        measured = engine.verify()["4"].relative_error
-        assert (grades["0"].name, grades["4"].name, grades["4"].since) == ("exact", "off", 5)
-        assert grades["4"].error is not None
-        assert measured is not None
-        assert 0.5 * measured <= grades["4"].error <= 4 * measured
-        assert grades["4"].reason == "weights were changed outside the optimizer's update, after that of step 5."
-
-
 def test_after_a_run_that_was_cut_off_the_weights_are_not_known(resumed, tmp_path):
     folder, _ = resumed
     for name in ("a", "b"):
@@ -273,9 +126,7 @@ def test_damage_names_the_run(resumed, tmp_path):
     for name in ("a", "b"):
         shutil.copytree(folder / name, tmp_path / name)
     file = next((tmp_path / "b").rglob("keys-*.faiss"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(file)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine, pytest.raises(Damaged, match=str(file)):
         engine.keys(file.parent.name)
     file.unlink()

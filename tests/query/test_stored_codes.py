@@ -19,11 +19,12 @@ from dualform import kernels
 from dualform.answers import Scan
 from dualform.query.score.bound import norms
 from dualform.query.search import codes_cache, stored_codes
-from dualform.query.search.codes import quantise_source
+from dualform.query.search.codes import Codes, quantise_source
 from dualform.query.search.stored_codes import StoredCodes
 from dualform.store import derived
 from dualform.store.check import check_memory
 from dualform.store.sources.some_columns import SomeColumns
+from tests.damage import damaged
 from tests.wire.values import same
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the loops are not compiled")
@@ -75,7 +76,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of small segments are kept, too, in several blocks."""
-    monkeypatch.setattr(stored_codes, "LEAST_BYTES", 0)
+    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
     monkeypatch.setattr(stored_codes, "_BLOCK_BYTES", 2000)
 
 
@@ -134,7 +135,7 @@ def test_a_process_that_finds_codes_makes_none_and_answers_the_same(derived_run,
 def test_what_is_stored_is_what_would_be_made(derived_run):
     with dualform.open(derived_run) as memory:
         for source in memory._view.snapshot.sources["0", "keys"]:
-            stored, made = StoredCodes.of(source), quantise_source(source)
+            stored, made = StoredCodes.open(source), quantise_source(source)
             assert stored.blocks > 1
             assert np.array_equal(stored.norms(), norms(source.read(0, source.rows)))
             whole = stored.whole()
@@ -144,11 +145,12 @@ def test_what_is_stored_is_what_would_be_made(derived_run):
 
 def test_the_first_question_holds_no_codes_and_the_second_does(derived_run):
     with dualform.open(derived_run, backend="int8") as memory:
-        held = memory._view.backend.codes._held
+        codes, sources = memory._view.backend.screen.codes, memory._view.snapshot.sources["0", "keys"]
         memory.topk("0", QUERIES["0"], k=3)
-        assert not held
+        assert not codes.nbytes
         memory.topk("0", QUERIES["0"], k=3)
-        assert len(held) == STEPS // 3
+        assert len(sources) == STEPS // 3
+        assert codes.nbytes == sum(Codes.bytes_of(source.rows, source.width) for source in sources)
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -156,25 +158,17 @@ def test_the_first_question_holds_no_codes_and_the_second_does(derived_run):
 def test_a_damaged_file_is_never_believed_and_is_made_again(derived_run, expected, data):
     file = data.draw(st.sampled_from(files(derived_run)))
     before = file.read_bytes()
-    content = bytearray(before)
-    place = data.draw(st.integers(0, len(content) - 1))
-    match data.draw(st.sampled_from(["flipped", "cut", "zeroed"])):
-        case "flipped":
-            content[place] ^= 1 << data.draw(st.integers(0, 7))
-        case "cut":
-            del content[place:]
-        case "zeroed":
-            content[place : place + 3000] = bytes(len(content[place : place + 3000]))
+    content = data.draw(damaged(before))
     file.write_bytes(content)
     with dualform.open(derived_run, backend="int8") as memory:
         for number in range(2):
             for layer, own in (("0", expected[0][0]), ("2", expected[0][len(QUESTIONS)])):
                 assert same(bare(memory.topk(layer, QUERIES[layer], k=4)), own), (number, layer)
     # Bytes between two parts are nobody's; all others make the file anew.
-    assert file.read_bytes() in (before, bytes(content))
+    assert file.read_bytes() in (before, content)
     with dualform.open(derived_run) as memory:
         sources = [own for (_, kind), parts in memory._view.snapshot.sources.items() if kind == "keys" for own in parts]
-        assert all(StoredCodes.of(own).whole() for own in sources)
+        assert all(StoredCodes.open(own).whole() for own in sources)
     file.write_bytes(before)
 
 
@@ -214,8 +208,8 @@ def test_small_segments_have_no_files(plain, expected):
 def test_a_part_of_the_columns_is_not_taken_for_all(derived_run):
     with dualform.open(derived_run) as memory:
         source = memory._view.snapshot.sources["0", "keys"][0]
-        assert StoredCodes.of(source) is not None
-        assert StoredCodes.of(SomeColumns(source, 0, WIDTH)) is None
+        assert StoredCodes.open(source) is not None
+        assert StoredCodes.open(SomeColumns(source, 0, WIDTH)) is None
 
 
 def test_forgetting_takes_the_codes_of_what_was_forgotten_along(derived_run):

@@ -16,10 +16,12 @@ from torch import nn
 
 import dualform
 from dualform.answers import Scan
-from dualform.query import stored_sum
+from dualform.query import groups, stored_sum
 from dualform.query.sums import stored_key_sums
 from dualform.query.weights import cancellation, slot_sum
+from dualform.store import derived
 from tests.contract.recorded import record
+from tests.damage import damaged, flip
 from tests.wire.values import same
 
 PROBE = "test"
@@ -27,6 +29,8 @@ QUESTIONS = [
     ("group_sum", ("2", PROBE), {"by": "label"}),
     ("group_sum", ("2", PROBE), {"by": ("dataset", "label"), "where": "step > 1", "score": "abs"}),
     ("group_sum", ("2", PROBE), {"by": "label", "score": "cosine"}),
+    ("group_sum", ("2", PROBE), {"by": ("dataset", "label"), "score": "abs"}),
+    ("topk", ("2", PROBE), {"by": ("label", "dataset"), "k": 2}),
     ("output", ("2", PROBE), {"where": "label <> 2"}),
     ("output", ("0", PROBE), {"where": "label <> 2", "at_step": 4}),
     ("cancellation", ("dataset = 'first'",), {}),
@@ -40,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(stored_sum, "LEAST_BYTES", 0)
+    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
     return Path(shutil.copytree(plain, tmp_path / "run"))
 
 
@@ -70,9 +74,34 @@ def _answers(memory: Any) -> Iterator[Any]:
 
 
 def test_a_process_that_finds_sums_makes_none(derived_run, expected, monkeypatch):
-    for module, maker in ((stored_key_sums, "key_sums"), (slot_sum, "_add"), (cancellation, "_summed")):
+    for module, maker in ((stored_key_sums, "key_sums"), (slot_sum, "add_products"), (cancellation, "_summed")):
         monkeypatch.setattr(module, maker, lambda *given: pytest.fail("a sum was made again"))
     assert same(answers(derived_run), expected)
+
+
+def test_groups_of_all_slots_are_kept_with_what_they_are_named_after(derived_run, expected, monkeypatch):
+    monkeypatch.setattr(groups, "group", lambda *given: pytest.fail("a column was read"))
+    with dualform.open(derived_run) as memory:
+        assert same(replace(memory.group_sum("2", PROBE, by="label"), scan=Scan()), expected[0])
+
+
+def test_groups_of_a_memory_that_grows_are_those_of_its_moment(tmp_path, monkeypatch):
+    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "run", layers=["*"], quiet=True)
+    counted = []
+    with recorder:
+        for label in range(3):
+            with recorder.step(label=[label] * 4):
+                model(torch.ones(4, 3)).sum().backward()
+                optimizer.step()
+            recorder.flush()
+            with dualform.open(tmp_path / "run") as memory:
+                counted.append(memory.group_sum("", np.ones((1, 3), np.float32), by="label").counts.tolist())
+    with dualform.open(tmp_path / "run") as memory:
+        counted.append(memory.group_sum("", np.ones((1, 3), np.float32), by="label").counts.tolist())
+    assert counted == [[4], [4, 4], [4, 4, 4], [4, 4, 4]]
 
 
 def test_small_memories_keep_none(plain, expected):
@@ -82,17 +111,11 @@ def test_small_memories_keep_none(plain, expected):
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_sum_is_never_believed(derived_run, expected, data):
-    damaged = data.draw(st.sampled_from(files(derived_run)))
-    before = damaged.read_bytes()
-    content = bytearray(before)
-    place = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content[place] ^= 1 << data.draw(st.integers(0, 7))
-    else:
-        del content[place:]
-    damaged.write_bytes(content)
+    file = data.draw(st.sampled_from(files(derived_run)))
+    before = file.read_bytes()
+    file.write_bytes(data.draw(damaged(before)))
     assert same(answers(derived_run), expected)
-    damaged.write_bytes(before)
+    file.write_bytes(before)
 
 
 def test_sums_under_one_anothers_names_are_not_taken(derived_run, expected):
@@ -115,9 +138,7 @@ def test_verify_reads_the_record_itself(derived_run):
     with dualform.open(derived_run) as memory:
         memory.verify()
         for keys in derived_run.rglob("layers/2/keys-*.faiss"):
-            content = bytearray(keys.read_bytes())
-            content[-1] ^= 1
-            keys.write_bytes(content)
+            flip(keys)
     assert files(derived_run) == before  # the sum of all slots is not among them
     with dualform.open(derived_run) as memory, pytest.raises(dualform.DualformError, match="was altered"):
         memory.verify()
@@ -140,7 +161,7 @@ def test_the_oldest_sums_make_room(run, monkeypatch):
 
 def test_sums_of_patches_that_another_convolution_took_of_the_same_images_are_not_read(tmp_path, monkeypatch):
     """A memory is copied over another one, whose sums stay."""
-    monkeypatch.setattr(stored_sum, "LEAST_BYTES", 0)
+    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
     images, query = torch.randn(6, 1, 5, 5, generator=torch.Generator().manual_seed(0)), np.ones((1, 9), np.float32)
 
     def ask(folder):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from dualform.kernels import workers
-from dualform.kernels.workers import cores, share
+from dualform.kernels.workers import cores, divide
 
 
 def test_every_task_is_done_once_by_a_worker_of_its_own():
@@ -20,7 +20,7 @@ def test_every_task_is_done_once_by_a_worker_of_its_own():
         done.append(task)
         busy[worker] -= 1
 
-    share(range(1000), work)
+    divide(range(1000), work)
     assert sorted(done) == list(range(1000))
 
 
@@ -33,7 +33,7 @@ def test_the_first_failure_is_raised_and_ends_the_others():
         done.append(task)
 
     with pytest.raises(ValueError, match="five"):
-        share(range(100_000), work)
+        divide(range(100_000), work)
     assert len(done) < 100_000
 
 
@@ -43,7 +43,7 @@ def test_a_failing_list_of_tasks_is_heard_of():
         raise OSError("no more")
 
     with pytest.raises(OSError, match="no more"):
-        share(tasks(), lambda worker, task: None)
+        divide(tasks(), lambda worker, task: None)
 
 
 def test_many_askers_share_the_cores():
@@ -51,7 +51,7 @@ def test_many_askers_share_the_cores():
 
     def ask(number: int) -> None:
         own = []
-        share(range(200), lambda worker, task: own.append(task))
+        divide(range(200), lambda worker, task: own.append(task))
         totals.append(sorted(own) == list(range(200)))
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
@@ -81,7 +81,7 @@ class Interrupted(threading.Thread):
             self.events.append("a worker ended")
 
         try:
-            share(range(1000), work, workers=3)
+            divide(range(1000), work, workers=3)
         except BaseException as error:
             self.events.append(f"share raised {type(error).__name__}")
 
@@ -127,7 +127,7 @@ def test_whoever_has_begun_is_waited_for_where_no_thread_is_to_be_had(monkeypatc
 
     def ask() -> None:
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            share(range(1000), work, workers=3)
+            divide(range(1000), work, workers=3)
         events.append("share ended")
 
     asker = threading.Thread(target=ask)
@@ -145,7 +145,7 @@ def test_whoever_has_begun_is_waited_for_where_no_thread_is_to_be_had(monkeypatc
 
 def test_workers_are_as_many_as_were_asked_for():
     seen = set()
-    share(range(1000), lambda worker, task: seen.add(worker), workers=1)
+    divide(range(1000), lambda worker, task: seen.add(worker), workers=1)
     assert seen == {0}
 
 

@@ -20,7 +20,7 @@ def launch(train: Callable[[int, Path], None], count: int, path: Path) -> list[i
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"{__package__}.two_ranks"])  # imported once for all processes
+    context.set_forkserver_preload([f"{__package__}.two_ranks", "torch._dynamo"])  # imported once for all processes
     ranks = [context.Process(target=_rank, args=(train, rank, count, port, path)) for rank in range(count)]
     for one in ranks:
         one.start()

@@ -34,8 +34,9 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def recorder_of(model, optimizer, path):
-    return Recorder(model, optimizer, path, rank=distributed.get_rank(), ranks=distributed.get_world_size(), quiet=True)
+def recorder_of(model, optimizer, path, **options):
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    return Recorder(model, optimizer, path, rank=rank, ranks=ranks, quiet=True, **options)
 
 
 def even(rank, path):
@@ -49,6 +50,24 @@ def even(rank, path):
                 optimizer.zero_grad()
                 cross_entropy(model(x), y).backward()
                 optimizer.step()
+
+
+def budgeted(rank, path, keep="samples"):
+    """A budget that holds a share of what is planned."""
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    recorder = recorder_of(model, optimizer, path / f"budgeted-{keep}", budget="40 MB", keep=keep, steps=150, seed=3)
+    with recorder:
+        for step in range(STEPS):
+            x, y = batch(rank, step, 600)
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+def budgeted_by_steps(rank, path):
+    budgeted(rank, path, "steps")
 
 
 def uneven(rank, path):

@@ -15,7 +15,6 @@ from tests.record.block_trainings import (
     D,
     L,
     Packed,
-    Product,
     Transposed,
     adamw,
     assert_exact,
@@ -26,6 +25,7 @@ from tests.record.block_trainings import (
     sgd,
     train,
 )
+from tests.record.product_tap import Product
 
 
 @pytest.mark.parametrize("momentum_before", [0, 3], ids=["from the start", "with momentum from before"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -12,12 +13,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.errors import BadInput
+from dualform.errors import BadInput, Inexact
 from dualform.record.budget import Budget, Bytes, held_back
-from dualform.record.byte_counts import bytes_of
+from dualform.record.budget_plan import BudgetPlan
 from dualform.record.disk_use import disk_use
 from dualform.store import shard
+from dualform.store.byte_counts import bytes_of
 from dualform.store.manifest import Manifest
+from dualform.store.runs import opened
 
 MB = 10**6
 sizes = st.integers(0, 3 * MB)
@@ -46,40 +49,67 @@ class Disk:
     planned=st.none() | st.integers(1, 60),
     steps=st.lists(a_step, max_size=60),
     flushes=st.sets(st.integers(0, 60)),
+    others=st.integers(0, MB),
 )
-def test_a_budget_is_never_exceeded_whatever_the_steps_are(limit, planned, steps, flushes):
+def test_a_budget_is_never_exceeded_whatever_the_steps_are(limit, planned, steps, flushes, others):
     disk = Disk(MB)
-    budget = Budget(limit, disk.commit, MB, planned, 1.0)
-    shares = [1.0]
-    for number, (rows, tables, other_rows, logs, drawn) in enumerate(steps):
+    budget = Budget(limit, disk.commit, MB, planned, 1.0, others)
+    shares, kept_others = [1.0], [others > 0]
+    for number, (rows, tables, other_rows, logged, drawn) in enumerate(steps):
         if budget.used_up:
             break
-        slots, beside = Bytes(rows, tables), Bytes(other_rows, logs)
-        shares.append(budget.share_of(slots, beside))
+        slots, logs = Bytes(rows, tables), Bytes(tables=logged)
+        taken = Bytes(other_rows * budget.keeps_others)
+        shares.append(budget.share_of(slots, logs))
+        kept_others.append(budget.keeps_others)
         kept = Bytes(int(rows * drawn), int(tables * drawn))  # by the worst of lots
-        brought = kept + beside if budget.fits(kept + beside) else beside
-        budget.charge(brought)
+        brought = kept + taken + logs
+        if not budget.fits(brought):
+            budget.stop_others()
+            brought = kept + logs if budget.fits(kept + logs) else logs
+        budget.charge(brought, brought.rows - kept.rows if brought.rows > kept.rows else 0)
         disk.pending.append(brought)
         if number in flushes:
             budget.measure()
         if number:  # there may be no room for the first step at all, which is said when the second one begins
             assert disk.most <= limit - held_back(limit) - MB
+    assert not any(after and not before for before, after in pairwise(kept_others))
     halvings = [np.log2(before / after) for before, after in pairwise(shares[1:])]
     assert all(count >= 0 and count == int(count) for count in halvings)
 
 
 def test_a_planned_training_fills_its_budget():
-    limit, slots, beside = 2000 * MB, Bytes(MB, 10_000), Bytes(0, 1000)
+    limit, slots, logs = 2000 * MB, Bytes(MB, 10_000), Bytes(0, 1000)
     disk = Disk(MB)
     budget = Budget(limit, disk.commit, MB, 10_000, 1.0)
     for step in range(10_000):
-        share = budget.share_of(slots, beside)
-        brought = Bytes(int(slots.rows * share), int(slots.tables * share)) + beside
+        share = budget.share_of(slots, logs)
+        brought = Bytes(int(slots.rows * share), int(slots.tables * share)) + logs
         assert budget.fits(brought)
         budget.charge(brought)
         disk.pending.append(brought)
         assert share == pytest.approx(0.17, rel=0.1), step
     assert disk.commit() > 0.85 * limit
+
+
+def test_a_plan_whose_logs_alone_do_not_fit_is_told_and_keeps_slots_until_then(tmp_path):
+    model = network()
+    optimizer = sgd(model)
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=20 * MB, steps=100_000)
+    said = r"does not hold what is logged of 100,000 steps beside their slots: recording ends after about \d"
+
+    def train():
+        with recorder:
+            for _ in range(3):
+                with recorder.step():
+                    model(torch.ones(4, 8)).sum().backward()
+                    optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match=said) as told:
+        train()
+    assert len(told) == 1
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().slots == {"sample": 12}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +154,29 @@ def test_what_cannot_be_held_is_refused_before_the_training(tmp_path, options, f
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        *(("seed", own) for own in (0.9, 3.0, "3", None, True, float("nan"), 2**64, -(2**63) - 1)),
+        *(("steps", own) for own in (0, -1, 0.5, 2.5, "9", True, float("nan"), float("inf"))),
+    ],
+)
+def test_what_is_no_whole_number_is_refused_as_it_was_said(tmp_path, field, said):
+    model = network()
+    with pytest.raises(BadInput, match=re.escape(f"{field} is {said!r}.")) as refused:
+        dualform.Recorder(model, sgd(model), tmp_path / "m", quiet=True, budget="1 GB", **{field: said})
+    assert refused.value.field == field
+    assert "a whole number" in refused.value.hint
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**64 - 1, np.uint64(2**64 - 1), np.int32(-3)])
+def test_every_whole_number_of_64_bits_is_a_seed(tmp_path, seed):
+    plan = BudgetPlan.of("1 GB", "samples", np.int64(5), seed, tmp_path, None)
+    assert (plan.rule.seed, plan.steps) == (int(seed), 5)
+    assert type(plan.rule.seed) is type(plan.steps) is int
+
+
 def test_too_small_a_budget_is_told_what_it_needs(tmp_path):
     model = network()
     with pytest.raises(BadInput, match=r"budget of 1 MB is too small.* take 14\.7 MB before the first slot"):
@@ -159,7 +212,7 @@ def test_a_real_recording_stays_within_it_to_its_last_byte(tmp_path, monkeypatch
                 optimizer.step()
             if not step:
                 recorder.probe("test", torch.randn(5, 400))
-        with pytest.raises(BadInput, match=r"probe 'large' takes 16\.4 MB, and .* of the budget are left"):
+        with pytest.raises(BadInput, match=r"probe 'large' takes 16\.4 MB, and .* of the budget is left for it"):
             recorder.probe("large", torch.randn(10_000, 400))
     assert max(taken) <= limit
     assert disk_use(tmp_path / "m") <= limit
@@ -210,3 +263,61 @@ def test_what_earlier_runs_and_the_optimizer_take_is_part_of_it(tmp_path):
     budget = disk_use(tmp_path / "cold") + 15 * MB
     with pytest.raises(BadInput, match="what earlier runs have"):
         dualform.Recorder(model, sgd(model), tmp_path / "cold", budget=budget, resume=True, quiet=True)
+
+
+class Scaled(nn.Module):
+    """A layer beside a parameter of no layer, 1 MiB of it, of which a row is kept at each step."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale, self.layer = nn.Parameter(torch.ones(1 << 18)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x * self.scale[:4]) + self.scale[4:7]
+
+
+@pytest.mark.parametrize("planned", [None, 60])
+def test_parameters_of_no_layer_are_dropped_before_any_slot(tmp_path, planned):
+    model, limit, steps = Scaled(), 40 * MB, 60
+    optimizer = sgd(model)
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=limit, steps=planned)
+    with recorder:
+        for step in range(steps):
+            with recorder.step():
+                optimizer.zero_grad()
+                model(torch.full((2, 4), step / steps)).square().sum().backward()
+                optimizer.step()
+    assert disk_use(tmp_path / "m") <= limit
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == steps
+        assert not memory.info().cut_off
+        assert memory.topk("layer", np.ones((1, 4), np.float32)).scan.share == 1
+        assert memory.verify()["layer"].exact
+        last = memory.weights()["scale"].numpy()
+        assert last.tobytes() == model.scale.detach().numpy().tobytes()
+        kept = opened(tmp_path / "m").others.moments
+        assert kept == list(range(1, 1 + len(kept)))
+        assert 5 < len(kept) < 30 if planned is None else not kept
+        with pytest.raises(Inexact, match=f"scale were not kept as of step {steps - 1}"):
+            memory.weights(at_step=steps - 1)
+        assert all(grade.exact for grade in memory.weights(at_step=len(kept)).grades.values())
+
+
+def test_a_probe_that_would_leave_no_room_for_a_step_is_refused(tmp_path):
+    model = network()
+    optimizer = sgd(model)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=16 * MB) as recorder:
+        for step in range(4):
+            with recorder.step(label=torch.zeros(4, dtype=torch.int64)):
+                optimizer.zero_grad()
+                model(torch.ones(4, 8)).sum().backward()
+                optimizer.step()
+            if step == 2:
+                recorder.flush()
+                budget = recorder._training.recording.batches._sampler._budget
+                room = budget.left - (budget.left - budget.spare) // 2  # with it, half of a step's logs would be left
+                with pytest.raises(BadInput, match="is left for it"):
+                    recorder.probe("large", torch.ones((room - 3 * 8192) // (4 * (8 + 6 + 3)), 8))
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 4

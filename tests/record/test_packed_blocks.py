@@ -16,7 +16,6 @@ from tests.record.block_trainings import (
     D,
     L,
     Packed,
-    Product,
     adamw,
     assert_exact,
     assert_live,
@@ -25,6 +24,7 @@ from tests.record.block_trainings import (
     parted,
     train,
 )
+from tests.record.product_tap import Product
 
 
 @pytest.mark.parametrize("momentum_before", [0, 3], ids=["from the start", "with momentum from before"])

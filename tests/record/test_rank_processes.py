@@ -7,9 +7,13 @@ import pytest
 import torch
 
 import dualform
+from dualform.record.disk_use import disk_use
+from dualform.store.check import what_is_wrong
+from dualform.store.sampling import ROWS_OF_A_RANK
 from dualform.store.snapshot import Snapshot
 
 from .rank_trainings import STEPS, batch
+from .test_sampled import drawn
 
 
 def check_exact(memory):
@@ -27,6 +31,31 @@ def test_ranks_are_one_exact_memory(two):
         assert columns["sample"].tolist() == [*range(6), *range(100, 106)] * STEPS
     factors = np.asarray(Snapshot.open(two / "even").table("factors")["factor"])
     np.testing.assert_allclose(factors, np.full(STEPS * 4, 1 / 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("keep", ["samples", "steps"])
+def test_ranks_keep_each_its_part_of_a_budget_by_lots_of_one_seed(two, keep):
+    with dualform.open(two / f"budgeted-{keep}") as memory:
+        told = memory.sql("SELECT step, share, slots, kept FROM shares").records()
+        assert len(told) == 2 * STEPS  # those of the first rank come first
+        share = {(number // STEPS, row["step"]): row["share"] for number, row in enumerate(told)}
+        assert all(0.1 < own < 0.7 for own in share.values())
+        expected, dropped = [], 0
+        for step in range(STEPS):
+            for rank in range(2):
+                lots = [
+                    drawn(3, step, *([rank * ROWS_OF_A_RANK + row] if keep == "samples" else [])) for row in range(600)
+                ]
+                stays = np.array(lots) < share[rank, step]
+                expected.append(batch(rank, step, 600)[0].numpy()[stays])
+                dropped += int((~stays).sum())
+        np.testing.assert_array_equal(memory.keys("0"), np.concatenate(expected))
+        assert dropped
+        scan = memory.topk("0", np.ones((1, 5), np.float32)).scan
+        assert scan.share == len(np.concatenate(expected)) / (2 * 600 * STEPS)
+        assert "of which each process has its own rows by a share of its own" in memory.info().sampling
+    assert disk_use(two / f"budgeted-{keep}") < 40 * 10**6
+    assert not what_is_wrong(two / f"budgeted-{keep}")
 
 
 def test_ranks_with_batches_of_different_sizes_are_one_exact_memory(two):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.rules.half_precision import Half, lost
+from dualform.rules.half_precision import HalfType, lost
 from dualform.store.batch import TOLERANCE
 
 STEPS = 8
@@ -30,7 +30,7 @@ def test_so_much_is_lost_to_rounding_and_no_more(dtype, scales, clip, seed):
     generator = np.random.default_rng(seed)
     common = generator.normal(size=(40, 8))
     terms = [scale * (common + 0.1 * generator.normal(size=(40, 8))) for scale in scales]
-    half, total = Half(dtype), np.zeros((40, 8))
+    half, total = HalfType(dtype), np.zeros((40, 8))
     for term in terms:
         total = half(total + half(term))
     total, exact = half(total * half.number(clip)).reshape(-1), np.sum(terms, axis=0).reshape(-1)

@@ -10,11 +10,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.errors import Inexact
-from dualform.forgetting.forget import forget
+from dualform.answers.scan import percent
+from dualform.errors import BadInput, Inexact
+from dualform.forgetting.forget import forget, forgetting
 from dualform.record.budget import Budget
 from dualform.store.check import what_is_wrong
 from dualform.store.sampling import ROWS_OF_A_RANK, Sampling
+from dualform_client.cli.masking import describe
 from tests.record.resumed_training import ROWS as RESUMED_ROWS, Training
 from tests.record.test_ranks import ROWS as RANK_ROWS, Fleet, data
 
@@ -62,7 +64,7 @@ def scripted(monkeypatch, *shares):
         whole(budget, *arguments)
         budget.scripted = iter(shares)
 
-    def share_of(budget, slots, beside):
+    def share_of(budget, slots, logs):
         budget.share = next(budget.scripted, budget.share)
         return budget.share
 
@@ -201,7 +203,7 @@ def test_answers_stand_on_the_sample_and_say_so(whole, samples):
     expected = [scores[label == own].sum(0) for (own,) in sums.groups if own < 2]
     np.testing.assert_allclose(sums.sums[:, :2], np.transpose(expected), rtol=1e-6)
     assert hits.scan.share == sums.scan.share == share
-    assert hits.scan.sample == f"a sample of {100 * share:.3g} % of the slots, kept within a budget"
+    assert hits.scan.sample == f"a sample of {100 * share:.3g} % of the slots of all steps, kept within a budget"
     said = memory.info().sampling
     assert said.startswith("A budget of 1,000,000,000 bytes a process keeps samples, each with all of its slots, by")
     assert f"{100 * share:.3g} % of the slots of token, all of them before step 2" in said
@@ -216,6 +218,9 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
         assert (grade.name, grade.since) == ("off", 3 if name == "expert" else 2) or name == "expert"
         assert "a sample of" in grade.reason
     early, expected = memory.weights(at_step=2), whole.weights(at_step=2)
+    assert early.scan.share == 1
+    assert memory.cancellation("label < 2", 2).scan.share == 1
+    assert memory.output("tokens", np.ones((1, 5), np.float32), at_step=2).scan.share == 1
     assert {name: own.numpy().tobytes() for name, own in early.items()} == {
         name: own.numpy().tobytes() for name, own in expected.items()
     }
@@ -232,6 +237,9 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
     initial = memory.weights(at_step=0)["rows.weight"].numpy()
     share_of_sum = initial + (values[early_ones] * weigh[:, None]).T @ keys[early_ones]
     found = memory.weights(at_step=5, allow_inexact=True)
+    removed = memory.cancellation("label < 2", None, "tokens", allow_inexact=True)
+    assert 0.1 < found.scan.share == removed.scan.share < 0.9
+    assert f"These figures stand on {removed.scan.sample}." in describe(removed)
     np.testing.assert_allclose(found["rows.weight"].numpy(), share_of_sum, atol=1e-6)
     assert "a sample of" in found.grades["rows"].reason
     at_end = memory.weights(allow_inexact=True)  # what the others brought stands in it, like W_0
@@ -240,6 +248,22 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
     certificate = memory.verify()["rows"]
     assert not certificate.exact
     assert certificate.relative_error > 0.1
+
+
+def test_the_share_is_that_of_all_steps_whatever_step_an_answer_is_as_of_and_says_so(whole, samples):
+    """As of every step behind the first that lacks slots, and the more of them were kept the earlier it is."""
+    memory, query = samples[0], np.ones((1, 5), np.float32)
+    kept, had = (np.asarray(own.slots(range(own.info().slots["token"]), "token")["step"]) for own in (memory, whole))
+    share = len(kept) / len(had)
+    until = [np.float64((kept < at_step).sum()) / (had < at_step).sum() for at_step in (3, 5, 6)]
+    assert until[0] > until[1] > until[2] > share  # which no answer claims to say
+    said = f"{percent(share)} of those of all steps, kept within a budget"
+    for at_step in (3, 5, 6, None):
+        found = memory.output("tokens", query, at_step=at_step, allow_inexact=True)
+        assert found.scan.share == share
+        assert found.scan.sample == f"a sample of {percent(share)} of the slots of all steps, kept within a budget"
+        assert said in memory.weights(at_step=at_step, allow_inexact=True).grades["tokens"].reason
+    assert memory.output("tokens", query, at_step=2).scan.sample == ""
 
 
 def test_a_rule_that_needs_every_slot_leaves_scores_behind_the_first_one_dropped(tmp_path, monkeypatch):
@@ -267,20 +291,45 @@ def test_samples_are_forgotten_of_a_sample(tmp_path, samples, monkeypatch):
     before = samples[0].sql("SELECT share, step FROM samples WHERE sample <> 2 AND step < 3 ORDER BY datapoint")
     scripted(monkeypatch, *SHARES)
     record(tmp_path / "m", steps=3, budget=BUDGET, seed=SEED)  # of all of which the row is known
-    forget(tmp_path / "m", "sample = 2")
     with dualform.open(tmp_path / "m") as memory:
+        shares = [share_of(memory, layer) for layer in memory.info().layers]
+        assert min(shares) > 0.5
+    for gone in ("sample = 2", "sample = 5"):
+        forget(tmp_path / "m", gone)
+    with dualform.open(tmp_path / "m") as memory:
+        assert [share_of(memory, layer) for layer in memory.info().layers] == shares
         after = memory.sql("SELECT share, step FROM samples ORDER BY datapoint")
-        assert after.records() == before.records()
+        assert len(after.records()) < len(before.records())
         assert memory.info().layers[0].grade.since == 2
-        assert "a sample of" in memory.info().layers[0].reason
+        assert f"a sample of {percent(shares[0])} of those of all steps" in memory.info().layers[0].reason
     assert not what_is_wrong(tmp_path / "m")
+
+
+def share_of(memory, layer):
+    return memory.group_sum(layer.name, np.ones((1, layer.d_in), np.float32), by="step").scan.share
+
+
+def test_a_step_whose_others_were_dropped_was_not_one_sample_s_alone(tmp_path, monkeypatch):
+    kept = [row for row in range(ROWS) if drawn(SEED, 2, row) < 0.5]
+    assert len(kept) > 1
+    scripted(monkeypatch, 1.0, 1.0, 0.5)
+    record(tmp_path / "m", steps=3, budget=BUDGET, seed=SEED)
+    where = f"step = 2 AND sample IN ({', '.join(map(str, kept))})"
+    assert forgetting(tmp_path / "m", where).alone == 0
+    assert forgetting(tmp_path / "m", "step = 1").alone == 1
+
+
+def test_hardly_less_than_all_is_not_said_to_be_all():
+    assert [percent(share) for share in (1.0, 0.9999999, 0.9994, 0.5, 1e-5)] == [
+        "100 %", "over 99.9 %", "99.9 %", "50 %", "0.001 %",
+    ]  # fmt: skip
 
 
 def test_a_resumed_training_goes_on_with_the_share_it_had_and_the_lots_of_its_steps(tmp_path, monkeypatch):
     Training().run(tmp_path / "whole", 7)
     scripted(monkeypatch, 1.0, 1.0, 0.5)
     Training().run(tmp_path / "m", 5, (4,), tmp_path / "checkpoint", budget=BUDGET)
-    monkeypatch.setattr(Budget, "share_of", lambda budget, slots, beside: budget.share)  # what it begins with
+    monkeypatch.setattr(Budget, "share_of", lambda budget, slots, logs: budget.share)  # what it begins with
     again = Training()
     again.load(tmp_path / "checkpoint")
     again.run(tmp_path / "m", 7, budget=BUDGET, resume=True)
@@ -298,7 +347,8 @@ def test_a_resumed_training_goes_on_with_the_share_it_had_and_the_lots_of_its_st
             14 * RESUMED_ROWS
         )
         assert "all of them before step 9" in both.info().sampling
-        assert set(np.ma.filled(both.sql("SELECT share FROM samples")["share"], -1)) == {-1, 1.0, 0.5}
+        assert set(np.ma.filled(both.sql("SELECT share FROM samples")["share"], -1)) == {1.0, 0.5}
+        assert both.topk("0", np.ones((1, 5), np.float32), where="share = 1").scan.slots_matching == 9 * RESUMED_ROWS
 
 
 def test_ranks_draw_lots_of_their_own_and_share_the_budget(tmp_path, monkeypatch):
@@ -333,3 +383,62 @@ def test_ranks_draw_lots_of_their_own_and_share_the_budget(tmp_path, monkeypatch
         assert memory.info().layers[0].grade.since == 1
         assert all(grade.exact for grade in memory.weights(at_step=1).grades.values())
     assert not what_is_wrong(tmp_path / "m")
+
+
+class Strip(nn.Module):
+    """Images side by side in one map."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.maps = nn.Conv2d(1, 2, 1)
+
+    def forward(self, x):
+        return self.maps(x.permute(1, 2, 0)[None]).square().sum()
+
+
+@pytest.mark.parametrize("keep", ["samples", "steps"])
+def test_keys_of_several_samples_are_refused_at_the_first_step(tmp_path, keep):
+    model = Strip()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = dualform.Recorder(
+        model, optimizer, tmp_path / "m", quiet=True, budget=BUDGET, keep=keep, routed="maps", spaces={"maps": "pixel"}
+    )
+
+    def train():
+        with recorder, recorder.step(at={"pixel": {"row": torch.arange(3).repeat(4)}}, label=torch.arange(3)):
+            model(torch.randn(3, 1, 4)).backward()
+            optimizer.step()
+
+    if keep == "steps":
+        train()
+        assert dualform.open(tmp_path / "m").info().slots == {"pixel": 12}
+    else:
+        with pytest.raises(BadInput, match=r"'maps' stores keys of several samples in one.*keep=\"steps\""):
+            train()
+
+
+@pytest.mark.parametrize("said", [{"share": torch.full((3,), 0.5)}, {"at": {"token": {"share": torch.rand(3, 4)}}}])
+def test_a_budget_has_the_column_share_for_itself(tmp_path, said):
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train():
+        recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=BUDGET)
+        with recorder, recorder.step(**said):
+            model(torch.randn(3, 4, 5)).square().sum().backward()
+
+    with pytest.raises(BadInput, match="column 'share' is that of a recorder with a budget") as refused:
+        train()
+    assert (refused.value.field, refused.value.hint) == ("share", "Rename yours.")
+
+
+@pytest.mark.parametrize("said", [{"share": 0.5}, {"at": {"sample": {"share": torch.rand(3)}}}])
+def test_a_column_of_the_training_s_own_is_no_share(tmp_path, said):
+    Training().run(tmp_path / "budgeted", 2, budget=BUDGET)
+    training = Training()
+    with training.recorder(tmp_path / "own") as recorder, recorder.step(**said):
+        training.model(torch.randn(3, 5)).square().sum().backward()
+    with pytest.raises(BadInput, match=r"column 'share' of .*own is the training's own") as refused:
+        dualform.open([tmp_path / "own", tmp_path / "budgeted"])
+    assert "one by one" in refused.value.hint

@@ -6,35 +6,15 @@ import torch
 from torch import nn
 
 from dualform.errors import RecordingError
-from dualform.record.taps import Call, Tap
 from dualform.store.layer import Parameter
 
 from .listed import Opened, assert_rebuilt, snapshot
+from .product_tap import Product
 
 
-class Product(Tap):
-    """The tap of one product x W^T, which the network hands it."""
-
-    def __init__(self, name, weight):
-        super().__init__(name)
-        self.d_out, self.d_in = weight.shape
-        self.parameters = {Parameter(name, 0, self.d_in): weight}
-        self.listener = None
-
-    def attach(self, listener):
-        self.listener = listener
-
-    def detach(self):
-        self.listener = None
-
-    def error_of(self, key, kept, gradients):
-        return gradients[0]
-
-    def __call__(self, x, weight):
-        output = x @ weight.T
-        if self.listener is None:
-            return output
-        return self.passed(self.listener, Call(x.detach(), (output,), raw=not x.requires_grad))[0]
+def product(weight):
+    d_out, d_in = weight.shape
+    return Product("weight", d_in, d_out, {Parameter("weight", 0, d_in): weight})
 
 
 class ByHand(nn.Module):
@@ -42,7 +22,7 @@ class ByHand(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.weight, self.last = nn.Parameter(torch.randn(4, 3)), nn.Linear(4, 2)
-        self.product = Product("weight", self.weight)
+        self.product = product(self.weight)
 
     def forward(self, x):
         return self.last(torch.relu(self.product(x, self.weight)))
@@ -91,7 +71,7 @@ def test_under_autocast_a_layer_says_bfloat16(tmp_path):
 
 def test_a_tap_of_another_shape_than_it_says_is_refused_before_the_first_step(tmp_path):
     model = ByHand()
-    tap = Product("weight", model.weight)
+    tap = product(model.weight)
     tap.parameters = {Parameter("weight", 0, 3): nn.Parameter(torch.ones(4, 3, 3))}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(RecordingError) as raised:

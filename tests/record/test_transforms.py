@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import cross_entropy
 
 import dualform
+from dualform.errors import RecordingError
 from dualform.record.recorder import Recorder
 
 from .listed import Opened, batches, small_net
@@ -140,3 +141,13 @@ def test_forward_derivatives_pass_a_tap(tmp_path, recurrent):
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
     assert len(opened.sink.keys(opened.sink.layer_names[0])) == 24
     assert opened.sink.defects == []
+
+
+@pytest.mark.filterwarnings("ignore:layer '0'.*:RuntimeWarning", "ignore:nothing was recorded:RuntimeWarning")
+def test_a_probe_of_a_training_by_transforms_alone_says_why_there_is_no_memory(tmp_path):
+    model, data = small_net(), batches(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(model, optimizer, tmp_path / "memory", quiet=True) as recorder:
+        train(model, optimizer, data, {0, 1}, recorder)
+        with pytest.raises(RecordingError, match=r"so far: 0: it was called under a torch\.func transform at step 0"):
+            recorder.probe("test", data[0][0])

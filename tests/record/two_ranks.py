@@ -6,6 +6,8 @@ from . import rank_trainings, sharded_trainings
 
 TRAININGS = (
     rank_trainings.even,
+    rank_trainings.budgeted,
+    rank_trainings.budgeted_by_steps,
     rank_trainings.uneven,
     rank_trainings.accumulated,
     rank_trainings.accumulated_inside,

@@ -10,39 +10,13 @@ from torch import nn
 import dualform
 from dualform import GroupSum, TopK, Vectors
 from dualform.errors import RecordingError
-from dualform.record.taps import Call, Tap
 from dualform.replay.replay import Replay
 from dualform.store.layer import affine
+from tests.record.product_tap import Product
 
 from .test_same_answers import assert_same
 
 STEPS, ROWS = 6, 5
-
-
-class Scorer(Tap):
-    """A weight that is no module's."""
-
-    def __init__(self, weight):
-        super().__init__("scorer")
-        self.weight = weight
-        (place,) = affine(4, "scorer", None)
-        self.d_in, self.d_out, self.parameters = 4, 2, {place: weight}
-        self._listener = None
-
-    def attach(self, listener):
-        self._listener = listener
-
-    def detach(self):
-        self._listener = None
-
-    def error_of(self, key, kept, gradients):
-        return gradients[0]
-
-    def __call__(self, x):
-        output = x @ self.weight.T
-        if self._listener is None:
-            return output
-        return self.passed(self._listener, Call(x.detach(), (output,), raw=False))[0]
 
 
 class Model(nn.Module):
@@ -52,7 +26,8 @@ class Model(nn.Module):
         super().__init__()
         self.encoder, self.decoder, self.expert = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
         self.scorer = nn.Parameter(torch.randn(2, 4))
-        self.tap = Scorer(self.scorer)
+        (place,) = affine(4, "scorer", None)
+        self.tap = Product("scorer", 4, 2, {place: self.scorer})  # a weight that is no module's
 
 
 def run(make):
@@ -68,7 +43,7 @@ def run(make):
                 rows = torch.arange(ROWS)[step % 2 :: 2]
                 told.at("expert", row=rows, label=rows % 2)
                 hidden = torch.tanh(model.encoder(source)).mean(1)
-                loss = model.expert(hidden[rows]).square().sum() + model.tap(hidden).square().sum()
+                loss = model.expert(hidden[rows]).square().sum() + model.tap(hidden, model.scorer).square().sum()
                 (loss + model.decoder(target).square().sum()).backward()
                 optimizer.step()
     return recorder

@@ -12,7 +12,10 @@ from dualform.rules.half_precision_rule import RoundedRule
 from dualform.rules.update_rule import LinearRule, UpdateRule
 
 ROOT = Path(__file__).parents[2]
-LISTS = {"README.md": r"\*\*Optimizers\.\*\* (.+?), with all their", "docs/rules.md": r"that have rules:\s+(.+?)\."}
+LISTS = {
+    "docs/exactness.md": r"\*\*Optimizers\.\*\* (.+?), with all their",
+    "docs/rules.md": r"that have rules:\s+(.+?)\.",
+}
 
 
 @pytest.mark.parametrize("page", LISTS)

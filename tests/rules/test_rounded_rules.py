@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dualform.rules import State, named, updated
-from dualform.rules.half_precision import Half
+from dualform.rules.half_precision import HalfType
 from dualform.rules.half_precision_rule import HalfPrecisionRule
 
 KINDS = [torch.bfloat16, torch.float16]
@@ -46,7 +46,7 @@ def test_what_rounding_adds_is_nobodys_part(kind, options):
     settings = rule.read(
         {"params": [torch.zeros(1, dtype=torch.bfloat16)], **kind([torch.zeros(1)], **options).defaults}
     )
-    start = Half("bfloat16")(rng.normal(size=(5, 4)))
+    start = HalfType("bfloat16")(rng.normal(size=(5, 4)))
     whole, none, parts = State(start), State(start), [State(start), State(start)]
     for _ in range(6):
         shares = rng.normal(size=(2, 5, 4))

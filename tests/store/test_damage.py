@@ -11,22 +11,20 @@ import pytest
 from dualform.errors import Damaged, DualformError, NotAMemory
 from dualform.store.check import check_memory
 from dualform.store.snapshot import Snapshot
+from tests.damage import flip, flipped
 from tests.store.small_memory import write
 
-FLIPS_PER_FILE = 12
-FLIPS_OF_THE_TABLES = 80
+FLIPS_PER_FILE = 5
+FLIPS_OF_THE_TABLES = 40
 
 
 def everything(path: Path) -> list[bytes]:
     """All that a question could come from, as bytes."""
     memory = Snapshot.open(path)
-    memory.whole_tables(memory.manifest.tables())  # read at once, which is faster than one by one
     found = [repr((memory.commits, memory.steps, memory.layers, memory.skipped, memory.probes)).encode()]
     for layer in memory.layers:
         keys = memory.keys(layer)
         found += [keys.entry_block(0, keys.entries).tobytes(), memory.values(layer).block(0, keys.entries).tobytes()]
-    found += [repr(memory.column("sample", name).tolist()).encode() for name in memory.columns("sample")]
-    found += [repr(memory.table(name).to_pylist()).encode() for name in ("steps", "factors", "defects", "labels")]
     for weights in (memory.initial(), memory.final() or {}):
         found += [name.encode() + weights[name].tobytes() for name in sorted(weights)]
     assert memory.others is not None
@@ -36,7 +34,11 @@ def everything(path: Path) -> list[bytes]:
     assert probe.labels is not None
     assert probe.outputs is not None
     found += [probe.labels.tobytes(), probe.outputs.tobytes()]
-    return found + [probe.queries(layer).tobytes() for layer in probe.layers]
+    found += [probe.queries(layer).tobytes() for layer in probe.layers]
+    # Behind the files, of which a damaged one is found sooner then; and at once, which is faster than one by one.
+    memory.whole_tables(memory.manifest.tables())
+    found += [repr(memory.column("sample", name).tolist()).encode() for name in memory.columns("sample")]
+    return found + [repr(memory.table(n).to_pylist()).encode() for n in ("steps", "factors", "defects", "labels")]
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +95,7 @@ def test_one_flipped_bit_is_refused_by_name_or_without_effect(sound, tmp_path):
         caught = 0
         tries = FLIPS_OF_THE_TABLES if tables else FLIPS_PER_FILE
         for bit in rng.integers(0, 8 * len(content), tries):
-            damaged = bytearray(content)
-            damaged[bit // 8] ^= 1 << (bit % 8)
-            (tmp_path / "memory" / file).write_bytes(damaged)
+            (tmp_path / "memory" / file).write_bytes(flipped(content, bit))
             caught += refused(tmp_path / "memory", file, before)
         (tmp_path / "memory" / file).write_bytes(content)
         # DuckDB's file has unused room, and memory.json white space; every byte of the others counts.
@@ -107,9 +107,7 @@ def test_check_names_every_damaged_file(sound, tmp_path):
     assert check_memory(tmp_path / "memory") == []
     altered = [file for file in files(sound) if file.endswith((".faiss", ".npy", ".safetensors"))]
     for file in altered:
-        content = bytearray((tmp_path / "memory" / file).read_bytes())
-        content[-1] ^= 1
-        (tmp_path / "memory" / file).write_bytes(content)
+        flip(tmp_path / "memory" / file)
     problems = check_memory(tmp_path / "memory")
     assert len(problems) == len(altered)
     assert all(any(str(tmp_path / "memory" / file) in problem for problem in problems) for file in altered)

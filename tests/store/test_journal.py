@@ -15,6 +15,7 @@ from dualform.errors import Damaged
 from dualform.store.batch import Batch
 from dualform.store.journal import JournalWriter, journal_path, read_frames
 from dualform.store.manifest import Manifest
+from tests.damage import flipped
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
 
 HEADER = 96
@@ -137,17 +138,13 @@ def test_a_flipped_bit_before_the_last_frame_is_refused_by_name(path):
     bits = [8 * place + bit for place in range(HEADER) for bit in (0, 7)]
     bits += [8 * second + bit for bit in bits] + rng.integers(0, 8 * last, 100).tolist()
     for bit in bits:
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << (bit % 8)
-        journal.write_bytes(damaged)
+        journal.write_bytes(flipped(content, bit))
         with pytest.raises(Damaged) as raised:
             frames_of(path)
         number = 0 if bit < 8 * second else 1
         assert raised.value.message == f"{journal} was altered: frame {number} is not what was written."
     for bit in rng.integers(8 * last, 8 * end, 50).tolist():
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << (bit % 8)
-        journal.write_bytes(damaged)
+        journal.write_bytes(flipped(content, bit))
         assert (frames_of(path).count, frames_of(path).torn) == (2, True)
 
 

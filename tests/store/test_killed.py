@@ -18,7 +18,7 @@ from dualform.store.check import check_memory, how_it_ended
 from dualform.store.snapshot import Snapshot
 from tests.store.small_memory import LAYERS, OTHERS, Expected, batches_of, expected, other_row, other_values
 
-STEPS, BATCH, FLUSH_EVERY = 60, 16, 3
+STEPS, BATCH, FLUSH_EVERY = 60, 16, 6
 NEVER = 10_000.0
 
 

@@ -20,11 +20,11 @@ def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     seed=st.integers(0, 2**32 - 1),
-    commit_every=st.integers(1, 5),
+    commit_every=st.integers(1, 4),
 )
 def test_reads_back_every_bit_whatever_the_batches_and_commits(sizes, seed, commit_every):
     with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from dualform.store.rows_writer import MatrixWriter
 from dualform.store.segment import BLOCK_BYTES, Segment
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.sources.segment_rows import SegmentRows
+from tests.damage import flip
 
 WIDTH = 300
 ROWS = 4 * BLOCK_BYTES // (4 * WIDTH) + 17
@@ -85,9 +86,7 @@ def test_rescoring_a_few_rows_reads_a_few_blocks(stored, read, rng):
 
 def test_a_damaged_block_is_an_error_once_its_rows_are_asked_for(stored):
     matrix, made = stored
-    content = bytearray(made.path.read_bytes())
-    content[3 * BLOCK_BYTES + 11] ^= 1
-    made.path.write_bytes(content)
+    flip(made.path, 3 * BLOCK_BYTES + 11)
     source = rows_of(stored)
     assert source.read(0, 5).tobytes() == matrix[:5].tobytes()
     for _ in range(2):

@@ -61,6 +61,7 @@ def test_report_and_figures_are_left_behind(demo):
     assert all((out / "report" / name).stat().st_size > 5000 for name in figures)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_demo_replaces_an_earlier_one_and_nothing_else(demo, tmp_path: Path):
     out, report = demo
     again = run_demo(out, recipe=SMALLER)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     shutil.copy(MAKEFILE, tmp_path)
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", "setup.py", "constraints.txt"):
         (tmp_path / name).touch()
     (tmp_path / "bin").mkdir()
     for name, script in (("dualform", STUDY), ("python", '#!/bin/sh\necho "$*" > document\n')):

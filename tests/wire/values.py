@@ -214,6 +214,7 @@ infos = st.builds(
     cut_off=texts,
     final=st.dictionaries(texts, texts, max_size=3),
     sampling=texts,
+    answered_by=texts,
 )
 certificates = st.builds(
     Certificates,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from dualform.query.groups import Groups
+from dualform.query.groups import Groups, Members
 from dualform.query.shards.key_sums import _part, in_order, joined
 from dualform.query.sums.key_sums import SortedRows, added
 from dualform.query.sums.runs import begins
@@ -31,7 +31,8 @@ def check(keys, numbers, shards):
     assert sums.groups.tolist() == whole.groups.tolist()
     assert sums.sums[:, sure].tobytes() == whole.sums[:, sure].tobytes()
     assert (sums.least.tobytes(), sums.most.tobytes()) == (whole.least.tobytes(), whole.most.tobytes())
-    groups = Groups((), ((),) * 3, np.arange(len(keys)), numbers, np.bincount(numbers, minlength=3))
+    members = Members(np.arange(len(keys)), numbers)
+    groups = Groups.of((), ((),) * 3, members, np.bincount(numbers, minlength=3))
     in_order(0, sums, doubtful, groups, shards, {n: rows.keys[:, doubtful] for n, rows in own.items()})
     assert sums.sums.tobytes() == whole.sums.tobytes()
     return doubtful

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dualform.query.shards.shard_engine import Reply, open_shard
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 from dualform_service.shards.answerer import Launch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -24,7 +24,7 @@ _CONTEXT.set_forkserver_preload(["pytest", "tests.service.shards.local_process"]
 def _answer(connection: Connection, path: Path, number: int) -> None:
     engine, workers, sending = open_shard(path, number, "numpy"), ThreadPoolExecutor(1), threading.Lock()
 
-    def reply(name: int, asked: Asked | None, seconds: float) -> None:
+    def reply(name: int, asked: ShardQuestion | None, seconds: float) -> None:
         answer = engine.reply(asked, seconds)
         with sending:
             connection.send((name, answer))

@@ -10,7 +10,7 @@ import pytest
 
 from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
 from dualform.query.shards.shard_engine import Reply
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 from dualform_service.shards import fleet as room, ray as ray_room
 from dualform_service.shards.fleet import Fleet
 from dualform_service.shards.ray import _Actor, ray_answerers
@@ -44,7 +44,7 @@ class Made:
         self.closed.set()
 
 
-ASKED = Asked(None, None)
+ASKED = ShardQuestion(None, None)
 
 
 def never():

@@ -15,7 +15,7 @@ from dualform.query.score.backends import choose
 from dualform.query.shards import shard_engine
 from dualform.query.shards.front import open_front
 from dualform.query.shards.shard_engine import ShardEngine
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 from dualform.questions import TopK, Vectors
 from dualform.store.runs import opened
 from dualform_service.shards.fleet import Fleet
@@ -52,7 +52,7 @@ def engine(memory):
 
 
 def test_a_share_ends_when_it_is_given_up_or_takes_too_long(engine, tmp_path):
-    asked = Asked(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
+    asked = ShardQuestion(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
     late = engine.reply(asked, 0.01)
     assert isinstance(late.error, TimedOut)
     replies = []
@@ -64,7 +64,7 @@ def test_a_share_ends_when_it_is_given_up_or_takes_too_long(engine, tmp_path):
 
 
 def test_a_share_that_was_given_up_before_it_came_does_not_begin(engine, tmp_path):
-    asked = Asked(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
+    asked = ShardQuestion(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
     engine.give_up(asked.name)
     assert isinstance(engine.reply(asked, 60.0).error, Cancelled)
     assert not (tmp_path / "begun").exists()
@@ -89,7 +89,7 @@ def test_a_process_goes_on_with_the_next_question_once_one_is_given_up(memory, t
             first = front.topk("plain", QUERIES, 5)
             processes = {number: one.process.pid for number, one in started.items()}
             with pytest.raises(Cancelled):
-                fleet(Asked(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
+                fleet(ShardQuestion(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
             asked = time.monotonic()
             again = front.ask(TopK("plain", Vectors(QUERIES), 5), lambda: time.monotonic() > asked + 20)
         assert again.ids.tobytes() == first.ids.tobytes()

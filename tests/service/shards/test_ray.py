@@ -13,7 +13,7 @@ import pytest
 import dualform
 from dualform.errors import Cancelled, Unavailable
 from dualform.query.shards.front import open_front
-from dualform.query.shards.shards import Asked
+from dualform.query.shards.shards import ShardQuestion
 from dualform_client import Client
 from dualform_service.server import Server
 from dualform_service.shards.fleet import Fleet
@@ -84,7 +84,7 @@ def _given_up_in_the_midst(fleet, front, begun):
             raise Cancelled("gone")
 
     with pytest.raises(Cancelled):
-        fleet(Asked(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
+        fleet(ShardQuestion(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
 
 
 def _answered(front, expected) -> float:

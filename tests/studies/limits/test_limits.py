@@ -17,7 +17,7 @@ from dualform_studies.pages.folder import bytes_on_disk
 
 
 @pytest.fixture(scope="module")
-def miniature(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def miniature(coarse_figures: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("limits") / "run"
     return out, run_limits(Assignment(out), Recipe(hidden=(32, 24), batch=32, steps=40))
 

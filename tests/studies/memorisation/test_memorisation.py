@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from dualform_studies.memorisation.boosting.ways import WAYS
 from dualform_studies.memorisation.memory.mask_chapters import about_cancellation
 from dualform_studies.memorisation.memory.masks import SCOPES, leave_out, only, sweep_last
 from dualform_studies.memorisation.memory.retrieval import ask_two_levels, most_divided, scores_over_training
+from dualform_studies.memorisation.pattern import chapters
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.memorisation.transformer.facts import draw_facts
 from dualform_studies.memorisation.transformer.network import HEADS, with_weights
@@ -27,11 +29,13 @@ FACTS = draw_facts(2)
 
 
 @pytest.fixture(scope="module")
-def miniature(tmp_path_factory: pytest.TempPathFactory):
+def miniature(coarse_figures, tmp_path_factory: pytest.TempPathFactory):
     """The whole study with few steps and coarse maps: its folder, report and what progress was told."""
     out, told = tmp_path_factory.mktemp("memorisation") / "run", []
     assignment = Assignment(out, seed=2, progress=lambda *line: told.append(line))
-    return out, run_memorisation(assignment, RECIPE), told
+    with pytest.MonkeyPatch.context() as patch:  # every frame is a figure of its own
+        patch.setattr(chapters, "draw_level_lines", partial(chapters.draw_level_lines, frames=4))
+        return out, run_memorisation(assignment, RECIPE), told
 
 
 @pytest.fixture(scope="module")

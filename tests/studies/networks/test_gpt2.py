@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+def run(coarse_figures: None, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     out = tmp_path_factory.mktemp("runs") / "gpt2"
     return out, run_gpt2(Assignment(out=out, data=data, seed=1), _RECIPE)
 

@@ -29,7 +29,7 @@ _LAYER = "network.layer3.1.conv2"
 
 
 @pytest.fixture(scope="module")
-def run(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+def run(coarse_figures: None, made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     out = tmp_path_factory.mktemp("runs") / "resnet18"
     return out, run_resnet18(Assignment(out=out, data=made_up_data, seed=1), _RECIPE)
 

@@ -40,7 +40,7 @@ def told(out: Path) -> Report:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Run:
+def stored(coarse_figures: None, tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Run:
     out = tmp_path_factory.mktemp("runs") / "aesop"
     return out, run_aesop(Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3), _RECIPE)
 

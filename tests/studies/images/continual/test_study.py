@@ -183,6 +183,6 @@ def test_real_data_in_miniature(tmp_path: Path):
         pytest.skip(
             f"no {' or '.join(missing)} in {data_folder(None)}: set DUALFORM_DATA to the folder that holds them"
         )
-    report = run_study("continual", Assignment(tmp_path / "run", steps=30))
-    check_report(report, slots=2 * 30 * 128)
+    report = run_study("continual", Assignment(tmp_path / "run", steps=20))
+    check_report(report, slots=2 * 20 * 128)
     assert report["accuracy"]["mnist"]["after_first"] > 0.3

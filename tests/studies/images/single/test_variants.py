@@ -31,6 +31,7 @@ def test_only_the_report_stays(miniature):
     assert {len(row) for row in table["rows"]} == {len(table["columns"])} == {2 + 9 + 1}
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_recipes_own_cells_are_those_of_the_single_study(miniature, made_up_data: Path, tmp_path: Path):
     single = run_single(Assignment(tmp_path / "run", made_up_data, runs=1), RECIPE)
     for look, name in (("20", "20 updates"), ("40", "the recipe")):

@@ -1,0 +1,72 @@
+"""The C files compile without a warning with gcc and with clang, and what each makes of them gives the same bits; and
+while every loop runs, address and undefined-behaviour sanitizers find nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dualform import kernels
+from tests.kernels.forms import COMPILED
+
+SOURCES = Path(kernels.__file__).parent
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wundef", "-Wpointer-arith"]
+FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", *WARNINGS]
+SHARED = ["-shared", "-fPIC"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+def compiled(compiler: str, to: Path, *options: str) -> Path:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler} here")
+    command = [compiler, *FLAGS, *options, *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(to), "-lm"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return to
+
+
+def run_every_loop(library: Path, **environment: str) -> None:
+    """The tests of tests/kernels/test_loops.py, in a process that loads `library`."""
+    # Without plugins and their settings, which take longer than the tests.
+    plain = ["-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-qxs", *plain, "tests/kernels/test_loops.py"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    own |= {COMPILED: str(library), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
+    ran = subprocess.run(
+        command, env=own, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert " passed" in ran.stdout
+
+
+def test_clang_gives_the_same_bits(tmp_path):
+    run_every_loop(compiled("clang", tmp_path / "loops.so", "-O2", *SHARED))
+
+
+def test_no_loop_reads_or_writes_beside_its_arrays(tmp_path):
+    library = compiled("gcc", tmp_path / "loops.so", "-O0", *SHARED, *SANITIZERS)
+    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    runtime = found.stdout.strip()
+    if not Path(runtime).is_absolute():
+        pytest.skip("this gcc has no address sanitizer")
+    # Python itself frees little at its end, so leaks would say nothing.
+    run_every_loop(library, LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0")
+
+
+def test_an_arm_processor_gives_the_same_bits(tmp_path):
+    """The portable loops, the only ones there, run by an emulator."""
+    emulator = shutil.which("qemu-aarch64")
+    if emulator is None:
+        pytest.skip("there is no qemu-aarch64 here")
+    program = ["-O0", "-I", str(SOURCES), str(Path(__file__).with_name("bits.c"))]
+    arm = compiled("aarch64-linux-gnu-gcc", tmp_path / "arm", *program, "-static")
+    here = compiled("gcc", tmp_path / "here", *program)
+    found = [subprocess.run(run, capture_output=True, check=True).stdout for run in ([emulator, arm], [here])]
+    assert found[0] == found[1]
+    assert found[0].count(b"\n") == 9

@@ -1,0 +1,68 @@
+"""The screen by torch on a device, here the processor: it loses none of the best, and answers as any backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from dualform import kernels
+from dualform.query.engine import Engine
+from dualform.query.score.backends.torch import TorchDeviceBackend
+from dualform.query.search import device_screen
+from dualform.query.search.codes_cache import CodesCache
+from dualform.query.search.device_screen import DeviceScreen
+from dualform.query.search.screen import Request
+from tests.kernels.test_loops import assert_best_are_candidates, keys_of, questions
+from tests.query import arrays
+
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the loops, which make codes, are not compiled")
+
+
+def screen(room: int = 1 << 30) -> DeviceScreen:
+    return DeviceScreen(torch, "cpu", lambda: room, CodesCache(1 << 20))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    question=questions(),
+    segment_rows=st.sampled_from([16, 33, 100]),
+    room=st.sampled_from([0, 1 << 30]),
+    at_once=st.sampled_from([1, 1 << 24]),
+)
+def test_every_one_of_the_k_best_is_a_candidate(question, segment_rows, room, at_once):
+    keys, queries, request = question
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_screen, "_AT_ONCE", at_once)
+        found = screen(room).candidates(keys_of(keys, segment_rows), queries, request, lambda: None)
+    assert_best_are_candidates(found, keys, queries, request)
+
+
+def test_rows_that_cannot_be_among_the_best_are_left_out(rng):
+    keys, queries = rng.normal(size=(5000, 64)).astype(np.float32), rng.normal(size=(30, 64)).astype(np.float32)
+    found = screen().candidates(keys_of(keys, 1000), queries, Request(5, 1, None, True), lambda: None)
+    assert len(found.rows) < 30 * 60
+
+
+def test_more_candidates_than_are_worth_it_are_said_to_be_crowded():
+    keys = np.ones((30_000, 8), np.float32)
+    found = screen().candidates(keys_of(keys, 10_000), keys[:2], Request(3, 1, None, False), lambda: None)
+    assert found.crowded.all()
+    assert not len(found.rows)
+
+
+@pytest.mark.parametrize("room", [0, 1 << 40])
+def test_answers_are_those_of_any_backend(room, rng):
+    keys = rng.normal(size=(3000, 18)).astype(np.float32)
+    memory = arrays.memory({"0": keys}, {"label": [i % 3 for i in range(3000)]})
+    engine, expected = Engine(memory, TorchDeviceBackend("cpu", lambda: room)), arrays.engine(memory)
+    for named in ({"k": 7}, {"k": 3, "by": "label", "score": "abs"}, {"k": 5, "where": "label <> 1"}):
+        for _ in range(2):
+            ours, theirs = (one.topk("0", keys[:5], **named) for one in (engine, expected))
+            for mine, right in zip(ours.slots, theirs.slots, strict=True):
+                np.testing.assert_array_equal(np.concatenate(mine, None), np.concatenate(right, None))
+            for mine, right in zip(ours.scores, theirs.scores, strict=True):
+                np.testing.assert_array_equal(np.concatenate(mine, None), np.concatenate(right, None))
+    assert engine.tally.fallbacks == 0
+    assert engine.tally.candidates > 0

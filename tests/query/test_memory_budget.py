@@ -1,0 +1,296 @@
+"""An engine of bounded memory answers as any other, holds no more than it was given, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import dualform
+from dualform import kernels
+from dualform.answers import Scan
+from dualform.errors import BadInput, Cancelled
+from dualform.query import engine, needs
+from dualform.store import memory_budget
+from dualform.store.batch import Batch, Extent, LayerRows
+from dualform.store.header import Header
+from dualform.store.layer import Layer, affine
+from dualform.store.memory_budget import MemoryBudget
+from dualform.store.writer import Writer
+from tests.wire.values import same
+
+WIDTH = 160
+LAYERS = tuple(Layer(name, "sample", WIDTH, 2, affine(WIDTH, f"{name}.weight", None)) for name in ("one", "two"))
+QUERIES = np.random.default_rng(5).normal(size=(3, WIDTH)).astype(np.float32)
+
+
+def write(path: Path, steps: int, rows: int, commit_every: int) -> Path:
+    """Keys and values without a training: one segment a layer and commit."""
+    initial = {f"{layer.name}.weight": np.zeros((2, WIDTH), np.float32) for layer in LAYERS}
+    writer = Writer(Header(path, layers=LAYERS, optimizer="none", rule="", reason="a test's", initial=initial))
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        said = {
+            "dataset": np.array(["a"] * rows, object),
+            "label": rng.integers(0, 7, rows),
+            "sample": np.arange(step * rows, (step + 1) * rows),
+        }
+        slots = {
+            layer.name: [LayerRows(0, *(rng.random((rows, width), np.float32) - 0.5 for width in (WIDTH, 2)))]
+            for layer in LAYERS
+        }
+        writer.append(Batch(step, said, [Extent("sample", 0, rows, None)], slots))
+        if step % commit_every == commit_every - 1:
+            writer.commit()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("budget") / "run", steps=24, rows=32, commit_every=4)
+
+
+def asked(memory, number):
+    layer, query = ("one", "two")[number % 2], QUERIES[: 1 + number % 3]
+    kinds = [
+        lambda: memory.topk(layer, query, k=3),
+        lambda: memory.topk(layer, query, k=2, where="label < 4"),
+        lambda: memory.topk(layer, query, k=2, by="label", score="abs"),
+        lambda: memory.topk(layer, query, k=3, score="cosine"),
+        lambda: memory.group_sum(layer, query, by="label"),
+        lambda: memory.group_sum(layer, query, by="step", where="label <> 3", score="abs"),
+        lambda: memory.group_sum(layer, query, by="row", score="cosine"),
+    ]
+    return replace(kinds[number // 2 % len(kinds)](), scan=Scan())
+
+
+SCREENED = pytest.param(
+    "int8", marks=pytest.mark.skipif(not kernels.fast(), reason="this processor has no loops for the screen")
+)
+
+
+@pytest.mark.parametrize("backend", ["numpy", SCREENED])
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(numbers=st.lists(st.integers(0, 27), min_size=6, max_size=14), most=st.sampled_from([120_000, 250_000, 800_000]))
+def test_answers_under_a_small_budget_have_the_same_bits_and_caches_hold_no_more(run, backend, numbers, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(needs, "WORK", 1000)
+        patch.setattr(needs, "HELD_BYTES", 1000)
+        patch.setattr(needs, "_COLUMNS", 1)
+        patch.setattr(needs, "LEAST", 1000)
+        patch.setattr(engine, "anonymous_bytes", lambda: 0)
+        with dualform.open(run, backend) as free, dualform.open(run, backend, memory=most) as bounded:
+            budget = bounded._budget
+            caches = [
+                bounded._segments,
+                bounded._view.cache,
+                *([bounded._backend.screen.codes] if backend == "int8" else []),
+            ]
+            for number in numbers:
+                assert same(asked(bounded, number), asked(free, number))
+                assert sum(cache.nbytes for cache in caches) == budget.kept_bytes <= budget.most_bytes < most
+            assert free._segments.nbytes > 0
+            bounded.close()
+            assert budget.kept_bytes == 0
+
+
+def test_a_question_that_cannot_fit_says_how_much_it_needs(run, monkeypatch):
+    with dualform.open(run, memory="1 GB") as memory:
+        memory.topk("one", QUERIES, k=3)
+        monkeypatch.setattr(needs, "_COLUMNS", 1_000_000)
+        with pytest.raises(BadInput, match=r"needs about 6\.\d+ GB of memory, and 8\d\d MB may be taken") as caught:
+            memory.topk("one", QUERIES, k=3)
+        assert caught.value.field == "memory"
+        with pytest.raises(BadInput, match="needs about"):
+            memory.weights()
+
+
+def test_too_little_memory_is_refused_as_it_is_opened(run):
+    with pytest.raises(BadInput, match=r"100 MB are too few: .* are taken as the memory is opened") as caught:
+        dualform.open(run, memory="100 MB")
+    assert "Give at least 7" in caught.value.hint
+    with pytest.raises(BadInput, match="memory is 'much'"):
+        dualform.open(run, memory="much")
+    process = memory_budget.anonymous_bytes()
+    least = needs.LEAST / 0.85
+    with dualform.open(run, memory=int(least + 50e6)):
+        pass
+    if process > 50e6:
+        with pytest.raises(BadInput, match="are too few"):
+            dualform.open(run, memory=int(least + process / 2), whole_process=True)
+
+
+def test_what_was_used_longest_ago_goes_first_whosever_it_is():
+    budget, one, two = MemoryBudget(100, 40), object(), object()
+    budget.keep(one, "a", "A", 40)
+    budget.keep(two, "a", "B", 40)
+    budget.keep(one, "large", "C", 41)
+    assert budget.find(one, "large") is None
+    assert budget.find(one, "a") == "A"
+    budget.keep(two, "b", "D", 30)
+    assert (budget.find(one, "a"), budget.find(two, "a"), budget.find(two, "b")) == ("A", None, "D")
+    budget.keep(two, "b", "D", 10)
+    assert (budget.kept_bytes, budget.bytes_of(one), budget.bytes_of(two)) == (50, 40, 10)
+    with budget.claimed(70, lambda: None):
+        assert budget.kept_bytes == 10
+    budget.forget(two)
+    assert budget.kept_bytes == 0
+
+
+def test_claims_wait_for_each_other_and_go_on():
+    budget, inside, order = MemoryBudget(100), threading.Event(), []
+
+    def second():
+        inside.wait()
+        with budget.claimed(60, lambda: None):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with budget.claimed(60, lambda: None):
+        inside.set()
+        thread.join(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_whoever_waits_for_room_can_give_up():
+    def gone():
+        raise Cancelled("the question was given up")
+
+    budget = MemoryBudget(100)
+    with budget.claimed(60, lambda: None), pytest.raises(Cancelled), budget.claimed(60, gone):
+        pass
+    with budget.claimed(100, gone):
+        pass
+
+
+def test_who_came_first_is_served_first_though_smaller_claims_would_fit():
+    budget, order, threads = MemoryBudget(100), [], []
+
+    def ask(size):
+        with budget.claimed(size, lambda: None):
+            order.append(size)
+
+    with budget.claimed(30, lambda: None):
+        for size in (90, 20, 70):
+            threads.append(threading.Thread(target=ask, args=(size,)))
+            threads[-1].start()
+            threads[-1].join(0.15)  # long enough to be let in, were there no line
+    for thread in threads:
+        thread.join(10)
+    assert order[0] == 90
+    assert sorted(order) == [20, 70, 90]
+
+
+def test_whoever_gives_up_leaves_the_line_to_those_behind():
+    budget, given_up, waits = MemoryBudget(100), threading.Event(), threading.Event()
+    served = threading.Event()
+
+    def give_up():
+        waits.set()
+        if given_up.is_set():
+            raise Cancelled("the question was given up")
+
+    def large():
+        with pytest.raises(Cancelled), budget.claimed(90, give_up):
+            pass
+
+    def small():
+        with budget.claimed(20, lambda: None):
+            served.set()
+
+    with budget.claimed(30, lambda: None):
+        first = threading.Thread(target=large)
+        first.start()
+        assert waits.wait(10)
+        second = threading.Thread(target=small)
+        second.start()
+        assert not served.wait(0.15)
+        given_up.set()
+        assert served.wait(10)  # beside the claim that is held still
+    first.join(10)
+    second.join(10)
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), min_size=2, max_size=8))
+def test_any_claims_are_served_or_given_up_and_never_together_too_many(claims):
+    budget, held, most, served = MemoryBudget(100), [0], [0], [0]
+    lock = threading.Lock()
+
+    def leave():
+        raise Cancelled("the question was given up")
+
+    def ask(size, patient):
+        with suppress(Cancelled), budget.claimed(size, (lambda: None) if patient else leave):
+            with lock:
+                held[0] += size
+                most[0] = max(most[0], held[0])
+                served[0] += patient
+            time.sleep(0.001)
+            with lock:
+                held[0] -= size
+
+    threads = [threading.Thread(target=ask, args=claim, daemon=True) for claim in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert most[0] <= 100
+    assert served[0] == sum(patient for _, patient in claims)
+    with budget.claimed(100, leave):
+        pass
+
+
+MEASURED = """
+import sys, threading, time
+import numpy as np
+import dualform
+from dualform.query import needs
+from dualform.store.memory_budget import anonymous_bytes
+needs.WORK, needs.HELD_BYTES, needs.LEAST = 12 << 20, 8 << 20, 22 << 20
+small, large = sys.argv[1:]
+queries = np.random.default_rng(1).normal(size=(3, 160)).astype(np.float32)
+def ask(path, memory=None):
+    with dualform.open(path, memory=memory) as memory:
+        for _ in range(2):
+            for layer in ("one", "two"):
+                memory.topk(layer, queries, k=3)
+                memory.topk(layer, queries, k=2, by="label", where="label < 4", score="abs")
+                memory.group_sum(layer, queries, by="step")
+                memory.group_sum(layer, queries, by="label", score="abs")
+ask(small)
+peak, done = [0], threading.Event()
+def watch():
+    while not done.wait(0.002):
+        peak[0] = max(peak[0], anonymous_bytes())
+watcher = threading.Thread(target=watch)
+watcher.start()
+for memory in ("64 MB", None):
+    before = peak[0] = anonymous_bytes()
+    ask(large, memory)
+    print(peak[0] - before)
+done.set()
+watcher.join()
+"""
+
+
+@pytest.mark.skipif(not memory_budget.anonymous_bytes(), reason="the system does not say what a process holds")
+def test_a_process_takes_no_more_than_it_was_given(run, tmp_path):
+    large = write(tmp_path / "large", steps=64, rows=1024, commit_every=8)  # 84 MB of keys
+    given = [sys.executable, "-c", MEASURED, str(run), str(large)]
+    ran = subprocess.run(given, capture_output=True, text=True, check=True, timeout=120)
+    bounded, free = map(int, ran.stdout.split())
+    assert bounded <= 64e6
+    assert free > 84e6
