@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dualform.query import stored_sum
 from dualform.query.engine import CACHE_BYTES, Engine
 from dualform.query.score import backends
+from dualform.store import derived
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
@@ -50,12 +50,12 @@ class Fresh:
 
         Nobody asked before: sums that were kept beside the keys are neither read nor written.
         """
-        measured, least = list[float](), stored_sum.LEAST_BYTES
-        stored_sum.LEAST_BYTES = sys.maxsize
+        measured, least = list[float](), derived.LEAST_BYTES
+        derived.LEAST_BYTES = sys.maxsize
         for _ in range(repeats):
             with self.engine() as engine:
                 began = time.perf_counter()
                 answer = ask(engine)
                 measured.append(time.perf_counter() - began)
-        stored_sum.LEAST_BYTES = least
+        derived.LEAST_BYTES = least
         return measured, answer

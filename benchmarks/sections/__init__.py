@@ -15,6 +15,7 @@ SECTIONS = {
     "grouped": "the best slots of each group",
     "sums": "sums by group",
     "canonical": "what canonical answers cost",
+    "forms": "forms of the compiled loops",
     "growth": "time and memory as the memory grows",
     "serving": "questions over gRPC",
     "recording": "training with the recorder on",

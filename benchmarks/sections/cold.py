@@ -1,4 +1,5 @@
-"""First answers: whole processes from the shell, with files in the page cache, beside plain FAISS over the same files.
+"""First answers: whole processes from the shell, and the first answers of a process in Python, beside plain FAISS and
+NumPy over the same files.
 
 Another process asked the same before, so that what is derived from keys lies beside them.
 """
@@ -6,18 +7,21 @@ Another process asked the same before, so that what is derived from keys lies be
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import contest, oracle
 from benchmarks.data import load
-from benchmarks.keys import LAYER
+from benchmarks.keys import LAYER, StudyKeys, read_study
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import race
@@ -25,6 +29,7 @@ from benchmarks.timing import race
 K = 10
 FAISS = "FAISS, read_index and search"
 PASS = "one pass over the keys"
+PRODUCT, WIDE = "NumPy, float32", "NumPy, float64"
 OPENED = """
 import sys, time
 from dualform.query.engine import open_memory
@@ -33,12 +38,28 @@ open_memory(sys.argv[1])
 print(time.perf_counter() - began)
 """
 READ = """
-import sys
-room = bytearray(1 << 20)
+import sys, time
+room, began = bytearray(1 << 20), time.perf_counter()
 for name in sys.argv[1:]:
     with open(name, "rb", buffering=0) as file:
         while file.readinto(room):
             pass
+print(time.perf_counter() - began)
+"""
+ASKED = """
+import sys, time
+import numpy as np
+from dualform.query.engine import open_memory
+memory, query = open_memory(sys.argv[1]), np.load(sys.argv[2])
+began = time.perf_counter()
+"""
+SUMS = f"""{ASKED}
+memory.group_sum("{LAYER}", query, ("dataset", "label"))
+print(time.perf_counter() - began)
+"""
+OUTPUT = f"""{ASKED}
+memory.output("{LAYER}", query, sys.argv[3])
+print(time.perf_counter() - began)
 """
 
 
@@ -46,67 +67,169 @@ def run(plan: Plan) -> Section:
     section = Section("cold", "First answers")
     data, query = load(plan), plan.folder / "cold.npy"
     np.save(query, data.queries[:1])
-    folder = next(iter(sorted(plan.memory.glob(f"shard-*/layers/{LAYER}"))))
-    right = oracle.best(data.keys, data.queries[:1], K)[0]
-    asked = ("--layer", LAYER, "--query", str(query), "--json")
-
-    def check(name: str, answer: Any) -> tuple[str, str]:
-        if contest.ours(name):
-            hits = json.loads(answer)["hits"]
-            slots = [np.array([hit["slot"] for hit in hits])]
-            return oracle.wrong_exactly(right, slots, [np.array([hit["score"] for hit in hits], np.float32)]), ""
-        return oracle.wrong_nearly(right, [np.array(json.loads(answer))], data.keys, data.queries[:1])
-
-    keys = sorted(map(str, folder.glob("keys-*.faiss")))
+    memory = _Memory(plan.memory, query, data.keys)
     section.rows += [
-        _beside(
+        memory.topk(plan, 0.6),
+        memory.topk(plan, 0.35, dropped=True),
+        _inside(
             plan,
-            "topk, 1 query",
+            "sums by dataset and label, from opening to the answer",
             {
-                OURS: lambda: _dualform("topk", plan.memory, *asked, "-k", str(K)),
-                FAISS: lambda: _python("-m", "benchmarks.faiss_process", str(folder), str(query), str(K)),
+                OURS: lambda: _seconds("-c", SUMS, str(memory.path), str(query)),
+                PASS: lambda: _seconds("-c", READ, *memory.keys),
             },
-            check,
-            Target("at most", 0.6),
+            Target("at most", 0.5),
         ),
         _beside(
             plan,
-            "sums by dataset and label, 1 query",
+            "sums by dataset and label",
             {
-                OURS: lambda: _dualform("sums", plan.memory, *asked, "--by", "dataset,label"),
-                PASS: lambda: _python("-c", READ, *keys),
+                OURS: lambda: _dualform("sums", memory.path, *memory.asked, "--by", "dataset,label"),
+                PASS: lambda: _python("-c", READ, *memory.keys),
             },
             lambda name, answer: ("", ""),
-            Target("at most", 0.5),
         ),
         _within(
             "dualform.open, in Python",
-            [float(_python("-c", OPENED, str(plan.memory))) for _ in range(plan.repeats)],
+            [_seconds("-c", OPENED, str(plan.memory)) for _ in range(plan.repeats)],
             0.3,
         ),
         _within("dualform serve, until it takes questions", [_ready(plan.memory) for _ in range(plan.repeats)], 1.0),
     ]
+    section.rows += _of_study(plan)
     section.notes.append(
-        "Whole processes, from the start of the interpreter to its end; files are in the page cache. The first "
-        "question of all, which derives what is kept, is not timed here."
+        "Whole processes, from the start of the interpreter to its end, but where it says from opening to the answer; "
+        "files are in the page cache, but where they were dropped from it. What is derived from keys lies beside "
+        "them: the first question of all, which derives it, is not timed here. Byte code is kept, as of installed "
+        f"packages. The masked output is of one query, under a mask that nobody asked for before; {PRODUCT} and "
+        f"{WIDE} read the keys and values of the slots that stay, and multiply them."
     )
     return section
 
 
+def _of_study(plan: Plan) -> list[Row]:
+    """Of a whole study, which has values."""
+    question, target = "masked output, 1 query, from opening to the answer", Target("at most", 1.2)
+    if plan.study is None or plan.quick:
+        why = "needs a whole recorded continual study" if plan.study is None else "not in a quick run"
+        return [Row(question, {OURS: Cell(why_not=why)}, target=target)]
+    study, path = read_study(plan.study), plan.study
+    query, stays = plan.folder / "study.npy", plan.folder / "stays.npy"
+    source = study.keys(LAYER)
+    np.save(query, StudyKeys(study).queries(1))
+    datasets = study.column(study.layer(LAYER).space, "dataset")
+    np.save(stays, datasets != datasets[-1])
+    memory = _Memory(path, query, source.entry_block(0, source.entries))
+    # Each time another sample goes, too.
+    masks = (f"dataset <> '{datasets[-1]}' AND sample <> {sample}" for sample in count())
+    folder = str(memory.folder)
+    cells = _inside(
+        plan,
+        question,
+        {
+            OURS: lambda: _seconds("-c", OUTPUT, str(path), str(query), next(masks)),
+            PRODUCT: lambda: _seconds("-m", "benchmarks.product_process", folder, str(stays), "float32"),
+            WIDE: lambda: _seconds("-m", "benchmarks.product_process", folder, str(stays), "float64"),
+        },
+        target,
+    )
+    return [memory.topk(plan, 0.6), cells]
+
+
+class _Memory:
+    """A memory on disk and a query of its layer."""
+
+    def __init__(self, path: Path, query: Path, keys: NDArray[np.float32]) -> None:
+        self.path, self.query, self._keys = path, query, keys
+        self.folder = next(iter(sorted(path.glob(f"shard-*/layers/{LAYER}"))))
+        self.keys = sorted(map(str, self.folder.glob("keys-*.faiss")))
+        self.asked = ("--layer", LAYER, "--query", str(query), "--json")
+
+    def topk(self, plan: Plan, most: float, *, dropped: bool = False) -> Row:
+        """The k best slots, by the shell; `dropped`: of files that the page cache does not hold."""
+        queries = np.load(self.query)
+        right = oracle.best(self._keys, queries, K)[0]
+
+        def check(name: str, answer: Any) -> tuple[str, str]:
+            if contest.ours(name):
+                hits = json.loads(answer)["hits"]
+                slots = [np.array([hit["slot"] for hit in hits])]
+                return oracle.wrong_exactly(right, slots, [np.array([hit["score"] for hit in hits], np.float32)]), ""
+            return oracle.wrong_nearly(right, [np.array(json.loads(answer))], self._keys, queries)
+
+        def ours() -> str:
+            return _dualform("topk", self.path, *self.asked, "-k", str(K))
+
+        question = f"topk, 1 query, {len(self._keys):,} slots"
+        if not dropped:
+            faiss = "-m", "benchmarks.faiss_process", str(self.folder), str(self.query), str(K)
+            return _beside(plan, question, {OURS: ours, FAISS: lambda: _python(*faiss)}, check, Target("at most", most))
+
+        def after_drop(ask: Callable[[], str]) -> Callable[[], str]:
+            return lambda: _drop(self.path) or ask()
+
+        contestants = {OURS: after_drop(ours), PASS: after_drop(lambda: _python("-c", READ, *self.keys))}
+        return _beside(
+            plan,
+            f"{question}, files dropped from the page cache",
+            contestants,
+            lambda name, answer: check(name, answer) if contest.ours(name) else ("", ""),
+            Target("at most", most),
+        )
+
+
+def _drop(path: Path) -> str:
+    """Has the page cache let go of a memory's files."""
+    for file in path.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+    return ""
+
+
 def _beside(
-    plan: Plan, question: str, contestants: dict[str, Callable[[], str]], check: contest.Check, target: Target
+    plan: Plan,
+    question: str,
+    contestants: dict[str, Callable[[], str]],
+    check: contest.Check,
+    target: Target | None = None,
 ) -> Row:
     ran = race(contestants, plan.repeats, 10 * plan.patience)
     cells = {name: contest.cell(name, one, check) for name, one in ran.items()}
-    (_, ours), (name, other) = cells.items()
+    return _compared(f"{question}: the whole process", cells, target, question)
+
+
+def _inside(plan: Plan, question: str, contestants: dict[str, Callable[[], float]], target: Target) -> Row:
+    """Of processes that say what they took, in turns."""
+    for ask in contestants.values():
+        ask()
+    measured = [{name: ask() for name, ask in contestants.items()} for _ in range(min(5, plan.repeats))]
+    cells = {name: _cell([one[name] for one in measured]) for name in contestants}
+    return _compared(question, cells, target, question)
+
+
+def _compared(question: str, cells: dict[str, Cell], target: Target | None, short: str) -> Row:
+    """Beside the first of the others."""
+    (_, ours), (name, other), *_ = cells.items()
     ratio = None if ours.seconds is None or other.seconds is None else ours.seconds / other.seconds
-    return Row(f"{question}: the whole process", cells, name, other.seconds, ratio, target, question)
+    return Row(question, cells, name, other.seconds, ratio, target, short)
+
+
+def _cell(seconds: list[float]) -> Cell:
+    return Cell(float(np.median(seconds)), min(seconds), len(seconds))
 
 
 def _within(question: str, seconds: list[float], most: float) -> Row:
-    middle = float(np.median(seconds))
-    cell = Cell(middle, min(seconds), len(seconds))
-    return Row(question, {OURS: cell}, "one second", 1.0, middle, Target("at most", most), question)
+    cell = _cell(seconds)
+    return Row(question, {OURS: cell}, "one second", 1.0, cell.seconds, Target("at most", most), question)
+
+
+def _seconds(*arguments: str) -> float:
+    return float(_python(*arguments))
 
 
 def _dualform(command: str, memory: Path, *rest: str) -> str:
@@ -114,14 +237,23 @@ def _dualform(command: str, memory: Path, *rest: str) -> str:
 
 
 def _python(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=True, env=_environment()
+    )
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Byte code is kept, as that of an installed package is: our sources are not compiled anew for every process."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _ready(memory: Path) -> float:
     began = time.perf_counter()
     command = [sys.executable, "-m", "dualform_client.cli", "serve", str(memory), "--address", "127.0.0.1:0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=_environment()
+    ) as server:
         assert server.stdout is not None
         said = server.stdout.readline()
         took = time.perf_counter() - began

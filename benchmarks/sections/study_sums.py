@@ -18,7 +18,7 @@ from benchmarks.engines import Fresh
 from benchmarks.keys import read_study
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
-from benchmarks.timing import Timing
+from benchmarks.timing import Timing, race
 from dualform import ProbeRows
 from dualform.query.engine import Engine
 from dualform.store.snapshot import Snapshot
@@ -30,6 +30,8 @@ BLOCK = 8192
 SCORES: tuple[Literal["signed", "abs"], ...] = ("signed", "abs")
 TOLERANCE = {"signed": 1e-12, "abs": 1e-6}
 TARGET = Target("at most", 2)
+FIRST_STEPS, FEWER = 300, 1000
+"""Steps and queries of the sums that a program with all scores at hand would be asked for."""
 
 
 def run(plan: Plan) -> Section:
@@ -47,6 +49,7 @@ def run(plan: Plan) -> Section:
         before = _product(engine, memory, probe, plan.study_queries)
         seconds, answers = _ours(engine, probe, plan.study_queries, section)
         after = _product(engine, memory, probe, plan.study_queries)
+        first_steps = _first_steps(engine, memory, probe, plan)
     product, whole = Timing.of([before, after]), sum(seconds.values())
     wrong = _wrong(memory, probe, answers)
     section.rows.append(
@@ -60,6 +63,7 @@ def run(plan: Plan) -> Section:
             "both, all layers",
         )
     )
+    section.rows.append(first_steps)
     section.notes.append(
         "Layer 0 holds each image once, the other layers a key for every slot: what the product with the keys of all "
         "layers would take stands above for comparison. After a relu neither keys nor queries are negative, so the "
@@ -85,6 +89,45 @@ def _ours(
             section.facts[f"{layer.name}, {'absolute' if score == 'abs' else score}"] = f"{took:.2f} s"
             section.numbers[f"{layer.name}, {score}, seconds"] = took
     return seconds, answers
+
+
+def _first_steps(engine: Engine, memory: Snapshot, probe: str, plan: Plan) -> Row:
+    """Absolute sums of the first steps' slots at layer 0 by label, beside NumPy with their keys as one matrix."""
+    layer = next(iter(memory.layers.values()))
+    queries = memory.probe(probe).queries(layer.name)[:FEWER]
+    numbers = np.asarray(memory.column(layer.space, "label"))
+    slots = np.flatnonzero(np.asarray(memory.column(layer.space, "step")) < FIRST_STEPS)
+    keys, members = (
+        memory.keys(layer.name).of_entries(slots),
+        np.eye(numbers.max() + 1, dtype=np.float32)[numbers[slots]],
+    )
+
+    def plain() -> NDArray[np.float64]:
+        sums = np.zeros((len(queries), members.shape[1]))
+        for start in range(0, len(keys), BLOCK):
+            scores = queries @ keys[start : start + BLOCK].T
+            sums += np.abs(scores, out=scores) @ members[start : start + BLOCK]
+        return sums
+
+    def ours() -> NDArray[np.float64]:
+        return engine.group_sum(layer.name, queries, "label", f"step < {FIRST_STEPS}", score="abs").sums
+
+    ours()
+    ran = race({OURS: ours, "NumPy": plain}, plan.repeats, plan.patience)
+    mine, beside = ran[OURS].timing, ran["NumPy"].timing
+    assert mine is not None, "neither waits for anything"
+    assert beside is not None
+    scores = np.abs(queries[:CHECKED].astype(np.float64) @ keys.T.astype(np.float64))
+    right = np.stack([np.bincount(numbers[slots], row) for row in scores]).astype(np.float64)
+    wrong = oracle.wrong_sums(oracle.Sums(right, right), True, ran[OURS].answer[:CHECKED], TOLERANCE["abs"])
+    return Row(
+        f"absolute sums of {FEWER:,} test queries at layer 0 by label, {len(slots):,} slots",
+        {OURS: Cell(mine.seconds, mine.best, mine.repeats, wrong=wrong)},
+        "NumPy, float32: products, absolute values, sums",
+        beside.seconds,
+        mine.seconds / beside.seconds,
+        short="absolute, layer 0, first steps",
+    )
 
 
 def _product(engine: Engine, memory: Snapshot, probe: str, count: int) -> float:

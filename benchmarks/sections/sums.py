@@ -31,7 +31,7 @@ def run(plan: Plan) -> Section:
         labels, positions = data.groups(*BY), data.groups("position")
         few = min(64, plan.most_queries)
         by_label = oracle.sums(data.keys, data.queries[:few], [labels])[0]
-        by_position = oracle.sums(data.keys, data.queries[:1], [positions])[0]
+        by_position = oracle.sums(data.keys, data.queries[:few], [positions])[0]
         section.rows.append(_signed(held, labels, by_label))
         first, fresh = _first_time(held, by_label)
         section.rows.append(
@@ -40,7 +40,8 @@ def run(plan: Plan) -> Section:
         for count in (1, few):
             section.rows.append(_row(held, labels, by_label, count, "abs", "dataset and label"))
         section.rows.append(_row(held, positions, by_position, 1, "signed", f"{positions.count:,} positions"))
-        section.rows.append(_row(held, positions, by_position, 1, "abs", f"{positions.count:,} positions"))
+        for count in (1, few):
+            section.rows.append(_row(held, positions, by_position, count, "abs", f"{positions.count:,} positions"))
     section.notes.append(
         "The key sums of a grouping do not depend on the query, so dualform keeps them after the first question; the "
         "peers have no notion of them, and score every slot for each question."
