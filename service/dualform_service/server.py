@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -101,24 +101,26 @@ def serve(
     config = ServiceConfig(config) if isinstance(config, str) else config
     with (opening or open_memory)(Path(path)) as engine:
         server = Server(engine, config)
-        with _signals() as stopped:
+        with stop_signals() as wait:
             server.start()
             ready(server.address)
             _log.info("%s", engine.answered_by)
-            stopped.wait()
+            wait()
             _log.info("draining")
         server.stop()
 
 
 @contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set. Leaving puts the former handlers back: a second signal ends at once."""
-    stopped = threading.Event()
+def stop_signals() -> Iterator[Callable[[], object]]:
+    """What returns once SIGTERM or SIGINT came. Leaving puts the former handlers back: a second signal ends at once."""
+    # A handler may run between any two lines of the thread that waits, where that holds the lock of a threading.Event:
+    # setting the event would wait for it for ever. A SimpleQueue may be put to from there.
+    stopped: SimpleQueue[int] = SimpleQueue()
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         for number in former:
-            signal.signal(number, lambda *_: stopped.set())
-        yield stopped
+            signal.signal(number, lambda number, _: stopped.put(number))
+        yield stopped.get
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
