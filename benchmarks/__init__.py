@@ -9,6 +9,7 @@ oracle, blocks       the right answers, in float64
 *_process            what must not share a process: a section, a server, its clients, a memory of one size
 engines, trainings   engines that have kept nothing yet; trainings recorded and not
 result, words        what was found; how it is printed
-document, figure     benchmarks.md and benchmarks.png, from benchmarks.json
+document             benchmarks.md, from benchmarks.json
+summary, figure      its pictures: what a person feels, and the time of each contestant
 machine              the packages whose versions figures belong to
 """

@@ -46,8 +46,9 @@ STUDY = Path("runs/continual")
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("docs"),
-    help="Folder of benchmarks.json, .md and .png. [docs]",
+    help="Folder of benchmarks.json, the page and its pictures. [docs]",
 )
+@click.option("--again", is_flag=True, help="Measure nothing: write the page anew, from benchmarks.json alone.")
 def main(
     is_quick: bool,
     study: Path | None,
@@ -57,7 +58,11 @@ def main(
     backend: str | None,
     scratch: Path | None,
     out: Path,
+    again: bool,
 ) -> None:
+    if again:
+        document.write(out, _read(out))
+        return
     if study is None and not generated and (STUDY / "memory.json").exists():
         study = STUDY
     chosen = [name for name in SECTIONS if name in only or not only]
@@ -76,6 +81,15 @@ def main(
         raise click.ClickException("dualform gave a wrong answer.")
     if any(not section.rows for section in found.values()):
         raise click.ClickException("a section failed.")
+
+
+def _read(out: Path) -> dict[str, Any]:
+    """The run that was written last. Raises UsageError where there is none."""
+    path = out / "benchmarks.json"
+    if not path.exists():
+        raise click.UsageError(f"There is no {path} to write the page from.")
+    run: dict[str, Any] = json.loads(path.read_text())
+    return run
 
 
 def _ours(row: Row) -> list[Cell]:
@@ -110,7 +124,7 @@ def _write(out: Path, plan: Plan, found: dict[str, Section]) -> None:
         "machine": describe_machine(),
         "versions": machine.versions(),
     }
-    earlier: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    earlier = _read(out) if path.exists() else {}
     kept = earlier.get("sections", {}) if all(earlier.get(name) == value for name, value in run.items()) else {}
     sections = {**kept, **{name: section.to_json() for name, section in found.items()}}
     run["date"] = date.today().isoformat()

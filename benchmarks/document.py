@@ -1,4 +1,4 @@
-"""benchmarks.md and benchmarks.png, from what a run found."""
+"""benchmarks.md and its two pictures, from what a run found."""
 
 from __future__ import annotations
 
@@ -6,39 +6,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figure, words
+from benchmarks import figure, summary, words
 from benchmarks.result import OURS, Cell, Row, Section
+from benchmarks.sections import FELT, REPEATED, SECTIONS
 
 COLUMNS = 3
 """Questions beside each other: more make a table too wide to read."""
 
 
 def write(out: Path, run: Mapping[str, Any]) -> None:
-    sections = [Section.from_json(plain) for plain in run["sections"].values()]
-    drawn = figure.draw(out / "benchmarks.png", sections)
-    (out / "benchmarks.md").write_text("\n".join(_lines(run, sections, drawn)) + "\n")
+    sections = [Section.from_json(run["sections"][name]) for name in SECTIONS if name in run["sections"]]
+    (out / "benchmarks.md").write_text("\n".join(_lines(out, run, sections)) + "\n")
 
 
-def _lines(run: Mapping[str, Any], sections: Sequence[Section], drawn: bool) -> Iterator[str]:
+def _lines(out: Path, run: Mapping[str, Any], sections: Sequence[Section]) -> Iterator[str]:
     command = "make bench-quick" if run["quick"] else "make bench"
-    yield from ("# Benchmarks", "", f"Written by `{command}` on {run['date']}. Do not edit.", "")
+    felt = [section for section in sections if section.name in FELT]
+    repeated = [section for section in sections if section.name in REPEATED]
+    yield from ("# Benchmarks", "")
+    if summary.draw(out / "benchmarks-summary.png", felt):
+        yield from (f"![{summary.TITLE}](benchmarks-summary.png)", "")
+        machine = ", ".join(
+            f"{name} {run['machine'][name]}" for name in ("processor", "cores") if name in run["machine"]
+        )
+        yield from (f"*{summary.TITLE}; {machine}. [How it is measured](#how-it-is-measured).*", "")
+    for heading, some in (("What a person feels", felt), ("Questions that are asked again", repeated)):
+        if rows := list(_targets(some)):
+            yield from (f"## {heading}", "")
+            yield from table(["question", "dualform", "beside", "ratio", "target", "met"], rows)
+    if figure.draw(out / "benchmarks.png", repeated):
+        yield from ("![The time of each contestant, question by question](benchmarks.png)", "")
+    yield from ("## How it is measured", "")
+    yield f"Written by `{command}` on {run['date']}. Do not edit."
     yield "A section that was measured again, by the command that it names, stands in place of the run's own."
     yield ""
-    yield f"T = {run['slots']:,} slots; {run['data']}."
-    yield ""
+    yield from _reading(run)
     yield from table(["machine", ""], [[name, value] for name, value in run["machine"].items()])
     yield ", ".join(f"{name} {version}" for name, version in run["versions"].items()) + "."
     yield ""
-    yield from _reading(run)
-    yield from ("## Targets", "")
-    yield from _targets(sections)
-    if drawn:
-        yield from ("![The time of each contestant, question by question](benchmarks.png)", "")
     for section in sections:
         yield from _section(section, run)
 
 
 def _reading(run: Mapping[str, Any]) -> Iterator[str]:
+    yield (f"T = {run['slots']:,} slots, where a row does not say otherwise; {run['data']}.")
+    yield ""
     yield (
         "Times are medians; contestants take turns within one race, on all cores, with the keys already in the form "
         "they like best. Every answer, ours and each peer's, is compared with a float64 oracle in the same run: ours "
@@ -50,18 +62,12 @@ def _reading(run: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"dualform's backend: {run['backend']}.", "")
 
 
-def _targets(sections: Sequence[Section]) -> Iterator[str]:
-    rows = []
-    for section in sections:
-        for row in section.rows:
-            if row.target is None:
-                continue
-            seconds = "—" if row.beside_seconds is None else words.duration(row.beside_seconds)
-            figure = "—" if row.ratio is None else words.ratio(row.ratio)
-            beside = f"{row.beside}: {seconds}" if row.beside else "—"
-            met = {None: "not measured", True: "yes", False: "**no**"}[row.met]
-            rows.append([row.question, words.time_of(row.ours), beside, figure, str(row.target), met])
-    yield from table(["question", "dualform", "beside", "ratio", "target", "met"], rows)
+def _targets(sections: Sequence[Section]) -> Iterator[list[str]]:
+    """Lines of a table."""
+    for row in (row for section in sections for row in section.rows if row.target is not None):
+        met = {None: "not measured", True: "yes", False: "**no**"}[row.met]
+        beside, ratio = words.beside_of(row) or "—", words.ratio_of(row) or "—"
+        yield [row.question, words.figure_of(row.ours), beside, ratio, str(row.target), met]
 
 
 def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:
@@ -91,7 +97,7 @@ def _contestants(rows: Sequence[Row], build: Mapping[str, float], notes: Notes) 
         for row in rows:
             cell = row.cells.get(name)
             ours = None if name == OURS else row.ours.seconds
-            line.append("—" if cell is None else words.time_of(cell, ours) + notes.mark(name, cell))
+            line.append("—" if cell is None else words.figure_of(cell, ours) + notes.mark(name, cell))
         if build:
             line.append(words.duration(build[name]) if name in build else "")
         lines.append(line)
@@ -103,9 +109,9 @@ def _alone(rows: Sequence[Row], notes: Notes) -> Iterator[str]:
     lines = []
     for row in rows:
         ((name, cell),) = row.cells.items()
-        beside = f"{row.beside}: {words.duration(row.beside_seconds)}" if row.beside_seconds is not None else ""
-        figure = words.ratio(row.ratio) if row.ratio is not None else ""
-        lines.append([row.question, words.time_of(cell) + notes.mark(name, cell), beside, figure])
+        lines.append(
+            [row.question, words.figure_of(cell) + notes.mark(name, cell), words.beside_of(row), words.ratio_of(row)]
+        )
     yield from table(["question", next(iter(rows[0].cells)), "beside", "ratio"], lines)
 
 

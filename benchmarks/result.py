@@ -23,6 +23,10 @@ class Cell:
     """What is wrong with the answer: such a time counts for nothing."""
     remark: str = ""
     """What else the check of the answer found."""
+    bytes: float | None = None
+    """Of memory, where those are the question and not the time."""
+    worst: float | None = None
+    """The slowest repeat; None where the spread is not told."""
 
     @property
     def counts(self) -> bool:
@@ -56,6 +60,9 @@ class Row:
     short: str = ""
     """Column heading in the section's table."""
     note: str = ""
+    beside_bytes: float | None = None
+    ratios: tuple[float, float] | None = None
+    """The least and the greatest of the repeats; None where the spread is not told."""
 
     @property
     def ours(self) -> Cell:
@@ -96,6 +103,7 @@ class Section:
                     **row,
                     "cells": {name: Cell(**cell) for name, cell in row["cells"].items()},
                     "target": Target(**row["target"]) if row["target"] else None,
+                    "ratios": tuple(row["ratios"]) if row.get("ratios") else None,
                 }
             )
             for row in plain["rows"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.result import Cell
+from benchmarks.result import Cell, Row
+from dualform.store.byte_counts import readable
 
 
 def duration(seconds: float) -> str:
@@ -21,11 +22,29 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def time_of(cell: Cell, ours: float | None = None) -> str:
-    """A cell's time, and how many times ours it is; or that there is none, or that it is no answer."""
+def figure_of(cell: Cell, ours: float | None = None) -> str:
+    """A cell's time, and how many times ours it is, or its bytes; or that there is none, or that it is no answer."""
+    if cell.bytes is not None:
+        return f"**wrong** ({readable(cell.bytes)})" if cell.wrong else readable(cell.bytes)
     if cell.seconds is None:
         return "no"
     if cell.wrong:
         return f"**wrong** ({duration(cell.seconds)})"
     times = "" if ours is None else f" ({ratio(cell.seconds / ours)} x)"
-    return duration(cell.seconds) + times
+    spread = "" if cell.best is None or cell.worst is None else f" ({duration(cell.best)} to {duration(cell.worst)})"
+    return duration(cell.seconds) + spread + times
+
+
+def beside_of(row: Row) -> str:
+    """What the ratio compares with, and its figure; "" where there is none."""
+    if row.beside_bytes is not None:
+        return f"{row.beside}: {readable(row.beside_bytes)}"
+    return "" if row.beside_seconds is None else f"{row.beside}: {duration(row.beside_seconds)}"
+
+
+def ratio_of(row: Row) -> str:
+    """The ratio and its spread; "" where there is none."""
+    if row.ratio is None:
+        return ""
+    spread = "" if row.ratios is None else f" ({ratio(row.ratios[0])} to {ratio(row.ratios[1])})"
+    return ratio(row.ratio) + spread

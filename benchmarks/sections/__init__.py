@@ -7,9 +7,14 @@ from importlib import import_module
 from benchmarks.plan import Plan
 from benchmarks.result import Section
 
-SECTIONS = {
-    "floor": "what the machine can do",
+FELT = {
     "cold": "first answers of whole processes",
+    "recording": "training with the recorder on",
+    "checkpointing": "training with activations checkpointed and the recorder on",
+    "serving": "questions over gRPC",
+}
+"""What a person feels: the first answer, the training that is recorded, many clients."""
+REPEATED = {
     "topk": "the ten best slots",
     "masked": "the ten best slots under a mask",
     "grouped": "the best slots of each group",
@@ -17,13 +22,13 @@ SECTIONS = {
     "canonical": "what canonical answers cost",
     "forms": "forms of the compiled loops",
     "growth": "time and memory as the memory grows",
-    "serving": "questions over gRPC",
-    "recording": "training with the recorder on",
     "weights": "masked weights of the whole network",
     "adamw": "masked weights of networks trained under AdamW",
-    "checkpointing": "training with activations checkpointed and the recorder on",
     "study_sums": "sums of the study's test queries at all layers",
+    "floor": "what the machine can do",
 }
+"""What questions cost of a memory that was asked before, and what the machine's memory bus allows."""
+SECTIONS = FELT | REPEATED
 """In the order of the document."""
 
 

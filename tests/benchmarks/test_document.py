@@ -6,7 +6,9 @@ import json
 
 import pytest
 from benchmarks import document, words
+from benchmarks.__main__ import main
 from benchmarks.result import OURS, Cell, Row, Section, Target, fastest_peer
+from click.testing import CliRunner
 
 RUN = {
     "quick": True,
@@ -83,7 +85,83 @@ def test_the_document_says_what_was_found(tmp_path):
     assert (tmp_path / "benchmarks.png").stat().st_size > 1000
 
 
+FELT = {
+    "cold": [
+        Row("topk", {OURS: Cell(0.5), "FAISS": Cell(1.0)}, "FAISS", 1.0, ratio=0.5, target=Target("at most", 0.6))
+    ],
+    "recording": [
+        Row(
+            "training",
+            {OURS: Cell(1.2, 1.1, worst=1.4)},
+            "unrecorded",
+            1.0,
+            ratio=1.2,
+            ratios=(1.1, 1.4),
+            target=Target("at most", 1.1),
+        )
+    ],
+    "serving": [Row("64 clients", {OURS: Cell(0.002)}, "one", 0.016, ratio=8.0, target=Target("at least", 8))],
+    "memory": [
+        Row("idle", {OURS: Cell(bytes=3e8)}, "its bound", beside_bytes=4e8, ratio=0.75, target=Target("at most", 1))
+    ],
+}
+
+
+def written(tmp_path, sections) -> str:
+    plain = {name: json.loads(json.dumps(one.to_json())) for name, one in sections.items()}
+    (tmp_path / "benchmarks.json").write_text(json.dumps({**RUN, "sections": plain}))
+    done = CliRunner().invoke(main, ["--again", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    return (tmp_path / "benchmarks.md").read_text()
+
+
+def test_the_page_is_written_again_without_measuring_and_leads_with_what_a_person_feels(tmp_path):
+    felt = {name: Section(name, name.title(), rows, date="2026-01-01") for name, rows in FELT.items()}
+    text = written(tmp_path, {"topk": section(), **felt})
+    parts = ["benchmarks-summary.png", "## What a person feels", "| topk | 500 ms", "| training |", "| 64 clients |"]
+    parts += [
+        "## Questions that are asked again",
+        "| fast one |",
+        "(benchmarks.png)",
+        "## Cold",
+        "## Recording",
+        "## Top",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert (tmp_path / "benchmarks-summary.png").stat().st_size > 1000
+
+
+def test_what_was_not_measured_is_not_drawn(tmp_path):
+    text = written(tmp_path, {"recording": Section("recording", "Recording", [FELT["recording"][0]])})
+    assert "benchmarks-summary.png" in text
+    assert "Questions that are asked again" not in text
+    for path in tmp_path.glob("*.png"):
+        path.unlink()
+    text = written(tmp_path, {"floor": Section("floor", "The floor", facts={"reading": "1 s"})})
+    assert ".png" not in text
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_page_is_not_written_of_no_run(tmp_path):
+    done = CliRunner().invoke(main, ["--again", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "There is no" in done.output
+
+
+def test_spreads_and_bytes_are_printed():
+    (row,) = FELT["recording"]
+    assert words.figure_of(row.ours) == "1.20 s (1.10 s to 1.40 s)"
+    assert (words.beside_of(row), words.ratio_of(row)) == ("unrecorded: 1.00 s", "1.20 (1.10 to 1.40)")
+    (row,) = FELT["memory"]
+    assert (words.figure_of(row.ours), words.beside_of(row)) == ("300 MB", "its bound: 400 MB")
+    assert words.figure_of(Cell(bytes=3e8, wrong="an answer was")) == "**wrong** (300 MB)"
+
+
 def test_a_section_survives_json():
+    for rows in FELT.values():
+        one = Section("recording", "Recording", rows)
+        assert Section.from_json(json.loads(json.dumps(one.to_json()))) == one
     before = section()
     assert Section.from_json(json.loads(json.dumps(before.to_json()))) == before
 
