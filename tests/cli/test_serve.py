@@ -36,7 +36,7 @@ def test_serves_until_told_to_stop(folder, number, tmp_path):
             assert client.info().steps == 6
             assert client.sql("SELECT 1 AS a")["a"].tolist() == [1]
         process.send_signal(number)
-        _, logged = process.communicate(timeout=20)
+        _, logged = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "draining" in logged
     assert backends.described(backends.choose()) in logged

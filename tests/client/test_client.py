@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import socket
 import subprocess
 import sys
 import time
@@ -54,7 +55,7 @@ def test_who_is_not_there_is_named_with_the_command_that_starts_one():
         client.info()
     assert error.value.message.startswith(f"No server answers at {NOBODY} (")
     assert error.value.hint == f"Start one: dualform serve RUN --address {NOBODY}"
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30, "half of the time that a call is given"
 
 
 async def test_the_same_with_await():
@@ -69,20 +70,22 @@ def test_a_health_check_of_nobody_is_an_error():
 
 
 def test_finds_a_server_that_starts_later():
-    with Server(Canned()) as first:
-        address = first.address
-    with Client(address, timeout=10) as client:
-        with pytest.raises(Unavailable):
-            client.info()
-        with Server(Canned(), address):
-            deadline = time.monotonic() + 10
-            while True:
-                try:
-                    assert client.info().snapshot == 7
-                    break
-                except Unavailable:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # so that nobody else is given the port meanwhile
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with Client(address) as client:
+            with pytest.raises(Unavailable):
+                client.info()
+            held.close()
+            with Server(Canned(), address):
+                deadline = time.monotonic() + 60
+                while True:
+                    try:
+                        assert client.info().snapshot == 7
+                        break
+                    except Unavailable:
+                        assert time.monotonic() < deadline
+                        time.sleep(0.05)
 
 
 def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(server, monkeypatch):

@@ -93,7 +93,7 @@ def test_the_whole_and_what_stays_wait_for_no_one_who_waits_for_them(monkeypatch
     for thread in asking:
         thread.start()
     for thread in asking:
-        thread.join(10)
+        thread.join(60)
     assert found["whole_beside"] is wanted[0]
     assert found["trajectory"] is wanted[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 
@@ -74,10 +75,10 @@ class Interrupted(threading.Thread):
     def run(self) -> None:
         def work(worker: int, task: int) -> None:
             if worker == 0:
-                assert self.begun.wait(5)
+                assert self.begun.wait(60)
                 raise self._end
             self.begun.set()
-            assert self.go.wait(5)
+            assert self.go.wait(60)
             self.events.append("a worker ended")
 
         try:
@@ -89,7 +90,7 @@ class Interrupted(threading.Thread):
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), ValueError()], ids=["Ctrl-C", "an error"])
 def test_whoever_has_begun_is_waited_for(end):
     shared = Interrupted(end)
-    assert shared.begun.wait(5)
+    assert shared.begun.wait(60)
     shared.join(0.05)
     assert shared.events == []
     shared.go.set()
@@ -113,13 +114,13 @@ def test_whoever_has_begun_is_waited_for_where_no_thread_is_to_be_had(monkeypatc
                 self.threads.append(threading.Thread(target=run, args=(worker,)))
                 self.threads[-1].start()
             if worker == 2:
-                assert begun.wait(5)
+                assert begun.wait(60)
                 raise RuntimeError("can't start new thread")
 
     def work(worker: int, task: int) -> None:
         assert worker != 0
         begun.set()
-        assert go.wait(5)
+        assert go.wait(60)
         events.append("a worker ended")
 
     pool = Pool()
@@ -132,7 +133,7 @@ def test_whoever_has_begun_is_waited_for_where_no_thread_is_to_be_had(monkeypatc
 
     asker = threading.Thread(target=ask)
     asker.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     asker.join(0.05)
     assert asker.is_alive()
     go.set()
@@ -160,3 +161,19 @@ def test_a_pinned_thread_does_not_hide_the_other_cores():
     thread.start()
     thread.join()
     assert found == [len(os.sched_getaffinity(os.getpid()))]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_workers_of_its_own():
+    """A fork copies none of its parent's threads."""
+
+    def both_at_once() -> None:
+        meeting = threading.Barrier(2, timeout=20)
+        divide(range(2), lambda worker, task: meeting.wait(), workers=2)
+
+    both_at_once()
+    child = multiprocessing.get_context("fork").Process(target=both_at_once)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0

@@ -37,7 +37,7 @@ def adamw(model):
 class Table:
     """Where threads, each of them a rank, add up what they bring."""
 
-    def __init__(self, seconds=20.0):
+    def __init__(self, seconds=120.0):
         self.barrier = threading.Barrier(COUNT, timeout=seconds)
         self.brought = [None] * COUNT
 
@@ -68,7 +68,7 @@ class Seat:
 class Fleet:
     """Ranks as threads, whose gradients are averaged as data parallelism does it."""
 
-    def __init__(self, path, seconds=20.0, models=None, make=sgd):
+    def __init__(self, path, seconds=120.0, models=None, make=sgd):
         self.make = make
         self.path, self.averaging = path, Table()
         measuring = Table(seconds)
@@ -86,7 +86,7 @@ class Fleet:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
             assert not thread.is_alive()
         if self.errors:
             raise self.errors[0]

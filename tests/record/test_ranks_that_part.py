@@ -69,7 +69,7 @@ def test_ranks_that_recorded_other_steps_have_parted(tmp_path):
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_without_end(tmp_path):
-    fleet = Fleet(tmp_path / "m", seconds=0.5)
+    fleet = Fleet(tmp_path / "m", seconds=3.0)
 
     def train(rank, model, optimizer, recorder):
         for step in range(4):

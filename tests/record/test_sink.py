@@ -47,7 +47,7 @@ def batch(step, size=4):
     return Batch(step, {}, [], {"layer": [LayerRows(0, keys, None)]})
 
 
-def wait_for(condition, seconds=10.0):
+def wait_for(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
@@ -95,7 +95,7 @@ def test_the_queue_is_bounded():
     blocked.join(0.2)
     assert blocked.is_alive()
     gate.set()
-    blocked.join(10)
+    blocked.join(60)
     assert not blocked.is_alive()
     thread.flush()
     thread.put(batch(3, 1000))

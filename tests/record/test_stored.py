@@ -118,7 +118,7 @@ def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
     def failing():
         with recorder:
             train(recorder, model, optimizer, batches(2))
-            assert failed.wait(10)
+            assert failed.wait(60)
             with pytest.raises(RecordingError, match=r"^writing the memory failed: OSError: no space left\."):
                 recorder.flush()
             train(recorder, model, optimizer, batches(1))

@@ -23,5 +23,5 @@ def server(engine: Canned) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
-    with Client(server.address, timeout=10) as client:
+    with Client(server.address) as client:
         yield client

@@ -60,7 +60,7 @@ class Held:
         if self.failure is not None:
             raise self.failure
         if numbers(question) == [self.held_row]:
-            assert self.let_go.wait(5)
+            assert self.let_go.wait(60)
         if isinstance(question.queries, ProbeRows) and 99 in (question.queries.rows or ()):
             raise NotFound("no row of probe 'test' has number 99.", field="queries")
         self.begun.release()
@@ -128,14 +128,14 @@ class Asker(threading.Thread):
         try:
             self.outcome = self._batches.ask(
                 self._question,
-                Deadline(self.call, 10.0),  # type: ignore[arg-type]
+                Deadline(self.call, 60.0),  # type: ignore[arg-type]
             )
         except DualformError as error:
             self.outcome = error
 
 
 def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -159,7 +159,7 @@ def batches(engine):
 def crowd(engine: Held, batches: Batches, questions: list[Question]) -> list[Asker]:
     """Asks the first, and the others while its scan is under way."""
     first = Asker(batches, questions[0])
-    assert engine.begun.acquire(timeout=5)
+    assert engine.begun.acquire(timeout=60)
     others = [Asker(batches, question) for question in questions[1:]]
     until(lambda: batches.waiting() == len(others))
     return [first, *others]

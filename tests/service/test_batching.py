@@ -116,7 +116,7 @@ def test_at_most_so_many_kinds_are_scanned_at_once(engine):
     batches = Batches(engine, 2)
     askers = [Asker(batches, question) for question in OTHERS]
     for _ in range(2):
-        assert engine.begun.acquire(timeout=5)
+        assert engine.begun.acquire(timeout=60)
     until(lambda: batches.waiting() == len(OTHERS) - 2)
     assert len(engine.asked) == 2
     engine.go.set()
@@ -154,7 +154,7 @@ def test_many_small_questions_are_let_in_and_one_more_is_refused():
         outcomes: list[Any] = []
         threads = [threading.Thread(target=lambda: outcomes.append(client.topk("fc", query))) for _ in range(3)]
         threads[0].start()
-        assert engine.waiting.acquire(timeout=5)
+        assert engine.waiting.acquire(timeout=60)
         for thread in threads[1:]:
             thread.start()
         until(lambda: server.batches.waiting() == 2)
@@ -177,7 +177,7 @@ def test_questions_of_many_queries_are_asked_alone():
         for thread in threads:
             thread.start()
         for _ in threads:
-            assert engine.waiting.acquire(timeout=5)
+            assert engine.waiting.acquire(timeout=60)
         with pytest.raises(Overloaded, match=r"already answers 4 questions at once\."):
             client.topk("fc", query)
         engine.hold.set()

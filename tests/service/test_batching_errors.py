@@ -34,7 +34,7 @@ def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the askers' threads end by it
     engine.go.set()
     for asker in askers:
-        asker.join(5)
+        asker.join(60)
         assert not asker.is_alive()
     until(lambda: batches.waiting() == 0)
     monkeypatch.undo()
@@ -60,7 +60,7 @@ def test_who_is_answered_does_not_wait_for_the_other_half(engine, batches):
     engine.held_row = 3
     engine.go.set()
     for asker in askers[1:3]:
-        asker.join(5)
+        asker.join(60)
         assert not asker.is_alive()
     assert askers[3].is_alive()
     engine.let_go.set()
@@ -96,7 +96,7 @@ def test_those_whose_line_gets_no_further_turn_fail(engine, batches, monkeypatch
         patch.setattr(batches._scans, "submit", refuse)
         engine.go.set()
         for asker in askers:
-            asker.join(5)
+            asker.join(60)
             assert not asker.is_alive()
     assert [str(error) for error in outcomes] == ["can't start new thread"] * 2
     again = Asker(batches, question)
@@ -112,7 +112,7 @@ def test_a_caller_that_goes_away_ends_its_own_wait_only(engine, batches):
         asker.join()
         assert isinstance(asker.outcome, Cancelled)
     until(lambda: engine.stopped)
-    assert engine.begun.acquire(timeout=5), "the other's scan begins"
+    assert engine.begun.acquire(timeout=60), "the other's scan begins"
     engine.go.set()
     other.join()
     assert other.outcome.ids.tolist() == [1]
@@ -122,7 +122,7 @@ def test_a_caller_that_goes_away_ends_its_own_wait_only(engine, batches):
 def test_a_shared_scan_goes_on_while_anybody_waits_and_then_stops(engine, batches):
     first, *sharing = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in range(4)])
     first.call.end()
-    assert engine.begun.acquire(timeout=5)
+    assert engine.begun.acquire(timeout=60)
     engine.stopped = False
     for asker in sharing[:2]:
         asker.call.end()
@@ -138,7 +138,7 @@ def test_a_shared_scan_goes_on_while_anybody_waits_and_then_stops(engine, batche
 def test_a_deadline_ends_one_askers_wait(engine, batches):
     question = TopK("fc", ProbeRows("test", (1,)))
     first = Asker(batches, question)
-    assert engine.begun.acquire(timeout=5)
+    assert engine.begun.acquire(timeout=60)
     hasty = Asker(batches, question, Call(0.05))
     hasty.join()
     assert isinstance(hasty.outcome, TimedOut)

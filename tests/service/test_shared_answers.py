@@ -28,13 +28,13 @@ SLOTS = 60
 
 
 class Slow:
-    """An engine whose questions take some milliseconds, so that others come meanwhile."""
+    """An engine whose questions take a while, so that others come meanwhile, on a busy machine, too."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine, self.scans = engine, 0
+    def __init__(self, engine: Any, seconds: float = 0.005) -> None:
+        self.engine, self.seconds, self.scans = engine, seconds, 0
 
     def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
-        time.sleep(0.005)
+        time.sleep(self.seconds)
         self.scans += 1
         return self.engine.ask(question, cancelled)
 
@@ -105,7 +105,7 @@ def test_every_asker_gets_the_bits_and_the_errors_that_it_would_get_alone(engine
 
 
 def test_many_askers_of_one_kind_take_few_scans(engine):
-    slow, query = Slow(engine), np.ones((1, 5), np.float32)
+    slow, query = Slow(engine, 0.05), np.ones((1, 5), np.float32)
     right = engine.topk("layer-1", query)
     with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(32) as pool:
         got = list(pool.map(lambda _: client.topk("layer-1", query), range(320)))
@@ -114,7 +114,7 @@ def test_many_askers_of_one_kind_take_few_scans(engine):
 
 
 def test_absolute_sums_are_shared_to_their_own_precision(engine):
-    slow = Slow(engine)
+    slow = Slow(engine, 0.05)
     asked = [GroupSum("layer-1", ProbeRows("test", (row % 12,)), ("label",), score="abs") for row in range(48)]
     with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(16) as pool:
         got = list(pool.map(client.ask, asked))

@@ -14,7 +14,7 @@ import faulthandler, os, signal, sys, threading
 from dualform_service.server import stop_signals
 
 count = int(sys.argv[1])
-faulthandler.dump_traceback_later(10, exit=True)
+faulthandler.dump_traceback_later(60, exit=True)
 lines = 0
 
 def traced(frame, event, argument):
@@ -36,5 +36,5 @@ print("ended")
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 32])
 def test_a_signal_in_any_line_of_the_wait_ends_it(count):
-    done = subprocess.run([sys.executable, "-c", WAITING, str(count)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", WAITING, str(count)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

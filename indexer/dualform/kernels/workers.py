@@ -22,6 +22,10 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="dualform-scan")
 
 
+if hasattr(os, "register_at_fork"):  # a fork copies none of the threads, nor lets go of a lock that one of them holds
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
 def divide(tasks: Iterable[Task], work: Callable[[int, Task], None], workers: int | None = None) -> None:
     """Call work(worker, task) for every task, `worker` from 0 to `workers` - 1 (as many as there are cores for None).
 

@@ -59,7 +59,7 @@ def test_a_share_ends_when_it_is_given_up_or_takes_too_long(engine, tmp_path):
     worker = threading.Thread(target=lambda: replies.append(engine.reply(asked, 60.0)))
     worker.start()
     engine.give_up(asked.name)
-    worker.join(5)
+    worker.join(60)
     assert isinstance(replies[0].error, Cancelled)
 
 
@@ -91,6 +91,6 @@ def test_a_process_goes_on_with_the_next_question_once_one_is_given_up(memory, t
             with pytest.raises(Cancelled):
                 fleet(ShardQuestion(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
             asked = time.monotonic()
-            again = front.ask(TopK("plain", Vectors(QUERIES), 5), lambda: time.monotonic() > asked + 20)
+            again = front.ask(TopK("plain", Vectors(QUERIES), 5), lambda: time.monotonic() > asked + 60)
         assert again.ids.tobytes() == first.ids.tobytes()
         assert {number: one.process.pid for number, one in started.items()} == processes
