@@ -6,8 +6,8 @@ sections/            one file for each kind of question. Each runs in a section_
 contest, timing      one question put to dualform and its peers; whoever is compared takes turns in one race
 peers/               what else could answer: one file each
 oracle, blocks       the right answers, in float64
-*_process            what must not share a process: a section, a server, its clients, a memory of one size
-engines, trainings   engines that have kept nothing yet; trainings recorded and not
+*_process            what must not share a process: a section, a server, its clients, a memory of one size, trainings
+engines, trainings   engines that have kept nothing yet; trainings recorded and not, of networks among others
 result, words        what was found; how it is printed
 document             benchmarks.md, from benchmarks.json
 summary, figure      its pictures: what a person feels, and the time of each contestant

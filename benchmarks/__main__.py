@@ -112,6 +112,16 @@ def _section(plan: Plan, name: str) -> Section:
     return Section(name, SECTIONS[name], notes=[f"This section failed: {last}"], date=date.today().isoformat())
 
 
+def _alike(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
+    """Whether figures of both may stand on one page: the same size, data, machine and versions.
+
+    A package that is missing now, as peers are that only other sections ask, tells nothing of the earlier figures.
+    """
+    before, now = earlier["versions"], run["versions"]
+    same = all(earlier.get(name) == value for name, value in run.items() if name != "versions")
+    return same and all(before[name] == now[name] for name in before.keys() & now.keys())
+
+
 def _write(out: Path, plan: Plan, found: dict[str, Section]) -> None:
     """Write the run; sections that this run left out stay as an earlier run of the same size and data wrote them."""
     out.mkdir(parents=True, exist_ok=True)
@@ -125,7 +135,9 @@ def _write(out: Path, plan: Plan, found: dict[str, Section]) -> None:
         "versions": machine.versions(),
     }
     earlier = _read(out) if path.exists() else {}
-    kept = earlier.get("sections", {}) if all(earlier.get(name) == value for name, value in run.items()) else {}
+    kept = earlier["sections"] if earlier and _alike(earlier, run) else {}
+    if kept:
+        run["versions"] = earlier["versions"] | run["versions"]
     sections = {**kept, **{name: section.to_json() for name, section in found.items()}}
     run["date"] = date.today().isoformat()
     run["sections"] = {name: sections[name] for name in SECTIONS if name in sections}

@@ -51,6 +51,15 @@ def images(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(256, 784, generator=generator), torch.randint(0, GROUPS, (256,), generator=generator)
 
 
+def small_perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, GROUPS))
+
+
+def digits(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """float32[B, 64] and int64[B]."""
+    return torch.randn(32, 64, generator=generator), torch.randint(0, GROUPS, (32,), generator=generator)
+
+
 def texts(generator: torch.Generator, count: int = 16) -> tuple[Tensor, Tensor]:
     """int64[B, L] and the words that follow."""
     tokens = torch.randint(0, WORDS, (count, TOKENS + 1), generator=generator)

@@ -32,8 +32,10 @@ class Plan:
     """Seconds: whoever needs longer for one answer is not waited for."""
     build_patience: float = 300.0
     """Seconds that a peer may take to load the keys."""
-    steps: int = 600
-    """Training steps, recorded and not."""
+    steps: int = 350
+    """Of the continual study's training on each of its datasets, recorded and not."""
+    threads: tuple[int, ...] = (1, 2, 4)
+    """On which trainings run, one number after the other."""
 
     @property
     def memory(self) -> Path:
@@ -52,7 +54,7 @@ class Plan:
         plain = json.loads(path.read_text())
         for name in ("folder", "study", "images"):
             plain[name] = None if plain[name] is None else Path(plain[name])
-        for name in ("growth", "queries"):
+        for name in ("growth", "queries", "threads"):
             plain[name] = tuple(plain[name])
         return cls(**plain)
 
@@ -71,7 +73,8 @@ def quick(folder: Path, study: Path | None, images: Path | None, backend: str | 
         repeats=3,
         patience=1.5,
         build_patience=20.0,
-        steps=60,
+        steps=40,
+        threads=(2,),
     )
 
 

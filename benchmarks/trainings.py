@@ -1,17 +1,18 @@
-"""What recording adds to a training: the continual study's, unrecorded, with keys and values, and with keys alone.
-
-All trainings run in one process after a warm-up, one of each kind after the other and in the opposite order every
-second time, so that what slows the machine for a while falls on all of them. Seconds count until the record is durable.
-"""
+"""Trainings that are run with the recorder and without, until their records are durable."""
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
-from time import perf_counter
-from typing import Any
+from typing import Literal, Protocol, TypeAlias
 
+import torch
+from torch import nn
+
+from benchmarks import networks
 from dualform import Recorder
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.data.download import load_dataset
@@ -19,52 +20,75 @@ from dualform_studies.images.training.network import build_network
 from dualform_studies.images.training.recipe import Recipe
 from dualform_studies.images.training.updates import train_part
 
-_KINDS = ("unrecorded", "values", "keys")
-_WARM_UP_STEPS = 20
+Kind: TypeAlias = Literal["unrecorded", "values", "keys"]
+"""Without the recorder; with keys and values; with keys alone."""
+GPT_STEPS, TOY_STEPS, PERCEPTRON_STEPS = 20, 150, 800
+"""So many that opening and closing a record is no large part of the training."""
 
 
-def measure(data: Path, folder: Path, steps: int, repeats: int) -> dict[str, Any]:
-    """Train `repeats` times of each kind, `steps` updates on each of two datasets, recording below `folder`.
+class Run(Protocol):
+    def __call__(self, memory: Path | None, values: bool, steps: int) -> None:
+        """Train so many steps, recorded into `memory` where there is one, until the record is durable."""
 
-    Returns, by kind, `seconds` (every repeat's), `ratios` (the median over repeats of its seconds over the unrecorded
-    ones of the same repeat), `bytes` on disk and `bytes_per_second` over the median training; `steps` and `repeats`.
-    Each memory is removed once it is measured.
+
+@dataclass(frozen=True)
+class Training:
+    steps: int
+    kinds: tuple[Kind, ...]
+    run: Run
+
+
+def trainings(data: Path | None, steps: int, share: float = 1.0) -> Mapping[str, Training]:
+    """Those of the section on recording, by name.
+
+    `data` has MNIST and Fashion-MNIST; without it the study's training is left out, which takes `steps` updates on
+    each of them. Of the others' steps a `share` is taken.
     """
-    pair = load_dataset("mnist", data), load_dataset("fashion-mnist", data)
-    recipe = Recipe().with_steps(steps)
-    _train(pair, recipe.with_steps(min(steps, _WARM_UP_STEPS)), None, values=False)
-    seconds: dict[str, list[float]] = {kind: [] for kind in _KINDS}
-    size: dict[str, int] = {}
-    for repeat in range(repeats):
-        for kind in _KINDS if repeat % 2 == 0 else _KINDS[::-1]:
-            memory = None if kind == "unrecorded" else folder / f"recording-{kind}"
-            seconds[kind].append(_train(pair, recipe, memory, values=kind == "values"))
-            if memory is not None:
-                size[kind] = sum(file.stat().st_size for file in memory.rglob("*") if file.is_file())
-                shutil.rmtree(memory)
-    return {
-        "steps": 2 * steps,
-        "repeats": repeats,
-        "seconds": seconds,
-        "ratios": {
-            kind: median(a / b for a, b in zip(seconds[kind], seconds["unrecorded"], strict=True)) for kind in size
-        },
-        "bytes": size,
-        "bytes_per_second": {kind: size[kind] / median(seconds[kind]) for kind in size},
-    }
+    found: dict[str, Training] = {}
+    if data is not None:
+        pair = load_dataset("mnist", data), load_dataset("fashion-mnist", data)
+        found["study"] = Training(2 * steps, ("unrecorded", "values", "keys"), partial(_study, pair))
+    both: tuple[Kind, ...] = ("unrecorded", "values")
+    found["gpt"] = Training(round(share * GPT_STEPS), both, _gpt)
+    found["toy"] = Training(round(share * TOY_STEPS), both, _toy)
+    found["mlp"] = Training(round(share * PERCEPTRON_STEPS), both, _perceptron)
+    return found
 
 
-def _train(pair: tuple[Dataset, Dataset], recipe: Recipe, memory: Path | None, *, values: bool) -> float:
-    """Seconds of a training on both datasets, until its record is durable."""
+def _study(pair: tuple[Dataset, Dataset], memory: Path | None, values: bool, steps: int) -> None:
+    """The continual study's training: half of the steps on each dataset."""
+    recipe = Recipe().with_steps(steps // 2)
     network = build_network(recipe.widths(pair[0]), 0)
     optimizer = recipe.optimizer(network)
-    if memory is None:
-        start = perf_counter()
-        for part, dataset in enumerate(pair):
-            train_part(network, optimizer, dataset, recipe, seed=0, part=part)
-        return perf_counter() - start
-    start = perf_counter()
-    with Recorder(network, optimizer, memory, values=values, quiet=True) as recorder:
+    recorder = None if memory is None else Recorder(network, optimizer, memory, values=values, quiet=True)
+    with recorder or nullcontext():
         for part, dataset in enumerate(pair):
             train_part(network, optimizer, dataset, recipe, seed=0, part=part, recorder=recorder)
-    return perf_counter() - start
+
+
+def _gpt(memory: Path | None, values: bool, steps: int) -> None:
+    """Four causal blocks of width 256, on 512 tokens a step."""
+    _of_texts(networks.Transformer(256, 4), 8, steps, memory)
+
+
+def _toy(memory: Path | None, values: bool, steps: int) -> None:
+    """Two causal blocks of width 32, on 512 tokens a step."""
+    _of_texts(networks.Transformer(32, 2), 8, steps, memory)
+
+
+def _perceptron(memory: Path | None, values: bool, steps: int) -> None:
+    networks.train(networks.small_perceptron(), networks.digits, steps, memory)
+
+
+def _of_texts(model: nn.Module, count: int, steps: int, memory: Path | None) -> None:
+    def batches(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return networks.texts(generator, count)
+
+    networks.train(model, batches, steps, memory)
+
+
+def in_turns(found: Mapping[str, Training], backwards: bool) -> Iterator[tuple[str, Training, Kind]]:
+    """Every training in each of its kinds; of each, the kinds in the opposite order where `backwards`."""
+    for name, training in found.items():
+        for kind in training.kinds[::-1] if backwards else training.kinds:
+            yield name, training, kind
