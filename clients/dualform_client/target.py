@@ -23,12 +23,18 @@ def connect(
     """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
 
     A context manager. `timeout`, `token`, `tls` and `authority` are those of `Client`, and only a server heeds them;
-    `memory` is that of `dualform.open`, and only a folder heeds it. A folder needs the engine's extra, [cpu] or [gpu].
-    Raises NotAMemory or BadInput where the target is neither.
+    `memory` is that of `dualform.open`, and for a folder alone. A folder needs the engine's extra, [cpu] or [gpu].
+    Raises NotAMemory or BadInput where the target is neither, and BadInput for the `memory` of a server.
     """
     place = Path(target)
     if not place.exists() and isinstance(target, str):
         if is_address(target):
+            if memory is not None:
+                raise BadInput(
+                    f"memory= (--memory) bounds what this process takes, and {target} answers in another.",
+                    hint="Bound that one where it is started: dualform serve RUN --memory BYTES.",
+                    field="memory",
+                )
             from dualform_client.client import Client
 
             return Client(target, timeout=timeout, token=token, tls=tls, authority=authority)

@@ -111,3 +111,16 @@ def test_the_share_that_an_answer_stands_on_is_said_of_either_memory(dualform, r
     assert "The answer of B stands on a sample of " in said.out + said.err
     assert "The answer of A" not in said.out + said.err
     assert "share" not in dualform("compare", *runs, *asked[3:], "--json").json
+
+
+def test_a_bound_on_memory_is_that_of_the_folder_among_the_two(dualform, runs):
+    asked = ("--layer", "0", "--query", "test/0", "-k", "6", "--json")
+    with dual.open(runs[1]) as memory, Server(memory) as server:
+        expected = dualform("compare", *runs, *asked).json["queries"]
+        for one, other in ((runs[0], server.address), (server.address, runs[0])):
+            assert dualform("compare", one, other, *asked, "--memory", "2 GB").code == 0
+            told = dualform("compare", one, other, *asked, "--memory", "much")
+            assert told.json["error"]["message"].startswith("memory is 'much'")
+        assert dualform("compare", runs[0], server.address, *asked, "--memory", "2 GB").json["queries"] == expected
+        told = dualform("compare", server.address, server.address, *asked, "--memory", "2 GB")
+        assert "bounds what this process takes" in told.json["error"]["message"]

@@ -47,6 +47,17 @@ def test_neither_a_folder_nor_an_address():
         connect("runs/nowhere")
 
 
+def test_the_memory_of_a_server_is_not_bounded_from_here(run):
+    with pytest.raises(
+        BadInput, match=r"bounds what this process takes, and 127\.0\.0\.1:1 answers in another"
+    ) as caught:
+        dualform.connect("127.0.0.1:1", memory="2 GB")
+    assert (caught.value.field, caught.value.hint) == (
+        "memory",
+        "Bound that one where it is started: dualform serve RUN --memory BYTES.",
+    )
+
+
 def test_connecting_to_a_server_loads_neither_torch_nor_faiss_nor_duckdb(run):
     code = (
         "import sys, dualform\n"

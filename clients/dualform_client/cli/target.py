@@ -85,8 +85,12 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
         memory: str | None,
         **rest: Any,
     ) -> Any:
-        reach = token_file, tls, tls_ca, timeout, memory
-        with open_target(a, *reach) as first, open_target(b, *reach) as second:
+        served = [not Path(target).exists() and is_address(target) for target in (a, b)]
+        own = [
+            None if one and not all(served) else memory for one in served
+        ]  # it is meant for the folder, if there is one
+        reach = token_file, tls, tls_ca, timeout
+        with open_target(a, *reach, own[0]) as first, open_target(b, *reach, own[1]) as second:
             return command((first, second), **rest)
 
     return _reaching(opened, "b", "a")
