@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from hashlib import sha256
 
@@ -246,9 +247,23 @@ def test_what_cannot_be_estimated(tmp_path):
     ):
         with pytest.raises(BadInput, match=why):
             dualform.estimate(train, 10)
-    for name in ("steps", "tried", "samples"):
-        with pytest.raises(BadInput, match=f"{name} is 0"):
-            dualform.estimate(training(mlp, tmp_path / "m", 2), **{"steps": 10, name: 0})
+
+
+@pytest.mark.parametrize("name", ["steps", "tried", "samples"])
+@pytest.mark.parametrize("number", [0, -1, True, 2.5, float("nan"), float("inf"), "10", np.float32(3)], ids=repr)
+def test_what_is_no_count_is_refused(tmp_path, name, number):
+    with pytest.raises(BadInput, match=rf"^{name} is {re.escape(repr(number))}\.") as caught:
+        dualform.estimate(training(mlp, tmp_path / "m", 2), **{"steps": 10, name: number})
+    assert caught.value.field == name
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_count_may_be_of_numpy(tmp_path):
+    told = dualform.estimate(
+        training(mlp, tmp_path / "m", 2), np.int64(10), tried=np.int32(2), samples=np.uint8(SAMPLES)
+    )
+    assert (told.steps, told.tried, told.to_json()["steps"]) == (10, 2, 10)
+    assert json.loads(json.dumps(told.to_json()))["tried"] == 2
 
 
 def test_an_error_of_the_training_comes_out_as_it_is(tmp_path):

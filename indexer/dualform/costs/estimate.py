@@ -16,7 +16,7 @@ from dualform.costs.forecast import Forecast, TriedSteps, forecast
 from dualform.costs.stored import Stored, stored_after
 from dualform.costs.trial import Trial
 from dualform.errors import BadInput
-from dualform.record.budget_plan import BudgetPlan
+from dualform.record.budget_plan import BudgetPlan, is_whole
 from dualform.record.summary import listed
 from dualform.store.byte_counts import readable
 from dualform.store.manifest import Manifest
@@ -139,12 +139,11 @@ def estimate(
     patterns in place of the training's own. `folder`: where the trials are written, and removed again; a temporary one
     where None. `budget`: bytes that the memory may take, as Recorder has it: which share of the slots would be kept.
 
-    Raises BadInput for numbers that are not positive, for a training that records nothing by `record`, and for a budget
+    Raises BadInput for counts that are no whole numbers from 1 on, for a training that records nothing by `record`, and for a budget
     that the recorder would refuse.
     """
-    for name, number in (("steps", steps), ("tried", tried), ("samples", samples)):
-        if number is not None and number < 1:
-            raise BadInput(f"{name} is {number}.", hint="Give a positive number.", field=name)
+    steps, tried = _count("steps", steps), _count("tried", tried)
+    samples = None if samples is None else _count("samples", samples)
     chosen: dict[str, Any] = {} if layers is None else {"layers": layers}
     with TemporaryDirectory(dir=folder, prefix="dualform-estimate-") as place:
         stored = Path(place) / "stored"
@@ -170,6 +169,13 @@ def estimate(
         return found
     planned, unplanned = (forecast(seen, kept, plan.rule.budget, steps, told) for told in (True, False))
     return replace(found, budget=plan.rule.budget, planned=planned, unplanned=unplanned)
+
+
+def _count(name: str, number: object) -> int:
+    """Raises BadInput for what is none."""
+    if not is_whole(number) or number < 1:
+        raise BadInput(f"{name} is {number!r}.", hint="Give a whole number from 1 on.", field=name)
+    return int(number)
 
 
 def _notes(kept: Stored, trial: Trial) -> list[str]:

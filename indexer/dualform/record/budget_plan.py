@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -42,13 +42,13 @@ class BudgetPlan:
         """
         if keep not in KEEPS:
             raise BadInput(f"keep is {keep!r}.", hint=f"Give {' or '.join(map(repr, KEEPS))}.", field="keep")
-        if steps is not None and not (_is_whole(steps) and steps >= 1):
+        if steps is not None and not (is_whole(steps) and steps >= 1):
             raise BadInput(
                 f"steps is {steps!r}.",
                 hint="Give how many steps are planned, a whole number from 1 on, or None.",
                 field="steps",
             )
-        if not (_is_whole(seed) and -(2**63) <= seed < 2**64):
+        if not (is_whole(seed) and -(2**63) <= seed < 2**64):
             raise BadInput(
                 f"seed is {seed!r}.", hint="Give a whole number of 64 bits, from -2**63 to 2**64 - 1.", field="seed"
             )
@@ -88,7 +88,7 @@ class BudgetPlan:
         )
 
 
-def _is_whole(number: object) -> bool:
+def is_whole(number: object) -> TypeGuard[int]:
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
