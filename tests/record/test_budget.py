@@ -64,9 +64,9 @@ def test_a_budget_is_never_exceeded_whatever_the_steps_are(limit, planned, steps
         kept_others.append(budget.keeps_others)
         kept = Bytes(int(rows * drawn), int(tables * drawn))  # by the worst of lots
         brought = kept + taken + logs
-        if not budget.fits(brought):
-            budget.stop_others()
-            brought = kept + logs if budget.fits(kept + logs) else logs
+        slots_fit, others_fit = budget.admits(kept + logs, taken)
+        if not others_fit:
+            brought = kept + logs if slots_fit else logs
         budget.charge(brought, brought.rows - kept.rows if brought.rows > kept.rows else 0)
         disk.pending.append(brought)
         if number in flushes:

@@ -93,10 +93,9 @@ def forecast(tried: TriedSteps, stored: Stored, limit: int, steps: int, planned:
         share = budget.share_of(own.slots, own.logs)
         others = tried.others * at_once if budget.keeps_others else 0
         slots = _times(own.slots, share)
-        if not budget.fits(slots + own.logs + Bytes(others)):
-            budget.stop_others()
-            others = 0
-        if not budget.fits(slots + own.logs):
+        slots_fit, others_fit = budget.admits(slots + own.logs, Bytes(others))
+        others *= others_fit
+        if not slots_fit:
             share, slots = 0.0, Bytes()
         budget.charge(slots + own.logs + Bytes(others), others)
         disk.add(slots + own.logs, others)

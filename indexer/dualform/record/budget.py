@@ -175,6 +175,17 @@ class Budget:
             self.measure()
         return recorded.most <= self.left
 
+    def admits(self, recorded: Bytes, others: Bytes) -> tuple[bool, bool]:
+        """Whether there is room for a step's slots, and for its parameters of no layer, which go first.
+
+        `recorded`: the step beside these `others`. Raises what went wrong with writing.
+        """
+        if self.fits(recorded + others):
+            return True, True
+        if others.whole:
+            self.stop_others()
+        return self.fits(recorded), False
+
     def charge(self, recorded: Bytes, others: int = 0) -> None:
         """This is being recorded; `others`: bytes of it that are of parameters of no layer."""
         self._since += recorded.most

@@ -76,11 +76,8 @@ class Sampler:
                 stacklevel=2,
             )
         self._begun = True
-        found = self._sampled(batch, spaces, share)
-        if not self._fits(found) and found.others:
-            self._budget.stop_others()
-            found = replace(found, others=[])
-        if not self._fits(found):
+        found, has_room = self._admitted(self._sampled(batch, spaces, share))
+        if not has_room:
             found = self._sampled(replace(batch, others=[]), spaces, 0.0)
         return self._charged(found)
 
@@ -92,13 +89,13 @@ class Sampler:
 
     def logs(self, batch: Batch) -> Batch:
         """As `sample`, of a batch that has no slots."""
-        if batch.others and not self._fits(batch):
-            self._budget.stop_others()
-            batch = replace(batch, others=[])
-        return self._charged(with_share(batch, self._budget.share))
+        found, _ = self._admitted(batch)
+        return self._charged(with_share(found, self._budget.share))
 
-    def _fits(self, batch: Batch) -> bool:
-        return self._budget.fits(bytes_of_batch(batch))
+    def _admitted(self, batch: Batch) -> tuple[Batch, bool]:
+        """The batch with its parameters of no layer, or without them; and whether there is room for the rest of it."""
+        slots, others = self._budget.admits(bytes_of_slots(batch) + bytes_of_logs(batch), bytes_of_others(batch))
+        return (batch if others else replace(batch, others=[])), slots
 
     def _charged(self, batch: Batch) -> Batch:
         self._budget.charge(bytes_of_batch(batch), bytes_of_others(batch).rows)
