@@ -139,8 +139,8 @@ def estimate(
     patterns in place of the training's own. `folder`: where the trials are written, and removed again; a temporary one
     where None. `budget`: bytes that the memory may take, as Recorder has it: which share of the slots would be kept.
 
-    Raises BadInput for counts that are no whole numbers from 1 on, for a training that records nothing by `record`, and for a budget
-    that the recorder would refuse.
+    Raises BadInput for counts that are no whole numbers from 1 on, for a training that records nothing by `record`, and
+    for a budget that the recorder would refuse.
     """
     steps, tried = _count("steps", steps), _count("tried", tried)
     samples = None if samples is None else _count("samples", samples)

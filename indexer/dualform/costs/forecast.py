@@ -10,7 +10,7 @@ from dualform.answers.scan import percent
 from dualform.costs.stored import Stored
 from dualform.record.budget import Budget, Bytes
 from dualform.store.manifest import Manifest
-from dualform.store.weights import weights_file
+from dualform.store.weights import WEIGHTS, weights_file
 
 _MOST_STEPS = 20_000
 """How many steps are gone through; of longer trainings, several as one."""
@@ -71,7 +71,7 @@ class TriedSteps:
         slots, logs = sum((own.slots for own in rest), Bytes()), sum((own.logs for own in rest), Bytes())
         kept = manifest.others
         others = 0 if kept is None else kept.form.width // kept.every
-        weights = {name: mark.bytes for name, mark in manifest.files.items() if name.startswith("weights/")}
+        weights = {name: mark.bytes for name, mark in manifest.files.items() if name.startswith(WEIGHTS)}
         ending = weights.pop(weights_file("final"), 0)
         return cls(first, StepBytes(_over(slots, count), _over(logs, count)), others, sum(weights.values()), ending)
 

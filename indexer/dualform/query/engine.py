@@ -49,6 +49,7 @@ from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")
 CACHE_BYTES = 1 << 30
+_FEWER_QUERIES = "Ask with fewer queries at once, or by fewer groups"
 StopSignal: TypeAlias = Callable[[], bool]
 """Returns True once nobody waits for the answer any more."""
 
@@ -130,14 +131,14 @@ class Engine(Answers):
         match question:
             case TopK():
                 best = self._resolved(question, check)
-                with self._room(lambda: needs.of_top_k(best), check):
+                with self._room(lambda: needs.of_top_k(best), check, _FEWER_QUERIES):
                     return top_k(best, check)
             case GroupSum():
                 grouped = self._resolved(question, check)
-                with self._room(lambda: needs.of_group_sum(grouped), check):
+                with self._room(lambda: needs.of_group_sum(grouped), check, _FEWER_QUERIES):
                     return group_sum(grouped, check)
             case SlotLookup():
-                with self._room(lambda: needs.of_slots(view, len(question.ids)), check):
+                with self._room(lambda: needs.of_slots(view, len(question.ids)), check, "Look up fewer slots at once"):
                     return slots.slot_columns(view, question.ids, question.space)
             case SqlStatement():
                 return self._sql.run(question.text, check)
@@ -154,7 +155,8 @@ class Engine(Answers):
                 with self._room(lambda: needs.of_weights(view), check):
                     return network.weights(view, question, check)
             case MaskCancellation():
-                with self._room(lambda: needs.of_weights(view), check):
+                one = None if question.layer is None else view.snapshot.layer(question.layer)
+                with self._room(lambda: needs.of_weights(view, one), check, "" if one else "Ask of one layer"):
                     return network.cancellation(view, question, check)
             case ProbeLookup():
                 return info.probe(view, question.name, question.layer)
@@ -170,9 +172,9 @@ class Engine(Answers):
         with self._room(lambda: needs.of_resolving(view, question.layer), check):
             return resolve(view, question, check)
 
-    def _room(self, needed: Callable[[], int], check: Check) -> AbstractContextManager[None]:
-        """Memory for the work inside. Raises BadInput where there will never be so much."""
-        return nullcontext() if self._budget is None else self._budget.claimed(needed(), check)
+    def _room(self, needed: Callable[[], int], check: Check, instead: str = "") -> AbstractContextManager[None]:
+        """Memory for the work inside. Raises BadInput where there will never be so much. `instead`: as `claimed`."""
+        return nullcontext() if self._budget is None else self._budget.claimed(needed(), check, instead)
 
     def keys(self, layer: str, ids: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """float32[n, d_in]: a layer's inputs of some slots of its space, or of all that it has, in slot order.

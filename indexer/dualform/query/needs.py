@@ -9,11 +9,15 @@ the question is counted here: numbers for each entry, and the answer itself. Mea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import HELD_BYTES
 from dualform.query.sums.grouping import BATCH, many
 from dualform.query.view import View
 from dualform.questions import GroupSum, Output, TopK
+from dualform.store.layer import Layer
+from dualform.store.weights import WEIGHTS
 
 WORK = 256 << 20
 """Blocks of keys or values, their codes and scores, candidates."""
@@ -57,14 +61,27 @@ def of_group_sum(resolved: Resolved[GroupSum]) -> int:
 
 def of_output(resolved: Resolved[Output]) -> int:
     scores = WORK if resolved.question.kernel == "softmax" else 0  # of rows that slots share
-    return of_weights(resolved.view) + scores + 16 * len(resolved.queries) * resolved.layer.d_out
+    weights = of_weights(resolved.view, resolved.layer)
+    return weights + scores + 16 * len(resolved.queries) * resolved.layer.d_out
 
 
-def of_weights(view: View) -> int:
-    """Of the weights of all layers under a mask."""
-    shapes = [layer.d_in * layer.d_out for layer in view.snapshot.layers.values()]
-    entries = max(map(view.snapshot.count, view.snapshot.spaces), default=0)
-    return _blocks() + 8 * (_COLUMNS * entries + _STATES * max(shapes, default=0) + 3 * sum(shapes))
+def of_weights(view: View, layer: Layer | None = None) -> int:
+    """Of weights under a mask: all layers', or one's, with the layers that hold a parameter of it."""
+    memory = view.snapshot
+    asked = list(memory.layers.values()) if layer is None else [layer.stored, *_tied(memory.layers.values(), layer)]
+    shapes = [own.d_out * (own.d_in + 1) for own in asked]
+    entries = max((memory.count(own.space) for own in asked), default=0)
+    # The model's own files are read whole, whichever layer is asked for, and one of them is in hand twice meanwhile.
+    files = [mark.bytes for name, mark in memory.manifest.files.items() if name.startswith(WEIGHTS)]
+    read = sum(files) + max(files, default=0)
+    return _blocks() + read + 8 * (_COLUMNS * entries + _STATES * max(shapes, default=0) + 3 * sum(shapes))
+
+
+def _tied(layers: Iterable[Layer], layer: Layer) -> list[Layer]:
+    """The other layers that hold a parameter of this one's."""
+    own = {block.name for block in layer.stored.parameters}
+    others = [other for other in layers if other.name != layer.stored.name]
+    return [other for other in others if not own.isdisjoint(block.name for block in other.parameters)]
 
 
 def _blocks() -> int:

@@ -89,17 +89,18 @@ class MemoryBudget:
             return sum(size for (own, _), (_, size) in self._kept.items() if own is owner)
 
     @contextmanager
-    def claimed(self, size: int, check: Callable[[], None]) -> Iterator[None]:
+    def claimed(self, size: int, check: Callable[[], None], instead: str = "") -> Iterator[None]:
         """So many bytes for the work inside, for which caches let go of what they keep, and for which it waits where
         others work or came first. Whoever holds a claim must not ask for another: two that wait for each other would do
         so for ever.
 
-        Raises BadInput where there will never be so much, and what `check` raises while it waits.
+        Raises BadInput where there will never be so much, and what `check` raises while it waits. `instead`: what could
+        be asked for that needs less, for the hint.
         """
         if size > self.most_bytes:
             raise BadInput(
                 f"this question needs about {readable(size)} of memory, and {readable(self.most_bytes)} may be taken.",
-                hint="Ask by fewer queries at once or by fewer groups, or open the memory with more.",
+                hint=f"{instead}, or open the memory with more." if instead else "Open the memory with more.",
                 field="memory",
             )
         with self._changed:

@@ -19,9 +19,13 @@ Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]
 _BUFFERS, _MOMENTUM = "buffers", "momentum"
 
 
+WEIGHTS = "weights/"
+"""Where such files lie, within the memory."""
+
+
 def weights_file(name: str) -> str:
     """Its path within the memory."""
-    return f"weights/{name}.safetensors"
+    return f"{WEIGHTS}{name}.safetensors"
 
 
 def write_weights(memory: Path, name: str, weights: Mapping[str, NDArray[Any]]) -> tuple[str, int, str]:
