@@ -10,6 +10,9 @@ void dualform_use(int32_t form);
 void dualform_quantise(const keys_t *, const float *, int64_t, int64_t, int64_t);
 void dualform_canonical(const float *const *, const int64_t *, const float *, int64_t, int64_t, double *, double *);
 void dualform_canonical_rows(const double *, int64_t, const float *, int64_t, double *, double *);
+void dualform_sizes(const float *const *, const float *, int64_t, int64_t, float *);
+void dualform_weigh(const float *const *, const double *, const double *, int64_t, int64_t, double *, double *,
+                    double *, double *);
 int32_t dualform_outer(const float *, int64_t, int64_t, int64_t, const double *, const float *, int64_t, double *,
                        double *, double *);
 void dualform_distances(const double *, double *, const double *, const double *, const int64_t *, int64_t, double *);
@@ -53,6 +56,12 @@ int main(void) {
     print("canonical", scores, sizeof scores);
     dualform_canonical_rows(wide[0], N, errors[3], D, terms, scores);
     print("canonical rows", scores, sizeof scores);
+    static float sizes[N];
+    static double sum[D], rows[3][D];
+    dualform_sizes(at, errors[1], N, D, sizes);
+    print("sizes", sizes, sizeof sizes);
+    dualform_weigh(at, wide[0], wide[1], N, D, sum, rows[0], rows[1], rows[2]);
+    print("weighed rows", rows, sizeof rows);
     if (dualform_outer(keys[0], N, D, D, directions, errors[0], D, weighted[0], summed, squares)) return 1;
     print("outer", weighted, sizeof weighted);
     print("sums", summed, sizeof summed);

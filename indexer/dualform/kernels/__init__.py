@@ -167,6 +167,33 @@ def canonical_rows(keys: NDArray[np.float64], queries: NDArray[np.float32]) -> N
     return scores
 
 
+def sizes(keys: NDArray[np.uint64], query: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32[m]: of the key float32[d] at each address, the sum over i of |key[i] query[i]|, in some order."""
+    found = np.zeros(len(keys), np.float32)
+    if len(query):
+        compiled().dualform_sizes(
+            address(keys, np.uint64), address(query, np.float32), len(keys), len(query), found.ctypes.data
+        )
+    return found
+
+
+def weigh(
+    rows: NDArray[np.uint64],
+    weights: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    found: NDArray[np.float64],
+    lost: NDArray[np.float64],
+    terms: NDArray[np.float64],
+) -> None:
+    """Add to three float64[d] of the rows float32[d] at m addresses: the sum of each times its weight; what rounding
+    lost of that where 64 rows joined the sum; and the sum of their absolute values, each times its size.
+    """
+    room = np.zeros(len(found))
+    sums = (address(array, np.float64) for array in (found, lost, terms))
+    weight, size = address(weights, np.float64), address(sizes, np.float64)
+    compiled().dualform_weigh(address(rows, np.uint64), weight, size, len(rows), len(room), room.ctypes.data, *sums)
+
+
 def adam(how: AdamUpdate, start: int, stop: int, *arrays: NDArray[np.float64] | None) -> None:
     """One update of the numbers from `start` to `stop` of contiguous float64 arrays, in place: weight, average, squares
     and gradient of the whole, and weight, average and gradient of the slots that stay; None where all do.

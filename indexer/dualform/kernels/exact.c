@@ -2,6 +2,8 @@
 
 #include "kernels.h"
 
+#include <math.h>
+
 #define AHEAD 3 /* keys fetched before their turn: rows lie far apart, and memory answers late */
 #define LINE 16 /* float32 numbers of a cache line */
 
@@ -101,6 +103,30 @@ VNNI static void canonical_pairs_vnni(const float *const *keys, const int64_t *q
 void dualform_canonical(const float *const *keys, const int64_t *query, const float *queries, int64_t pairs, int64_t d,
                         double *terms, double *scores) {
     CALL(canonical_pairs, keys, query, queries, pairs, d, terms, scores);
+}
+
+/* A bound of what rounding does to a score: the sum of |key * query|, in float32. */
+INLINE float size_of(const float *key, const float *query, int64_t d) {
+    float sums[LINE] = {0};
+    int64_t i = 0;
+    for (; i + LINE <= d; i += LINE)
+        for (int j = 0; j < LINE; j++) sums[j] += fabsf(key[i + j] * query[i + j]);
+    for (; i < d; i++) sums[0] += fabsf(key[i] * query[i]);
+    for (int half = LINE / 2; half >= 1; half /= 2)
+        for (int j = 0; j < half; j++) sums[j] += sums[half + j];
+    return sums[0];
+}
+
+INLINE void sizes(const float *const *keys, const float *query, int64_t count, int64_t d, float *found) {
+    for (int64_t p = 0; p < count; p++) found[p] = size_of(keys[p], query, d);
+}
+
+ALL_FORMS(sizes, (const float *const *keys, const float *query, int64_t count, int64_t d, float *found),
+          (keys, query, count, d, found))
+
+/* Of each key, the sum over the dimensions of |key * query|, in float32 in some order. */
+void dualform_sizes(const float *const *keys, const float *query, int64_t count, int64_t d, float *found) {
+    CALL(sizes, keys, query, count, d, found);
 }
 
 INLINE void canonical_rows(const double *keys, int64_t rows, const float *query, int64_t d, double *terms,

@@ -3,6 +3,7 @@
    codes.c     float32 keys -> 8-bit codes and what they leave out
    screen.c    which rows can be among the k best, by the codes alone
    exact.c     canonical scores, as query/score/canonical.py defines them
+   weighed.c   sums of rows, each with a weight
    measures.c  what the recorder measures at every step
    updates.c   updates that are run again
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from dualform.errors import BadInput
 from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes
 
-ABI = 17
+ABI = 18
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 FORMS = ("portable", "avx2", "avx512vnni")
 """As in kernels.h, each for processors that run the former ones, too."""
@@ -54,6 +54,8 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
         "settle": (POINTER(candidates), count, count, address),
         "canonical": (address, address, address, count, count, address, address),
         "canonical_rows": (address, count, address, count, address, address),
+        "sizes": (address, address, count, count, address),
+        "weigh": (address, address, address, count, count, *[address] * 4),
         "project": (*rows, address, address),
         "project_all": (address, count, address),
         "outer": (*rows, address, address, count, address, address, address),

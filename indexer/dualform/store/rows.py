@@ -62,6 +62,17 @@ class Rows:
                 taken[order[first:last]] = matrix[places]
         return taken
 
+    def addresses(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], Sequence[NDArray[np.float32]]]:
+        """uint64[len(rows)]: where some rows, in any order, lie in memory, and the matrices that must live as long."""
+        found, held = np.empty(len(rows), dtype=np.uint64), []
+        number = np.searchsorted(self._starts, rows, side="right") - 1
+        for index in np.flatnonzero(np.bincount(number)).tolist():
+            source, own = self.sources[index], number == index
+            matrix, places = source.holding(rows[own] - source.first_row)
+            found[own] = matrix.ctypes.data + (matrix.strides[0] * places).astype(np.uint64)
+            held.append(matrix)
+        return found, held
+
 
 class OrderedRows(Rows):
     """Rows that are stored in another order than that of the entries, as those of several shards are."""
@@ -80,6 +91,9 @@ class OrderedRows(Rows):
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return self._stored.take(self._row_of_entry[rows])
+
+    def addresses(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], Sequence[NDArray[np.float32]]]:
+        return self._stored.addresses(self._row_of_entry[rows])
 
     @cached_property
     def _stored(self) -> Rows:

@@ -15,15 +15,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform import kernels
+from dualform.kernels.workers import divide
 from dualform.query.score.bound import FLOAT64
 from dualform.query.score.canonical import as_float32, canonical_scores
-from dualform.query.score.rescoring import score_every
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt import RebuiltWeights
 from dualform.query.weights.recorded_blocks import initial_block
-from dualform.query.weights.slot_products import TILE, SlotCoefficients, blocks, roundings
+from dualform.query.weights.slot_products import TILE, SlotCoefficients, roundings
 from dualform.query.weights.slot_sum import is_at_hand, outputs_of_slot_sum, slot_coefficients
 from dualform.query.where.mask import Selection
 from dualform.rules.update_rule import Doubles
@@ -35,8 +36,9 @@ MOST_QUERIES = 1
 """Each further one leaves as many outputs in doubt again."""
 LEAST_PRODUCT = 1 << 33
 """Multiplications of the weights' sum: a smaller one takes some tenths of a second, and answers all further queries."""
-_ROWS, _TERMS = 4096, 64
-"""Slots whose values are weighed at once, and terms that are added in any order before they join a sum."""
+_ROWS, _NEAR, _TASKS, _TERMS = 4096, 512, 64, 64
+"""Slots that a worker takes at once, keys that stay in its cache, sums that workers make, and terms that are added in
+any order before they join one."""
 _SLACK = 1 + 2.0**-10
 """For products of roundings, and for the roundings of their bounds."""
 
@@ -109,32 +111,81 @@ def _sums(
     rows, number = slots.slots, None
     if keys.row_of_entry is not None:
         rows, number = np.unique(keys.row_of_entry[slots.slots], return_inverse=True)
-    scores, sizes = score_every(keys, rows, queries, check), _sizes(keys, rows, queries, check)
-    found, lost, terms = np.zeros((3, len(queries), values.width))
+    scores, sizes = _scores(keys, rows, queries, check)
     of_bias = slots.biases.sum(axis=0)
-    for start, stop, part in blocks(slots.slots, values.rows, _ROWS):
-        check()
-        own = values.block(start, stop)[slots.slots[part] - start].astype(np.float64)
-        of_rows = part if number is None else number[part]
-        coefficients, biases = slots.weights[0, part], of_bias[part]
-        weights = coefficients * scores[:, of_rows] + biases
-        for first in range(0, len(own), _TERMS):
-            term = weights[:, first : first + _TERMS] @ own[first : first + _TERMS]
-            # What a sum loses to rounding is known exactly (Knuth, The Art of Computer Programming, 4.2.2).
-            summed = found + term
-            taken = summed - found
-            lost += (found - (summed - taken)) + (term - taken)
-            found = summed
-        terms += (np.abs(coefficients) * sizes[:, of_rows] + np.abs(biases)) @ np.abs(own)
+    size = _ROWS * -(-len(slots.slots) // (_ROWS * _TASKS))
+    firsts = range(0, len(slots.slots), max(size, 1))
+    summed = np.zeros((len(firsts), 3, len(queries), values.width))
+
+    def add(_: int, task: int) -> None:
+        for start in range(firsts[task], min(firsts[task] + size, len(slots.slots)), _ROWS):
+            check()
+            part = slice(start, min(start + _ROWS, firsts[task] + size))
+            of_rows = part if number is None else number[part]
+            coefficients, biases = slots.weights[0, part], of_bias[part]
+            weights = coefficients * scores[:, of_rows] + biases
+            magnitudes = np.abs(coefficients) * sizes[:, of_rows] + np.abs(biases)
+            _weigh(values, slots.slots[part], weights, magnitudes, summed[task])
+
+    divide(range(len(firsts)), add)
+    # In slot order, whichever worker came first.
+    found, lost, terms = np.zeros((3, len(queries), values.width))
+    for own in summed:
+        found = _add(found, own[0], lost)
+        lost += own[1]
+        terms += own[2]
     return found + lost, terms
 
 
-def _sizes(keys: Keys, rows: NDArray[np.int64], queries: NDArray[np.float32], check: Check) -> Doubles:
-    """float64[n, r]: at least sum_i |x_i q_i| of some stored rows, ascending."""
-    lengths = np.abs(queries).T
-    found = np.empty((len(queries), len(rows)))
-    for start, stop, part in blocks(rows, keys.rows, _TERMS * 16):
+def _scores(keys: Keys, rows: NDArray[np.int64], queries: NDArray[np.float32], check: Check) -> tuple[Doubles, Doubles]:
+    """float64[n, r] twice, of some stored rows, ascending: the canonical scores, and at least sum_i |x_i q_i|."""
+    scores, sizes = np.empty((2, len(queries), len(rows)))
+
+    def score(_: int, start: int) -> None:
         check()
-        found[:, part] = (np.abs(keys.block(start, stop)[rows[part] - start]) @ lengths).T
+        part = slice(start, start + _ROWS)
+        if kernels.library() is None:
+            taken = keys.take(rows[part])
+            scores[:, part] = [canonical_scores(taken, query) for query in queries]
+            sizes[:, part] = (np.abs(taken) @ np.abs(queries).T).T
+            return
+        addresses, held = keys.addresses(rows[part])
+        for at in range(0, len(addresses), _NEAR):
+            near = slice(start + at, start + min(at + _NEAR, len(addresses)))
+            own = addresses[at : at + _NEAR]
+            for i, query in enumerate(queries):
+                scores[i, near] = kernels.canonical(own, np.zeros(len(own), np.int64), query[None])
+                sizes[i, near] = kernels.sizes(own, query)
+        del held  # what the addresses point into
+
+    divide(range(0, len(rows), _ROWS), score)
     # Float32 sums of positive numbers, in any order; denormal ones are lost beside the rest.
-    return found * (1 + 2.0**-20 * keys.width) + 1e-30 * keys.width
+    return scores, sizes * (1 + 2.0**-20 * keys.width) + 1e-30 * keys.width
+
+
+def _weigh(values: Rows, entries: NDArray[np.int64], weights: Doubles, magnitudes: Doubles, sums: Doubles) -> None:
+    """Add to float64[3, n, d_out] what some entries bring, what rounding lost of it, and its terms' absolute values.
+
+    `weights` and `magnitudes` are float64[n, m].
+    """
+    if kernels.library() is None:
+        own = values.take(entries).astype(np.float64)
+        for first in range(0, len(own), _TERMS):
+            term = weights[:, first : first + _TERMS] @ own[first : first + _TERMS]
+            sums[0] = _add(sums[0], term, sums[1])
+        sums[2] += magnitudes @ np.abs(own)
+        return
+    addresses, held = values.addresses(entries)
+    for i in range(len(weights)):
+        kernels.weigh(addresses, *map(np.ascontiguousarray, (weights[i], magnitudes[i])), *sums[:, i])
+    del held  # what the addresses point into
+
+
+def _add(found: Doubles, term: Doubles, lost: Doubles) -> Doubles:
+    """The sum. What it loses to rounding, which is known exactly (Knuth, The Art of Computer Programming, 4.2.2), is
+    added to `lost`.
+    """
+    summed = found + term
+    taken = summed - found
+    lost += (found - (summed - taken)) + (term - taken)
+    return summed
