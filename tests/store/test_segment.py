@@ -11,12 +11,14 @@ from dualform.errors import Damaged
 from dualform.query.score.rescoring import score_pairs
 from dualform.store import segment
 from dualform.store.direct_file import Blocks
-from dualform.store.matrix_file import flat_index
-from dualform.store.rows import Keys
+from dualform.store.matrix_file import MatrixForm, flat_index
+from dualform.store.rows import Keys, Rows
 from dualform.store.rows_writer import MatrixWriter
 from dualform.store.segment import BLOCK_BYTES, Segment
 from dualform.store.segment_cache import SegmentCache
+from dualform.store.sources.patches import PatchRows, Unfolding
 from dualform.store.sources.segment_rows import SegmentRows
+from dualform.store.sources.some_columns import some_columns
 from tests.damage import flip
 
 WIDTH = 300
@@ -138,3 +140,35 @@ def test_threads_that_ask_at_once_read_a_block_once(stored, read):
         thread.join()
     assert found == [matrix.tobytes()] * 6
     assert sorted(read) == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_are_gone_through_once_are_not_kept_unless_all_of_them_are_held(stored, read):
+    matrix, damaged = stored
+    cache = SegmentCache()
+    rows = Rows([rows_of(stored, cache)], WIDTH)
+    for _ in range(2):
+        assert rows.passing().block(3, 9).tobytes() == matrix[3:9].tobytes()
+    assert rows.passing().take(np.array([5, 1])).tobytes() == matrix[[5, 1]].tobytes()
+    assert (read, cache.nbytes) == ([0, 0, 0], 0)
+    rows.block(0, 9)  # kept, which says nothing of other rows
+    assert rows.passing().block(ROWS - 3, ROWS).tobytes() == matrix[-3:].tobytes()
+    assert read == [0, 0, 0, 0, 4]
+    rows.block(0, ROWS)
+    read.clear()
+    assert rows.passing().block(0, ROWS).tobytes() == matrix.tobytes()
+    assert not read
+    flip(damaged.path, 100)
+    with pytest.raises(Damaged, match=f"{damaged.path} was altered"):
+        Rows([rows_of(stored)], WIDTH).passing().block(0, 1)
+
+
+def test_columns_and_made_rows_are_gone_through_once_too(stored):
+    cache = SegmentCache()
+    unfolding = Unfolding((3, 10, 10), (2, 2), (2, 2), (0, 0), (1, 1))
+    maps = SegmentRows(stored[1], MatrixForm("faiss", np.dtype("<f4"), unfolding.shape), cache)
+    narrow = some_columns(rows_of(stored, cache), 7, 20)
+    for made in (narrow, PatchRows(maps, 0, unfolding.width, unfolding)):
+        assert made.passing().read(3, 50).tobytes() == made.read(3, 50).tobytes()
+        cache.clear()
+        made.passing().read(3, 50)
+        assert cache.nbytes == 0

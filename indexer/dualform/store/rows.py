@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from copy import copy
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,12 @@ class Rows:
                 taken[order[first:last]] = matrix[places]
         return taken
 
+    def passing(self) -> Self:
+        """The same rows, to be gone through once: what is read of them is not kept for the next question."""
+        found = copy(self)
+        found.sources = [source.passing() for source in self.sources]
+        return found
+
     def addresses(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], Sequence[NDArray[np.float32]]]:
         """uint64[len(rows)]: where some rows, in any order, lie in memory, and the matrices that must live as long."""
         found, held = np.empty(len(rows), dtype=np.uint64), []
@@ -95,7 +102,7 @@ class OrderedRows(Rows):
     def addresses(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], Sequence[NDArray[np.float32]]]:
         return self._stored.addresses(self._row_of_entry[rows])
 
-    @cached_property
+    @property
     def _stored(self) -> Rows:
         return Rows(self.sources, self.width)
 

@@ -69,6 +69,11 @@ class SegmentBuffer:
         self.filled = 0
         """Bytes of memory that what was read takes."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of the file was read."""
+        return bool(self._read.all())
+
     def read(self, start: int, stop: int) -> bool:
         """Make a range of rows readable in `matrix`; returns whether the file was read.
 

@@ -39,6 +39,11 @@ class SegmentCache:
                     self._budget.keep(self._owner, segment.identity, held, 0)
             return held
 
+    def find(self, segment: Segment) -> SegmentBuffer | None:
+        """The buffer of a segment if it is held."""
+        found: SegmentBuffer | None = self._budget.find(self._owner, segment.identity)
+        return found
+
     def settle(self, segment: Segment, buffer: SegmentBuffer) -> None:
         """Drop what is too much, after something was read into the buffer of a segment."""
         with self._lock:

@@ -81,7 +81,8 @@ def _outputs(
     check: Check,
 ) -> NDArray[np.float32] | None:
     memory = view.snapshot
-    keys, values = memory.keys(layer.name), memory.values(layer.name)
+    # Freshly taken memory would cost more than reading again does what the next question needs.
+    keys, values = memory.keys(layer.name).passing(), memory.values(layer.name).passing()
     weight = initial_block(view, layer, layer.weights[0], at_step)
     bias = initial_block(view, layer, layer.biases[0], at_step) if layer.biases else np.zeros(layer.d_out)
     found, terms = _sums(keys, values, slots, queries, check)

@@ -79,8 +79,8 @@ def outputs_of_slot_sum(
     memory: Snapshot, layer: Layer, slots: SlotCoefficients, outputs: NDArray[np.int64], check: Check
 ) -> SlotSum:
     """As `slot_sum` has them, to the last bit, some outputs alone; what stands at others is no sum."""
-    found = _nothing(layer)
-    add_products(found, layer, memory.keys(layer.name), memory.values(layer.name), slots, check, outputs)
+    found, keys, values = _nothing(layer), memory.keys(layer.name).passing(), memory.values(layer.name).passing()
+    add_products(found, layer, keys, values, slots, check, outputs)
     return found
 
 

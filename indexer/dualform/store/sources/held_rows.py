@@ -44,5 +44,8 @@ class HeldRows:
     def shifted(self, rows: int) -> HeldRows:
         return replace(self, first_row=self.first_row + rows)
 
+    def passing(self) -> HeldRows:
+        return self
+
     def verify(self) -> None:
         """Whoever read the rows held them against their checksum."""

@@ -56,6 +56,10 @@ class KeySource(Protocol):
         """The same rows, with so many more of the layer before them."""
         ...
 
+    def passing(self) -> KeySource:
+        """The same rows, read to be gone through once: what of their file no cache holds whole is not kept there."""
+        ...
+
     def verify(self) -> None:
         """Hold all of the file against its checksums, and keep nothing of it."""
         ...
@@ -74,3 +78,5 @@ class StoredRows(KeySource, Protocol):
     def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """As `KeySource.holding`, of rows [*shape]."""
         ...
+
+    def passing(self) -> StoredRows: ...

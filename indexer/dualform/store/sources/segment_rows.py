@@ -22,6 +22,8 @@ class SegmentRows:
     segment: Segment
     form: MatrixForm
     cache: SegmentCache
+    keeps: bool = True
+    """Whether what is read stays in the cache."""
     made: ClassVar[bool] = False
 
     @property
@@ -59,8 +61,14 @@ class SegmentRows:
     def shifted(self, rows: int) -> SegmentRows:
         return replace(self, segment=replace(self.segment, first_row=self.first_row + rows))
 
+    def passing(self) -> SegmentRows:
+        return replace(self, keeps=False)
+
     def verify(self) -> None:
         SegmentBuffer(self.segment, self.form).read(0, max(self.rows, 1))
 
     def _buffer(self) -> SegmentBuffer:
-        return self.cache.get(self.segment, partial(SegmentBuffer, self.segment, self.form))
+        if self.keeps:
+            return self.cache.get(self.segment, partial(SegmentBuffer, self.segment, self.form))
+        held = self.cache.find(self.segment)
+        return held if held is not None and held.whole else SegmentBuffer(self.segment, self.form)

@@ -62,5 +62,8 @@ class SomeColumns:
     def shifted(self, rows: int) -> SomeColumns:
         return replace(self, source=self.source.shifted(rows))
 
+    def passing(self) -> SomeColumns:
+        return replace(self, source=self.source.passing())
+
     def verify(self) -> None:
         self.source.verify()
