@@ -10,25 +10,30 @@ import pytest
 from dualform_client.cli.main import COMMANDS, dualform as group
 
 README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+REACHING = {"--token-file", "--tls", "--tls-ca", "--timeout", "--memory"}
+"""Options of every command that asks a TARGET."""
 OPTIONS = {
     "demo": {"--out"},
-    "study": {"--data", "--out", "--steps", "--seed"},
-    "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder"},
-    "serve": {"--address", "--token-file", "--tls-cert", "--tls-key", "--memory"},
-    "info": {"--memory"},
-    "topk": {"--layer", "--query", "-k", "--where", "--by", "--score", "--abs"},
-    "sums": {"--layer", "--query", "--where", "--by", "--score", "--abs"},
+    "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--replay", "--dry-run"},
+    "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder", "--budget"},
+    "serve": {
+        *("--address", "--token-file", "--tls-cert", "--tls-key", "--max-concurrent", "--max-small", "--deadline"),
+        *("--memory", "--ray", "--shard-deadline"),
+    },
+    "info": REACHING,
+    "topk": {*REACHING, "--layer", "--query", "-k", "--where", "--by", "--score", "--abs"},
+    "sums": {*REACHING, "--layer", "--query", "--where", "--by", "--score", "--abs"},
     "output": {
-        *("--layer", "--query", "--where", "--at-step", "--allow-inexact"),
+        *(*REACHING, "--layer", "--query", "--where", "--at-step", "--allow-inexact"),
         *("--kernel", "--temperature", "--no-initial"),
     },
-    "compare": {"--layer", "--query", "-k", "--where", "--score", "--abs"},
-    "weights": {"--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
-    "verify": set(),
+    "compare": {*REACHING, "--layer", "--query", "-k", "--where", "--score", "--abs"},
+    "weights": {*REACHING, "--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
+    "verify": REACHING,
     "check": set(),
     "forget": {"--where", "--probe", "--cut-off", "--yes"},
-    "sql": set(),
-    "health": set(),
+    "sql": REACHING,
+    "health": {"--tls-ca", "--timeout"},
 }
 
 
@@ -67,9 +72,9 @@ def test_the_list_of_commands_says_what_each_does(dualform):
 
 
 @pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
-def test_every_command_takes_its_options_and_json(command):
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert OPTIONS[command.name] | {"--json"} <= options
+def test_every_command_takes_its_options_and_no_others(command):
+    options = {opt for option in command.params if isinstance(option, click.Option) for opt in option.opts}
+    assert options == OPTIONS[command.name] | {"--json"}
 
 
 @pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
