@@ -41,7 +41,7 @@ SEGMENT_BYTES = 512 << 20
 JOURNAL_SECONDS = 5.0
 """How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts.
 
-The README, CONTRIBUTING and docs/format.md say so, too.
+The README, CONTRIBUTING and docs/format.md say so, too; a test holds them to it.
 """
 FRAME_BYTES = 64 << 20
 """Where more than this came within that time, it is committed at once: it would soon be written a second time."""

@@ -1,0 +1,49 @@
+"""Numbers that have to stand twice, in C and in Python or in a source and on a page, are the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dualform import kernels
+from dualform.kernels import loader
+from dualform.record import recorded_entries
+from dualform.store import writer
+
+ROOT = Path(__file__).parents[1]
+LOOPS = ROOT / "indexer" / "dualform" / "kernels"
+WORDS = {1: "one", 2: "two", 5: "five", 10: "ten"}
+
+
+@pytest.mark.parametrize(
+    ("file", "stated", "number"),
+    [
+        ("codes.c", r"int32_t dualform_abi\(void\) \{ return (\d+); \}", loader.ABI),
+        ("measures.c", r"#define RUN (\d+)", recorded_entries.RUN),
+        ("kernels.h", r"#define ROWS (\d+)", kernels.ROWS),
+        ("kernels.h", r"#define DIRECTIONS (\d+)", kernels.DIRECTIONS),
+    ],
+    ids=["ABI", "RUN", "ROWS", "DIRECTIONS"],
+)
+def test_c_and_python_say_the_same(file, stated, number):
+    assert re.findall(stated, (LOOPS / file).read_text(encoding="utf-8")) == [str(number)]
+
+
+def test_the_forms_of_the_loops_are_numbered_alike():
+    (listed,) = re.findall(r"enum \{ (.*) \};", (LOOPS / "kernels.h").read_text(encoding="utf-8"))
+    assert listed.split(", ") == ["PORTABLE_FORM", "AVX2_FORM", "VNNI_FORM"]
+    assert loader.FORMS == ("portable", "avx2", "avx512vnni")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/format.md"])
+def test_pages_say_after_how_many_seconds_rows_are_durable(page):
+    said = re.findall(r"(?:every|last) (\w+)\s+seconds", (ROOT / page).read_text(encoding="utf-8"), re.IGNORECASE)
+    assert said
+    assert set(said) == {WORDS[int(writer.JOURNAL_SECONDS)]}
+
+
+def test_the_page_of_the_format_says_how_much_makes_a_commit():
+    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+    assert f"At {writer.SEGMENT_BYTES >> 20} MiB, at" in page
