@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from dualform.query.engine import CACHE_BYTES, Engine
 from dualform.query.score import backends
-from dualform.store import derived
+from dualform.store import derived_file
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
@@ -50,12 +50,12 @@ class Fresh:
 
         Nobody asked before: sums that were kept beside the keys are neither read nor written.
         """
-        measured, least = list[float](), derived.LEAST_BYTES
-        derived.LEAST_BYTES = sys.maxsize
+        measured, least = list[float](), derived_file.LEAST_BYTES
+        derived_file.LEAST_BYTES = sys.maxsize
         for _ in range(repeats):
             with self.engine() as engine:
                 began = time.perf_counter()
                 answer = ask(engine)
                 measured.append(time.perf_counter() - began)
-        derived.LEAST_BYTES = least
+        derived_file.LEAST_BYTES = least
         return measured, answer

@@ -14,7 +14,7 @@ import dualform
 from dualform.errors import Inexact
 from dualform.query.weights.block_grades import EXACT
 from dualform.query.weights.exactness import grade
-from dualform.query.weights.rebuilt import rebuild
+from dualform.query.weights.rebuilt_weights import rebuild
 from dualform.query.where import mask
 
 from .measured_grades import LAYERS, graded, required

@@ -13,7 +13,7 @@ from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
 from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.weights import slot_products, slot_sum
 from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt import RebuiltWeights
+from dualform.query.weights.rebuilt_weights import RebuiltWeights
 from dualform.query.where import mask
 from tests.query import arrays
 

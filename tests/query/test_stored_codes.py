@@ -21,7 +21,7 @@ from dualform.query.score.bound import norms
 from dualform.query.search import codes_cache, stored_codes
 from dualform.query.search.codes import Codes, quantise_source
 from dualform.query.search.stored_codes import StoredCodes
-from dualform.store import derived
+from dualform.store import derived_file
 from dualform.store.check import check_memory
 from dualform.store.sources.some_columns import SomeColumns
 from tests.damage import damaged
@@ -76,7 +76,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of small segments are kept, too, in several blocks."""
-    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
+    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
     monkeypatch.setattr(stored_codes, "_BLOCK_BYTES", 2000)
 
 
@@ -195,7 +195,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(run, expected, monkeypatch
 
 def test_a_disk_that_is_nearly_full_is_not_filled(run, expected, monkeypatch):
     usage = shutil._ntuple_diskusage(100 << 30, 96 << 30, 4 << 30)
-    monkeypatch.setattr(derived.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(derived_file.shutil, "disk_usage", lambda path: usage)
     assert_same(answers(run), expected)
     assert files(run) == []
 

@@ -19,7 +19,7 @@ from dualform.answers import Scan
 from dualform.query import groups, stored_sum
 from dualform.query.sums import stored_key_sums
 from dualform.query.weights import cancellation, slot_sum
-from dualform.store import derived
+from dualform.store import derived_file
 from tests.contract.recorded import record
 from tests.damage import damaged, flip
 from tests.wire.values import same
@@ -44,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
+    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
     return Path(shutil.copytree(plain, tmp_path / "run"))
 
 
@@ -86,7 +86,7 @@ def test_groups_of_all_slots_are_kept_with_what_they_are_named_after(derived_run
 
 
 def test_groups_of_a_memory_that_grows_are_those_of_its_moment(tmp_path, monkeypatch):
-    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
+    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = dualform.Recorder(model, optimizer, tmp_path / "run", layers=["*"], quiet=True)
@@ -161,7 +161,7 @@ def test_the_oldest_sums_make_room(run, monkeypatch):
 
 def test_sums_of_patches_that_another_convolution_took_of_the_same_images_are_not_read(tmp_path, monkeypatch):
     """A memory is copied over another one, whose sums stay."""
-    monkeypatch.setattr(derived, "LEAST_BYTES", 0)
+    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
     images, query = torch.randn(6, 1, 5, 5, generator=torch.Generator().manual_seed(0)), np.ones((1, 9), np.float32)
 
     def ask(folder):

@@ -16,7 +16,7 @@ from dualform.forgetting.forget import forget, forgetting
 from dualform.record.budget import Budget
 from dualform.store.check import what_is_wrong
 from dualform.store.sampling import ROWS_OF_A_RANK, Sampling
-from dualform_client.cli.masking import describe
+from dualform_client.cli.mask_notes import describe
 from tests.record.resumed_training import ROWS as RESUMED_ROWS, Training
 from tests.record.test_ranks import ROWS as RANK_ROWS, Fleet, data
 

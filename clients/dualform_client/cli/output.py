@@ -12,7 +12,7 @@ from dualform.answers import Outputs
 from dualform.methods import Answers
 from dualform.questions import Queries
 from dualform_client.cli.layers import LayerAnswer, asks_layers
-from dualform_client.cli.masking import (
+from dualform_client.cli.mask_notes import (
     WHAT_A_MASK_MEANS,
     WHAT_A_SOFTMAX_MASK_MEANS,
     cancellation,

@@ -13,7 +13,7 @@ import click
 from dualform.answers import Weights
 from dualform.errors import AlreadyExists
 from dualform.methods import Answers
-from dualform_client.cli.masking import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, figures, one_mask
+from dualform_client.cli.mask_notes import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, figures, one_mask
 from dualform_client.cli.options import (
     allow_inexact_option,
     at_step_option,

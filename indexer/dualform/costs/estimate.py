@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dualform.costs.forecast import Forecast, TriedSteps, forecast
-from dualform.costs.stored import Stored, stored_after
+from dualform.costs.stored_bytes import Stored, stored_after
 from dualform.costs.trial import Trial
 from dualform.errors import BadInput
 from dualform.record.budget_plan import BudgetPlan, is_whole

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from dualform.answers.scan import percent
-from dualform.costs.stored import Stored
+from dualform.costs.stored_bytes import Stored
 from dualform.record.budget import Budget, Bytes
 from dualform.store.manifest import Manifest
 from dualform.store.weights import WEIGHTS, weights_file

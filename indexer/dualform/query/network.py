@@ -21,7 +21,7 @@ from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.concentration import concentration
 from dualform.query.weights.direct_outputs import direct_outputs
 from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt import rebuild, rebuild_without_slots, tied
+from dualform.query.weights.rebuilt_weights import rebuild, rebuild_without_slots, tied
 from dualform.query.weights.requirement import require
 from dualform.query.weights.softmax import softmax
 from dualform.query.where import mask

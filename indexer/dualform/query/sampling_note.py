@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualform.answers.scan import percent
 from dualform.query.view import View
-from dualform.store.dropped import DroppedSlots
+from dualform.store.dropped_slots import DroppedSlots
 
 
 def sampling_note(view: View) -> str:

@@ -19,8 +19,8 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from dualform.store import derived
-from dualform.store.derived import SUM, DerivedFile, write_derived
+from dualform.store import derived_file
+from dualform.store.derived_file import SUM, DerivedFile, write_derived
 from dualform.store.rows import Rows
 from dualform.store.snapshot import Snapshot
 
@@ -59,7 +59,7 @@ class StoredSum:
             digest.update(b"none" if array is None else f"{array.dtype.str}{array.shape}".encode())
             if array is not None:
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return cls(folder / f"{digest.hexdigest()}{SUM}", kind) if folder and size >= derived.LEAST_BYTES else None
+        return cls(folder / f"{digest.hexdigest()}{SUM}", kind) if folder and size >= derived_file.LEAST_BYTES else None
 
     def read(self, *forms: tuple[DTypeLike, tuple[int, ...]]) -> list[NDArray[Any]] | None:
         """The arrays, of these types and shapes, (-1,) being any length; None where they are not there, or altered."""

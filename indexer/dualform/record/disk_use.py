@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dualform.store.derived import is_derived
+from dualform.store.derived_file import is_derived
 
 _SHARD = re.compile(r"shard-\d{5,}")
 _SECTOR = 512

@@ -28,7 +28,7 @@ from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.budget_plan import BudgetPlan
 from dualform.record.found_layers import FoundLayers
-from dualform.record.joinable import Joinable
+from dualform.record.join_hook import Joinable
 from dualform.record.model_arguments import Inputs
 from dualform.record.optimizers import check_followed
 from dualform.record.owners import Owners, optimizers_of

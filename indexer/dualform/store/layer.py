@@ -57,7 +57,7 @@ class Layer:
     value_source: str = "rows"
     """How its values are stored: one of VALUE_SOURCES."""
     forgotten: int = 0
-    """How many of its slots were taken out of the memory (forgotten.py)."""
+    """How many of its slots were taken out of the memory (forgotten_samples.py)."""
     sampled: bool = False
     """Whether the recorder held a budget, so that its slots may be a sample (sampling.py)."""
 

@@ -22,7 +22,7 @@ from dualform.query.search.codes import Codes, quantise_queries
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.stored_codes import StoredCodes
 from dualform.query.view import Check
-from dualform.store.derived import aligned
+from dualform.store.derived_file import aligned
 from dualform.store.rows import Keys
 from dualform.store.sources.key_source import KeySource
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.query.search.codes import Codes
-from dualform.store import derived
-from dualform.store.derived import CODES, DerivedFile, write_derived
+from dualform.store import derived_file
+from dualform.store.derived_file import CODES, DerivedFile, write_derived
 from dualform.store.durable import checksum
 from dualform.store.sources.key_source import KeySource
 
@@ -108,7 +108,7 @@ def _place(source: KeySource) -> Path | None:
     segment = source.segment
     if segment is None or source.identity != segment.identity or not source.width:
         return None
-    worth = segment.size >= derived.LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
+    worth = segment.size >= derived_file.LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
     return segment.path.with_name(f"{segment.path.name}{CODES}") if worth else None
 
 

@@ -22,7 +22,7 @@ from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt import RebuiltWeights
+from dualform.query.weights.rebuilt_weights import RebuiltWeights
 from dualform.query.weights.recorded_blocks import initial_block
 from dualform.query.weights.slot_products import TILE, SlotCoefficients, roundings
 from dualform.query.weights.slot_sum import is_at_hand, outputs_of_slot_sum, slot_coefficients

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dualform.answers import Grade
 from dualform.query.view import View
-from dualform.query.weights import dropped, forgotten
+from dualform.query.weights import dropped_terms, forgotten_terms
 from dualform.query.weights.block_grades import EXACT, BlockDistance, name_of, precision
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.distances import Distances, distances
@@ -41,13 +41,15 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
         return Grade("scores only", reason=reason + _lacks(view, layer))
     if stop == 0:
         return Grade("exact", 0.0, 0.0)
-    if part := forgotten.lost_meanwhile(view, layer, stop):
-        return Grade("off", since=part.first_step, reason=forgotten.said_meanwhile(part))
-    first = dropped.first_step(view, layer)
+    if part := forgotten_terms.lost_meanwhile(view, layer, stop):
+        return Grade("off", since=part.first_step, reason=forgotten_terms.said_meanwhile(part))
+    first = dropped_terms.first_step(view, layer)
     if first is not None and first < stop:
-        return Grade("off", since=first, reason=f"{dropped.said(view, layer)}: what the others brought is missing.")
+        return Grade(
+            "off", since=first, reason=f"{dropped_terms.said(view, layer)}: what the others brought is missing."
+        )
     found = _measured(view, layer, stop)
-    return replace(found, reason=forgotten.said(view, layer, stop)) if not found.reason else found
+    return replace(found, reason=forgotten_terms.said(view, layer, stop)) if not found.reason else found
 
 
 def _measured(view: View, layer: Layer, stop: int) -> Grade:

@@ -2,7 +2,7 @@
 
 Shapes: n queries, d_in, d_out.
 
-    y = W q + b        with the weights of rebuilt.py
+    y = W q + b        with the weights of rebuilt_weights.py
 
 The weights do not depend on the query, so a question gives the same answer alone or in a batch: the float32 that is
 returned is the rounding of the canonical float64 sum. A matrix product finds it wherever its error bound leaves no
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dualform.query.score.bound import FLOAT64, norms
 from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.view import Check
-from dualform.query.weights.rebuilt import RebuiltWeights
+from dualform.query.weights.rebuilt_weights import RebuiltWeights
 
 _BATCH = 1024
 """Queries that are answered at once."""

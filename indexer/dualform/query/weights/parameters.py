@@ -13,7 +13,7 @@ from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights import other_parameters
-from dualform.query.weights.rebuilt import rebuild
+from dualform.query.weights.rebuilt_weights import rebuild
 from dualform.query.weights.requirement import require
 from dualform.query.weights.scores_only import why_scores_only
 from dualform.query.where import mask

@@ -2,7 +2,7 @@
 
     W_T = a_0 W_0 + a_B B_0 + sum_t a_t delta_t x_t^T        b_T likewise, with x_t = 1
 
-and what was forgotten brought beside it (forgotten.py),
+and what was forgotten brought beside it (forgotten_terms.py),
 
 under a linear update rule; under any other the trajectory is run again (trajectory.py). Either is done for every
 parameter block of the layer, which may be some of W's columns and has coefficients of its own, over the slots that a
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
-from dualform.query.weights import forgotten
+from dualform.query.weights import forgotten_terms
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.slot_gradients import Holder
 from dualform.query.weights.slot_sum import slot_sum
@@ -110,7 +110,7 @@ def _summed(
         term = _term(view, holder, place, chosen, at_step, check)
         terms.append(term if place.transposed == block.transposed else term.T)
     summed: Doubles = np.add.reduce(terms) + initial_block(view, layer, block, at_step)
-    brought = forgotten.brought(view, block, at_step)
+    brought = forgotten_terms.brought(view, block, at_step)
     return summed if brought is None else summed + brought
 
 

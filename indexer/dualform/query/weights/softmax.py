@@ -30,7 +30,7 @@ from dualform.query.score.canonical import as_float32, divisors
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every, score_rows
 from dualform.query.view import Check, View
-from dualform.query.weights.rebuilt import rebuild_without_slots, tied
+from dualform.query.weights.rebuilt_weights import rebuild_without_slots, tied
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_products import block_size, blocks, places
 from dualform.query.weights.slot_sum import bias_sum

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from dualform.errors import RecordingError
-from dualform.record.casts import cast_of
 from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.identity import Report, compiled, watched
+from dualform.record.weight_casts import cast_of
 from dualform.store.parameter import Parameter
 
 
@@ -71,7 +71,7 @@ class Listener(Protocol):
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
         """The error signal of a call has arrived, in backward: [..., d_out], or any gradient of the layer's outputs
-        where its values are not wanted. `cast`: the copy of the weights that the call used (casts.py).
+        where its values are not wanted. `cast`: the copy of the weights that the call used (weight_casts.py).
         """
 
 

@@ -8,7 +8,7 @@ began (momentum, Adam's averages) are no slots, so no mask removes them.
 
 Where the record is not exact, the end of the training has one more term, W_T minus the sum over all slots: what moved
 outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the grade. So does the sum of what
-was forgotten (forgotten.py).
+was forgotten (forgotten_terms.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from dualform.answers import Grade
 from dualform.errors import BadInput
 from dualform.query.view import Check, View
-from dualform.query.weights import forgotten
+from dualform.query.weights import forgotten_terms
 from dualform.query.weights.recorded_blocks import build, length, standing_terms, way
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
@@ -118,7 +118,7 @@ def _rebuild(
     at_end = at_step is None or at_step == view.snapshot.steps
     terms = standing_terms(view, layer, selection, check, partners) if at_end and not grade.exact else {}
     parameters = {name: own + terms[name] if name in terms else own for name, own in parameters.items()}
-    if whole := forgotten.added(view, layer, terms, at_step):
+    if whole := forgotten_terms.added(view, layer, terms, at_step):
         standing = length(whole) / (length(way(view, layer)) or math.nan)
     return _joined(layer, parameters, grade, standing)
 
