@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import threading
@@ -47,7 +48,8 @@ class Trace:
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if self._over:  # on a thread that outlives the trace, as those of the compiled loops do
             sys.setprofile(None)
-        if not self.on or event != "call" or frame.f_code.co_name == "<module>":
+        # Modules and classes run as they are imported, by whoever is the first to need them.
+        if not self.on or event != "call" or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             return
         file = Path(frame.f_code.co_filename)
         self.ran |= {file.relative_to(room).as_posix() for room in ROOMS if file.is_relative_to(room)}
