@@ -87,6 +87,19 @@ def test_every_one_of_the_k_best_is_a_candidate(form, question, segment_rows):
 
 
 @FORMS
+@SOME
+@given(seed=SEEDS, k=st.sampled_from([86, 100, 400]), count=st.integers(1, 3), values=st.sampled_from([2, 9, 1000]))
+def test_every_one_of_many_best_is_a_candidate_though_many_score_alike(form, seed, k, count, values):
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(0, values, (3000, 13)).astype(np.float32)
+    queries = rng.integers(1, 4, (count, 13)).astype(np.float32)
+    request = Request(k, 3, rng.integers(-1, 3, len(keys)).astype(np.int32), False)
+    with using(form):
+        found = screen(keys_of(keys, 777), CodesCache(1 << 20), queries, request, lambda: None)
+    assert_best_are_candidates(found, keys, queries, request)
+
+
+@FORMS
 def test_rows_that_cannot_be_among_the_best_are_left_out(form):
     rng = np.random.default_rng(0)
     keys, queries = rng.normal(size=(5000, 64)).astype(np.float32), rng.normal(size=(30, 64)).astype(np.float32)

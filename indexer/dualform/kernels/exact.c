@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#define AHEAD 3 /* keys fetched before their turn: rows lie far apart, and memory answers late */
+#define AHEAD 6 /* keys fetched before their turn: rows lie far apart, and memory answers late */
 #define LINE 16 /* float32 numbers of a cache line */
 
 /* ---- canonical ---- */
@@ -18,9 +18,9 @@ INLINE double canonical_score(const float *key, const float *query, int64_t d, d
     const int64_t upper = d - half;
     for (int64_t i = 0; i < half; i += LINE) {
         const int64_t count = half - i < LINE ? half - i : LINE;
-        __builtin_prefetch(next + i);
+        FETCH(next + i, 0);
         if (i + LINE <= upper) {
-            __builtin_prefetch(next + half + i);
+            FETCH(next + half + i, 0);
             for (int64_t j = i; j < i + LINE; j++)
                 terms[j] = (double)key[j] * query[j] + (double)key[half + j] * query[half + j];
         } else if (i >= upper && count == LINE)
@@ -59,20 +59,33 @@ NARROW_FORMS(canonical_pairs,
              (keys, query, queries, pairs, d, terms, scores))
 
 #ifdef X86
-/* Eight products from i on, zeros past the end. */
-VNNI INLINE __m512d products(const float *key, const float *query, int64_t i, int64_t d) {
-    const __mmask8 there = d - i >= 8 ? 0xFF : d > i ? (__mmask8)((1 << (d - i)) - 1) : 0;
+/* Eight products from i on. */
+VNNI INLINE __m512d products(const float *key, const float *query, int64_t i) {
+    return _mm512_mul_pd(_mm512_cvtps_pd(_mm256_loadu_ps(key + i)), _mm512_cvtps_pd(_mm256_loadu_ps(query + i)));
+}
+
+/* Those of the last dimensions, zeros past the end. */
+VNNI INLINE __m512d last_products(const float *key, const float *query, int64_t i, int64_t d) {
+    const __mmask8 there = (__mmask8)((1 << (d - i)) - 1);
     return _mm512_mul_pd(_mm512_cvtps_pd(_mm256_maskz_loadu_ps(there, key + i)),
                          _mm512_cvtps_pd(_mm256_maskz_loadu_ps(there, query + i)));
 }
 
-/* Those from i on and those half the tree further; on the way, `next` is fetched. */
+/* Those from i on, which is less than half, and those half the tree further; on the way, `next` is fetched. */
 VNNI INLINE __m512d leaf(const float *key, const float *query, int64_t i, int64_t half, int64_t d, const float *next) {
-    __builtin_prefetch(next + i);
-    const __m512d sum = products(key, query, i, d);
-    if (i + half >= d) return sum;
-    __builtin_prefetch(next + half + i);
-    return _mm512_add_pd(sum, products(key, query, i + half, d));
+    const int64_t further = i + half;
+    if (i % LINE == 0) FETCH(next + i, 0);
+    const __m512d sum = products(key, query, i);
+    if (further >= d) return sum;
+    if (i % LINE == 0) FETCH(next + further, 0);
+    return _mm512_add_pd(sum, further + 8 <= d ? products(key, query, further) : last_products(key, query, further, d));
+}
+
+/* The sum of eight terms, as the last levels of the tree have it. */
+VNNI INLINE double sum_of_eight(__m512d terms) {
+    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(terms), _mm512_extractf64x4_pd(terms, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
 }
 
 /* The same tree. Its first four levels are added in registers: one pass over the products instead of four. */
@@ -86,9 +99,10 @@ VNNI static double canonical_wide_tree(const float *key, const float *query, int
 #define PAIR(j) _mm512_add_pd(LEAF(j), LEAF((j) + 4))
 #define FOUR(j) _mm512_add_pd(PAIR(j), PAIR((j) + 2))
     for (int64_t i = 0; i < part; i += 8) _mm512_storeu_pd(terms + i, _mm512_add_pd(FOUR(0), FOUR(1)));
-    for (half = part / 2; half >= 1; half /= 2)
-        for (int64_t i = 0; i < half; i++) terms[i] += terms[half + i];
-    return terms[0] + 0.0;
+    for (half = part / 2; half >= 8; half /= 2)
+        for (int64_t i = 0; i < half; i += 8)
+            _mm512_storeu_pd(terms + i, _mm512_add_pd(_mm512_loadu_pd(terms + i), _mm512_loadu_pd(terms + half + i)));
+    return sum_of_eight(_mm512_loadu_pd(terms)) + 0.0;
 }
 
 VNNI static void canonical_pairs_vnni(const float *const *keys, const int64_t *query, const float *queries,

@@ -1,11 +1,12 @@
 /* The compiled loops: of questions, of recording, and of updates that are run again. Python calls them without its lock (see __init__.py).
 
-   codes.c     float32 keys -> 8-bit codes and what they leave out
-   screen.c    which rows can be among the k best, by the codes alone
-   exact.c     canonical scores, as query/score/canonical.py defines them
-   weighed.c   sums of rows, each with a weight
-   measures.c  what the recorder measures at every step
-   updates.c   updates that are run again
+   codes.c       float32 keys -> 8-bit codes and what they leave out
+   screen.c      which rows can be among the k best, by the codes alone
+   candidates.c  those rows, and the floors that they have to reach
+   exact.c       canonical scores, as query/score/canonical.py defines them
+   weighed.c     sums of rows, each with a weight
+   measures.c    what the recorder measures at every step
+   updates.c     updates that are run again
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
    multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register.
@@ -35,6 +36,9 @@
 #define DIRECTIONS 8 /* that the recorder projects along, as in __init__.py */
 #define TILE 12 /* queries multiplied together with one register of keys */
 #define INLINE static inline __attribute__((always_inline))
+/* Fetch a cache line before its turn, to the second level: of the first, only a few lines can be on their way at once,
+   and whoever asks for one more waits. It may lie past the end: nothing is read from there. */
+#define FETCH(from, bytes) __builtin_prefetch((const void *)((uintptr_t)(from) + (uintptr_t)(bytes)), 0, 2)
 
 /* The forms, as FORMS in loader.py; and which one is in use. */
 enum { PORTABLE_FORM, AVX2_FORM, VNNI_FORM };
@@ -112,6 +116,10 @@ typedef struct {
     int64_t *counts;  /* [count] */
     uint8_t *crowded; /* [count]: more rows than capacity, so that the query must be answered in another way */
 } candidates_t;
+
+/* Add a row to a query's candidates if it can still be among the k best (candidates.c). */
+void dualform_offer(candidates_t *candidates, const int32_t *group_of, int64_t query, int64_t row, float low,
+                    float high);
 
 /* One update of Adam: what rules/adam.py makes of its settings. */
 typedef struct {

@@ -3,75 +3,7 @@
 #include "kernels.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* Move the k greatest of `count` numbers to the front and return the least of them (Hoare's selection). */
-static float select_greatest(float *numbers, int64_t count, int64_t k) {
-    for (int64_t first = 0, last = count - 1; first < last;) {
-        float pivot = numbers[first + (last - first) / 2];
-        int64_t i = first, j = last;
-        while (i <= j) {
-            while (numbers[i] > pivot) i++;
-            while (numbers[j] < pivot) j--;
-            if (i <= j) {
-                float other = numbers[i];
-                numbers[i++] = numbers[j];
-                numbers[j--] = other;
-            }
-        }
-        if (k - 1 <= j)
-            last = j;
-        else if (k - 1 >= i)
-            first = i;
-        else
-            break;
-    }
-    float least = numbers[0];
-    for (int64_t i = 1; i < k; i++) least = numbers[i] < least ? numbers[i] : least;
-    return least;
-}
-
-/* Note a lower bound. The floor rises once k more are held: raising it each time would cost more than it saves. */
-static void hold(candidates_t *candidates, int64_t cell, float low) {
-    const int64_t k = candidates->k;
-    float *best = candidates->best + cell * 2 * k;
-    if (!(low >= candidates->floors[cell])) return;
-    best[candidates->held[cell]++] = low;
-    if (candidates->held[cell] == 2 * k || (candidates->held[cell] == k && candidates->floors[cell] == -INFINITY)) {
-        candidates->floors[cell] = select_greatest(best, candidates->held[cell], k);
-        candidates->held[cell] = k;
-    }
-}
-
-/* Forget the rows that the floors have passed. */
-static void tidy(candidates_t *candidates, const int32_t *group_of, int64_t query) {
-    int64_t *rows = candidates->rows + query * candidates->capacity, kept = 0;
-    float *high = candidates->high + query * candidates->capacity;
-    float *floors = candidates->floors + query * candidates->groups;
-    for (int64_t i = 0; i < candidates->counts[query]; i++) {
-        if (high[i] < floors[group_of ? group_of[rows[i]] : 0]) continue;
-        rows[kept] = rows[i];
-        high[kept++] = high[i];
-    }
-    candidates->counts[query] = kept;
-}
-
-static void offer(candidates_t *candidates, const int32_t *group_of, int64_t query, int64_t row, float low,
-                  float high) {
-    if (candidates->crowded[query]) return;
-    int64_t cell = query * candidates->groups + (group_of ? group_of[row] : 0);
-    if (high < candidates->floors[cell]) return; /* the floor rose since the caller looked */
-    if (candidates->counts[query] == candidates->capacity) {
-        tidy(candidates, group_of, query);
-        if (candidates->counts[query] > candidates->capacity / 2) candidates->crowded[query] = 1;
-        if (candidates->crowded[query]) return;
-    }
-    int64_t at = query * candidates->capacity + candidates->counts[query]++;
-    candidates->rows[at] = row;
-    candidates->high[at] = high;
-    hold(candidates, cell, low);
-}
 
 typedef int32_t sums_t[TILE][ROWS];
 
@@ -104,7 +36,7 @@ INLINE void judge_group(const keys_t *keys, const queries_t *queries, candidates
     }
     const int32_t *group = keys->group ? keys->group + keys->first + row : NULL;
     for (int64_t r = 0; r < there; r++)
-        if (!group || group[r] >= 0) offer(candidates, keys->group, q, keys->first + row + r, lows[r], highs[r]);
+        if (!group || group[r] >= 0) dualform_offer(candidates, keys->group, q, keys->first + row + r, lows[r], highs[r]);
 }
 
 /* Whether the mask leaves a row of a group. */
@@ -149,6 +81,7 @@ AVX2 INLINE void multiply_few(const uint8_t *key, const int8_t *query, int64_t w
     __m256i left[4], right[4];
     for (int q = 0; q < count; q++) left[q] = right[q] = _mm256_setzero_si256();
     for (int64_t w = 0; w < words; w++) {
+        if (count > 1) FETCH(key, (words + w) * ROWS * 4); /* with one, the processor foresees the stream by itself */
         const __m256i a = _mm256_loadu_si256((const __m256i *)(key + w * ROWS * 4));
         const __m256i b = _mm256_loadu_si256((const __m256i *)(key + w * ROWS * 4 + ROWS * 2));
         for (int q = 0; q < count; q++) {
@@ -199,16 +132,44 @@ AVX2 static void screen_avx2(const keys_t *keys, const queries_t *queries, candi
         __m512i own, left, right;                                                                            \
         EACH(BEGIN)                                                                                          \
         for (int64_t w = 0; w < words; w++) {                                                                \
+            FETCH(a, (2 * words + w) * ROWS * 4);                                                            \
+            FETCH(b, (2 * words + w) * ROWS * 4);                                                            \
             left = _mm512_loadu_si512(a + w * ROWS * 4);                                                     \
             right = _mm512_loadu_si512(b + w * ROWS * 4);                                                    \
             EACH(STEP)                                                                                       \
         }                                                                                                    \
         EACH(END)                                                                                            \
     }
-MULTIPLY(multiply_1, EACH1)
-MULTIPLY(multiply_2, EACH2)
 MULTIPLY(multiply_4, EACH4)
 MULTIPLY(multiply_12, EACH12)
+
+/* Products of one group with one column or two. Reading the keys takes longer than so few products, and is fastest in
+   one stream, from group to group. The processor foresees that stream by itself while one column is all there is to do;
+   beside two it is too slow, unless the group that comes next is fetched. */
+#define BEGIN_ONE(q) __m512i even##q = _mm512_setzero_si512(), odd##q = _mm512_setzero_si512();
+#define STEP_ONE(sum, w, q)                                                                                    \
+    memcpy(&four, query + ((w) * TILE + q) * 4, 4);                                                            \
+    sum##q = _mm512_dpbusd_epi32(sum##q, _mm512_loadu_si512(key + (w) * ROWS * 4), _mm512_set1_epi32(four));
+#define EVEN(q) STEP_ONE(even, w, q)
+#define ODD(q) STEP_ONE(odd, w + 1, q)
+#define END_ONE(q) sums[q] = _mm512_add_epi32(even##q, odd##q);
+#define MULTIPLY_ONE(NAME, EACH, FETCH_NEXT)                                                                   \
+    VNNI static void NAME(const uint8_t *key, const int8_t *query, int64_t words, __m512i sums[TILE]) {        \
+        int32_t four;                                                                                          \
+        int64_t w = 0;                                                                                         \
+        EACH(BEGIN_ONE)                                                                                        \
+        for (; w + 2 <= words; w += 2) {                                                                       \
+            FETCH_NEXT(key, (words + w) * ROWS * 4);                                                           \
+            FETCH_NEXT(key, (words + w + 1) * ROWS * 4);                                                       \
+            EACH(EVEN)                                                                                         \
+            EACH(ODD)                                                                                          \
+        }                                                                                                      \
+        if (w < words) { EACH(EVEN) }                                                                          \
+        EACH(END_ONE)                                                                                          \
+    }
+#define LEAVE(from, bytes) (void)0
+MULTIPLY_ONE(multiply_one_by_1, EACH1, LEAVE)
+MULTIPLY_ONE(multiply_one_by_2, EACH2, FETCH)
 
 /* Which of a group's rows count: those that there are, and that the mask leaves. */
 VNNI INLINE __mmask16 rows_present(const keys_t *keys, int64_t g) {
@@ -247,7 +208,7 @@ VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, candidates_
     _mm512_storeu_ps(lows, _mm512_sub_ps(score, error));
     for (; reach; reach &= reach - 1) {
         int r = __builtin_ctz(reach);
-        offer(candidates, keys->group, q, keys->first + row + r, lows[r], highs[r]);
+        dualform_offer(candidates, keys->group, q, keys->first + row + r, lows[r], highs[r]);
     }
 }
 
@@ -263,7 +224,13 @@ VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candi
             const int8_t *query = queries->codes + column * keys->words * 4;
             const int64_t own = columns - column < TILE ? columns - column : TILE;
             __m512i sums[2][TILE];
-            (own == 1 ? multiply_1 : own == 2 ? multiply_2 : own <= 4 ? multiply_4 : multiply_12)(a, b, query, keys->words, sums);
+            if (own <= 2)
+                for (int i = 0; i < 2; i++) {
+                    if (!there[i]) continue;
+                    (own == 1 ? multiply_one_by_1 : multiply_one_by_2)(i ? b : a, query, keys->words, sums[i]);
+                }
+            else
+                (own <= 4 ? multiply_4 : multiply_12)(a, b, query, keys->words, sums);
             for (int i = 0; i < 2; i++)
                 for (int64_t j = 0; there[i] && j < own; j += queries->columns)
                     judge(keys, queries, candidates, g + i, (column + j) / queries->columns, there[i], sums[i] + j);
@@ -276,24 +243,4 @@ VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candi
 void dualform_screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
                      int64_t end) {
     CALL(screen, keys, queries, candidates, begin, end);
-}
-
-/* Once every worker is done: floors over the candidates of all of them, and only the rows that reach these. */
-int32_t dualform_settle(candidates_t *const *workers, int64_t count, int64_t queries, const int32_t *group_of) {
-    const int64_t k = workers[0]->k, groups = workers[0]->groups;
-    float *all = malloc(sizeof(float) * 2 * k * count);
-    if (!all) return 1;
-    for (int64_t cell = 0; cell < queries * groups; cell++) {
-        int64_t held = 0;
-        for (int64_t w = 0; w < count; w++) {
-            memcpy(all + held, workers[w]->best + cell * 2 * k, sizeof(float) * workers[w]->held[cell]);
-            held += workers[w]->held[cell];
-        }
-        const float floor = held < k ? -INFINITY : select_greatest(all, held, k);
-        for (int64_t w = 0; w < count; w++) workers[w]->floors[cell] = floor;
-    }
-    free(all);
-    for (int64_t w = 0; w < count; w++)
-        for (int64_t q = 0; q < queries; q++) tidy(workers[w], group_of, q);
-    return 0;
 }
