@@ -17,7 +17,8 @@ from dualform_studies.limits.study import run_limits
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.networks.gpt2.study import run_gpt2
 from dualform_studies.networks.resnet18.study import run_resnet18
-from dualform_studies.pages.folder import Report
+from dualform_studies.pages.folder import Report, study_of, write_report
+from dualform_studies.pages.machine import peak_bytes
 from dualform_studies.text.aesop import run_aesop
 from dualform_studies.text.wikitext2 import run_wikitext2
 
@@ -54,6 +55,8 @@ _ALL_TAKE = {"out", "data", "steps", "seed", "progress"}
 def run_study(name: str, assignment: Assignment) -> Report:
     """Run one study; its report is returned and written to `out/report`, as report.json and as a page.
 
+    Of a whole run the report says "peak_bytes", the most memory that this process has held, where the system tells.
+
     Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, a
     negative seed, and an option that the study knows nothing of.
     """
@@ -74,7 +77,12 @@ def run_study(name: str, assignment: Assignment) -> Report:
                 hint=f"Beside --data, --out, --steps and --seed it takes {_listed(studies[name].takes)}.",
                 field=part.name,
             )
-    return studies[name].run(assignment)
+    whole = study_of(assignment.out) is None
+    report = studies[name].run(assignment)
+    if whole and study_of(assignment.out) == name and (peak := peak_bytes()):
+        report["peak_bytes"] = peak
+        write_report(assignment.out, report)
+    return report
 
 
 def _listed(takes: frozenset[str]) -> str:

@@ -39,8 +39,8 @@ def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
     assert "## Continual learning" in text
     threads = json.loads((run / "report" / "report.json").read_text())["machine"]["threads"]
     assert f"| continual | `{command}` | {threads} | 2 |" in text
-    assert "| single | not run | - | - |" in text
-    assert "| aesop | not run | - | - |\n| aesop-paper | not run | - | - |\n" in text
+    assert "| single | not run | - | - | - |" in text
+    assert "| aesop | not run | - | - | - |\n| aesop-paper | not run | - | - | - |\n" in text
     assert "- [Continual learning](#continual-continual-learning)" in text
     assert "| continual | accuracy | 96 % | 97 % | - |" in text
     (shown,) = (docs / "reproduction" / "continual").iterdir()

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def threads() -> dict[str, str]:
     import torch
 
     return {"threads": str(torch.get_num_threads())}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far, what files back included; 0 where the system does not say."""
+    with suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return 1024 * int(found.group(1)) if found else 0
+    return 0
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:

@@ -12,15 +12,21 @@ from dualform_studies.pages.study_report import StudyReport
 def commands_part(asked: Mapping[str, StudyReport | None]) -> str:
     """What each study was told, and what it took; None of one that was not run."""
     rows = [
-        (name, f"`{report.command}`", report.threads, report.minutes) if report else (name, "not run", None, None)
+        (name, f"`{report.command}`", report.threads, report.minutes, _gigabytes(report.peak_bytes))
+        if report
+        else (name, "not run", None, None, None)
         for name, report in asked.items()
     ]
     caption = (
         "The studies; DATA and RUN are folders of the reader's own. Minutes are wall-clock time on so many threads, "
-        "whatever else the machine was doing."
+        "whatever else the machine was doing; memory is the most that the study's process held at any time."
     )
-    columns = ("study", "command", "threads", "minutes")
+    columns = ("study", "command", "threads", "minutes", "memory (GB)")
     return f"## Commands\n\n{table_markdown(Table('commands', caption, columns, rows))}"
+
+
+def _gigabytes(size: int | None) -> str | None:
+    return None if size is None else f"{size / 1e9:.1f}"
 
 
 def contents_part(reports: Mapping[str, StudyReport]) -> str:

@@ -39,6 +39,8 @@ class StudyReport:
     """By layer, of a study that looks for hubs; None of others."""
     digests: Mapping[str, tuple[str, str]]
     """By prompt, of a study of text: those of its best datapoints and of its sums."""
+    peak_bytes: int | None
+    """The most memory that the study's process held; None where it does not say."""
     disk_bytes: int | None
     """Of the memory; None where none is kept."""
     subject: str | None
@@ -80,6 +82,7 @@ def _read(report: Report, page: str) -> StudyReport:
         minutes=None if seconds is None else ceil(seconds / 60),
         often_found=_often_found(report["hubs"]) if "hubs" in report else None,
         digests={one["name"]: (one["digests"]["top_k"], one["digests"]["sums"]) for one in prompts},
+        peak_bytes=report.get("peak_bytes"),
         disk_bytes=report.get("disk_bytes"),
         subject=report.get("subject"),
         page=page,
