@@ -62,12 +62,12 @@ def _mean(ask: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def resident() -> dict[str, float]:
-    """Bytes of this process in memory, now and at most."""
-    status = Path("/proc/self/status").read_text()
+def resident(process: int | str = "self") -> dict[str, float]:
+    """Bytes of a process in memory: now, at most, and now of what no file backs."""
+    status = Path(f"/proc/{process}/status").read_text()
     return {
         name: 1024.0 * int(found.group(1)) if (found := re.search(rf"{name}:\s+(\d+) kB", status)) else 0.0
-        for name in ("VmRSS", "VmHWM")
+        for name in ("VmRSS", "VmHWM", "RssAnon")
     }
 
 

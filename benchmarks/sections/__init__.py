@@ -12,6 +12,7 @@ FELT = {
     "recording": "training with the recorder on",
     "checkpointing": "training with activations checkpointed and the recorder on",
     "serving": "questions over gRPC",
+    "memory": "memory of a server and of whole studies",
 }
 """What a person feels: the first answer, the training that is recorded, many clients."""
 REPEATED = {

@@ -30,7 +30,7 @@ def test_the_document_holds_the_pages_with_their_figures(tmp_path: Path) -> None
     assert text.startswith("# Networks that people train, asked")
     assert "under bfloat16 autocast: a GPT-2 of 9 heads." in text
     assert "| gpt2 | `dualform study gpt2 --data DATA --out RUN` |" in text
-    assert "| resnet18 | not run | - | - |" in text
+    assert "| resnet18 | not run | - | - | - |" in text
     (shown,) = (tmp_path / "docs" / "networks" / "gpt2").iterdir()
     assert f"](networks/gpt2/{shown.name})" in text
 
