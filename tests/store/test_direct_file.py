@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.store import direct_file
 from dualform.store.batch import LayerRows
-from dualform.store.direct_file import BLOCK_BYTES, Blocks
+from dualform.store.direct_file import BLOCK_BYTES, Blocks, DirectFile
 from dualform.store.layer import Layer, affine
 from dualform.store.layer_writer import LayerWriter
 from dualform.store.matrix_file import flat_index, npy
@@ -23,6 +23,15 @@ from dualform.store.rows_writer import MatrixWriter
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("files")
+
+
+def write_durably(path, blocks, size):
+    file = DirectFile(path)
+    try:
+        file.write(blocks, 0, size)
+        file.finish(size)
+    finally:
+        file.close()
 
 
 def of_blocks(content: bytes) -> bytes:
@@ -35,17 +44,20 @@ def of_blocks(content: bytes) -> bytes:
     batches=st.lists(st.integers(0, 400), max_size=5),
     width=st.sampled_from([1, 7, 784, 1024, 4096]),
     seed=st.integers(0, 99),
+    ahead=st.lists(st.booleans(), min_size=5, max_size=5),
 )
-def test_what_was_appended_is_read_back(folder, batches, width, seed):
+def test_what_was_appended_is_read_back(folder, batches, width, seed, ahead):
     rng, blocks = np.random.default_rng(seed), Blocks()
     for _ in range(2):  # the second file is gathered in blocks that held the first
         rows = [rng.normal(size=(n, width)).astype(np.float32) for n in batches]
         whole = np.concatenate([np.empty((0, width), np.float32), *rows])
         for path, form in ((folder / "keys.faiss", flat_index(width)), (folder / "values.npy", npy("<f4", width))):
             writer, unseen = MatrixWriter(path, form, blocks), b""
-            for part in rows:
+            for part, written in zip(rows, ahead, strict=False):
                 writer.append(part)
                 unseen += b"".join(writer.unseen())
+                if written:
+                    writer.write()
             assert unseen == whole.tobytes()
             size, checksums = writer.finish()
             content = path.read_bytes()
@@ -54,6 +66,30 @@ def test_what_was_appended_is_read_back(folder, batches, width, seed):
         assert np.load(folder / "values.npy").tobytes() == whole.tobytes()
         index = faiss.read_index(str(folder / "keys.faiss"))
         assert index.reconstruct_n(0, index.ntotal).tobytes() == whole.tobytes()
+
+
+def test_rows_whose_memory_others_have_are_not_asked_for(tmp_path):
+    writer = MatrixWriter(tmp_path / "values.npy", npy("<f4", 1024), Blocks())
+    writer.append(np.zeros((1024, 1024), np.float32))
+    writer.write()
+    with pytest.raises(AssertionError, match="whose memory others have"):
+        writer.unseen()
+    writer.discard()
+
+
+@pytest.mark.skipif(not direct_file._NAMELESS, reason="this system gives every file a name as it is opened")
+def test_what_is_not_finished_leaves_nothing_behind(tmp_path):
+    file = DirectFile(tmp_path / "file")
+    file.write([Blocks().take()], 0, BLOCK_BYTES)
+    assert list(tmp_path.iterdir()) == []
+    file.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_takes_the_place_of_another(tmp_path):
+    (tmp_path / "file").write_bytes(b"before")
+    write_durably(tmp_path / "file", [Blocks().take()], 10)
+    assert (tmp_path / "file").stat().st_size == 10
 
 
 @pytest.mark.parametrize("size", [1, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 40 * BLOCK_BYTES + 5])
@@ -82,7 +118,7 @@ def test_without_direct_writes_the_page_cache_takes_them(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(os, "open", refusing_open)
     monkeypatch.setattr(os, "writev", refusing_write)
-    direct_file.write_durably(tmp_path / "file", blocks, size)
+    write_durably(tmp_path / "file", blocks, size)
     assert (tmp_path / "file").read_bytes() == content
 
 
@@ -92,14 +128,14 @@ def test_a_full_disk_raises(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "writev", full)
     with pytest.raises(OSError, match="No space left"):
-        direct_file.write_durably(tmp_path / "file", [Blocks().take()], 10)
+        write_durably(tmp_path / "file", [Blocks().take()], 10)
 
 
 @pytest.mark.timeout(20)
 def test_a_file_system_that_takes_nothing_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "writev", lambda handle, parts: 0)
     with pytest.raises(OSError, match="took none of the bytes"):
-        direct_file.write_durably(tmp_path / "file", [Blocks().take()], 10)
+        write_durably(tmp_path / "file", [Blocks().take()], 10)
 
 
 def test_a_segment_that_failed_half_way_leaves_no_file_behind(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def without(monkeypatch, module, missing):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    for name in ("writev", "sysconf", "O_CLOEXEC"):
+    for name in ("writev", "sysconf", "O_CLOEXEC", "O_TMPFILE"):
         monkeypatch.delattr(os, name)
 
 
@@ -36,7 +36,10 @@ def test_files_are_written_through_the_page_cache(monkeypatch, narrow, tmp_path)
     own, blocks = without(monkeypatch, direct_file, "fcntl"), [mmap.mmap(-1, direct_file.BLOCK_BYTES) for _ in range(2)]
     for number, block in enumerate(blocks):
         block[:] = bytes([number + 1]) * len(block)
-    own.write_durably(tmp_path / "file", blocks, direct_file.BLOCK_BYTES + 5)
+    file = own.DirectFile(tmp_path / "file")
+    file.write(blocks, 0, direct_file.BLOCK_BYTES + 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    file.finish(direct_file.BLOCK_BYTES + 5)
     assert (tmp_path / "file").read_bytes() == b"\1" * direct_file.BLOCK_BYTES + b"\2" * 5
     assert own._DIRECT == 0
 

@@ -1,4 +1,4 @@
-"""A file that is written whole, once, past the page cache where the file system allows it.
+"""A file of which each byte is written once, past the page cache where the file system allows it.
 
 Through the page cache every byte is copied and its page accounted for by a core that the training wants, and the fsync
 at the end finds it all still to do. Direct writes take their bytes from where they lie. They ask for memory, offsets
@@ -25,6 +25,9 @@ _ALIGNED = 4096
 _AT_ONCE = 32
 """Blocks a system call."""
 _DIRECT = getattr(os, "O_DIRECT", 0) if fcntl else 0
+_NAMELESS = getattr(os, "O_TMPFILE", 0)
+_NOT_OFFERED = (errno.EINVAL, errno.EISDIR, errno.ENOENT, errno.EOPNOTSUPP)
+"""What systems and file systems say that have no files without a name, or no direct writes to them."""
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Memory of this process alone, whose fresh pages cost less than those that it might share."""
 
@@ -43,32 +46,62 @@ class Blocks:
         self._free.extend(blocks)
 
 
-def write_durably(path: Path, blocks: Sequence[mmap.mmap], size: int) -> None:
-    """Make a file of the first `size` bytes of the blocks; it is on disk on return, its name perhaps not yet.
+class DirectFile:
+    """A file that is written block by block, in any order, and has a name once it is on disk.
 
-    Raises OSError, for example where the disk is full.
+    Until then it has none where the system allows that, so that a process that is killed leaves nothing behind.
     """
-    handle = _open(path)
-    try:
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, for example where the disk is full; so does every method."""
+        self._path = path
+        self._handle, self._named = _open(path)
+
+    def write(self, blocks: Sequence[mmap.mmap], first: int, size: int) -> None:
+        """Write `size` bytes of some blocks, of which the first is block `first` of the file. More bytes may be written
+        behind them.
+        """
         parts = [memoryview(block) for block in blocks]
         last = size - (len(parts) - 1) * BLOCK_BYTES
         parts[-1] = parts[-1][: -(-last // _ALIGNED) * _ALIGNED]
+        os.lseek(self._handle, first * BLOCK_BYTES, os.SEEK_SET)
         for start in range(0, len(parts), _AT_ONCE):
-            _write(handle, parts[start : start + _AT_ONCE])
-        os.ftruncate(handle, size)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            _write(self._handle, parts[start : start + _AT_ONCE])
+
+    def finish(self, size: int) -> None:
+        """Cut it to its length; it is on disk on return, its name perhaps not yet."""
+        try:
+            os.ftruncate(self._handle, size)
+            os.fsync(self._handle)
+            if not self._named:
+                self._path.unlink(missing_ok=True)
+                # With any folder said, the link in /proc is followed; else it would be linked itself.
+                os.link(f"/proc/self/fd/{self._handle}", self._path, src_dir_fd=self._handle)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of it: without a name it is gone."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
 
-def _open(path: Path) -> int:
+def _open(path: Path) -> tuple[int, bool]:
+    """A file to be written, directly if the file system can do so; and whether it has its name."""
+    if _NAMELESS and os.access("/proc/self/fd", os.X_OK):
+        try:
+            return os.open(path.parent, os.O_WRONLY | _NAMELESS | _DIRECT | OPENING, 0o666), False
+        except OSError as error:
+            if error.errno not in _NOT_OFFERED:
+                raise
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPENING
     try:
-        return os.open(path, flags | _DIRECT, 0o666)
+        return os.open(path, flags | _DIRECT, 0o666), True
     except OSError as error:
         if error.errno != errno.EINVAL:  # the file system has no direct writes
             raise
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags, 0o666), True
 
 
 def _write(handle: int, parts: list[memoryview]) -> None:

@@ -88,8 +88,13 @@ class LayerWriter:
             raise BadInput(f"layer {self.layer.name!r}: {error}", field="layers") from None
 
     def unseen(self) -> list[RowBytes]:
-        """The rows gathered since the last call; they are overwritten once the segment is finished."""
+        """The rows gathered since the last call; they are overwritten once they were written."""
         return [*self._keys.unseen(), *self._values.unseen()]
+
+    def write(self) -> None:
+        """As RowsWriter."""
+        self._keys.write()
+        self._values.write()
 
     def finish(self, segment: int) -> list[tuple[Any, ...]]:
         """Make the open segment durable; returns its rows for the table `segments`."""

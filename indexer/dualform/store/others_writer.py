@@ -39,6 +39,10 @@ class OthersWriter:
         """As RowsWriter."""
         return self._rows.unseen()
 
+    def write(self) -> None:
+        """As RowsWriter."""
+        self._rows.write()
+
     def finish(self, segment: int) -> list[tuple[Any, ...]]:
         """Make the open file durable; returns its rows for the table `other_segments`."""
         rows = [(number, *rest) for number, _, _, *rest in self._rows.finish(segment)]

@@ -1,7 +1,8 @@
 """Writes one layer's keys, or its values, or rows of no layer: a matrix file for each commit and each form of rows.
 
-A file is gathered row by row and written whole. Writing it here rather than through FAISS keeps it off the page cache,
-and a full disk raises (FAISS can report success there).
+A file is gathered row by row and written in blocks, the first one last: it has the header, which says how many rows
+there are. Writing it here rather than through FAISS keeps it off the page cache, and a full disk raises, where FAISS
+can report success.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.direct_file import BLOCK_BYTES, Blocks, write_durably
+from dualform.store.direct_file import BLOCK_BYTES, Blocks, DirectFile
 from dualform.store.durable import block_checksum
 from dualform.store.increment import RowBytes
 from dualform.store.matrix_file import MatrixForm
@@ -70,7 +71,7 @@ class RowsWriter:
         return rows.nbytes
 
     def unseen(self) -> list[RowBytes]:
-        """The rows gathered since the last call; they are overwritten once the segment is finished."""
+        """The rows gathered since the last call; they are overwritten once they were written."""
         found, first = [], self._before
         for writer in self._open:
             new, last = max(first, self._seen), first + writer.rows
@@ -81,6 +82,13 @@ class RowsWriter:
             first = last
         self._seen = first
         return found
+
+    def write(self) -> None:
+        """Write what fills whole blocks, whose memory others may have then: it is not to be asked for as `unseen` any
+        more before `begin`. A reader does not find it before the commit.
+        """
+        for writer in self._open:
+            writer.write()
 
     def finish(self, segment: int) -> list[tuple[Any, ...]]:
         """Make what was gathered durable; returns its rows for the table `segments`. `begin` is to follow."""
@@ -105,13 +113,19 @@ class RowsWriter:
 
 
 class MatrixWriter:
-    """A matrix file gathered in memory until `finish`: its header, which comes first, is known last."""
+    """A matrix file gathered in memory and written in blocks until `finish`: its header, which comes first, is known
+    last.
+    """
 
     def __init__(self, path: Path, form: MatrixForm, blocks: Blocks) -> None:
         self.path, self.form, self.rows = path, form, 0
         self._temporary = path.with_name(path.name + ".tmp")
         self._pool = blocks
         self._blocks: list[mmap.mmap] = [blocks.take()]
+        """The first of the file, then those that are not written yet."""
+        self._written = 0
+        """Blocks behind the first one that are on their way to the disk."""
+        self._file: DirectFile | None = None
         self._size = len(form.header(0))
         self._checksums: list[bytes] = []
         self._seen = self._size
@@ -122,9 +136,9 @@ class MatrixWriter:
         done = 0
         while done < len(content):
             place = self._size % BLOCK_BYTES
-            if self._size // BLOCK_BYTES == len(self._blocks):
+            if self._size // BLOCK_BYTES == len(self._blocks) + self._written:
                 # The block before is full, and still in the processor's cache. The first waits for the header.
-                self._checksums.append(b"" if len(self._blocks) == 1 else block_checksum(self._blocks[-1]))
+                self._checksums.append(block_checksum(self._blocks[-1]) if self._checksums else b"")
                 self._blocks.append(self._pool.take())
             part = content[done : done + BLOCK_BYTES - place]
             np.frombuffer(self._blocks[-1], dtype=np.uint8)[place : place + len(part)] = part
@@ -132,29 +146,57 @@ class MatrixWriter:
         self.rows += len(rows)
 
     def unseen(self) -> list[memoryview]:
-        """The bytes of the rows added since the last call; they are overwritten once the file is finished."""
+        """The bytes of the rows added since the last call; they are overwritten once they were written."""
         start, self._seen = self._seen, self._size
         parts = []
         for index in range(start // BLOCK_BYTES, -(-self._size // BLOCK_BYTES)):
-            before = index * BLOCK_BYTES
-            parts.append(memoryview(self._blocks[index])[max(start - before, 0) : self._size - before])
+            assert not 0 < index <= self._written, "rows are asked for whose memory others have"
+            before, own = index * BLOCK_BYTES, self._blocks[max(index - self._written, 0)]
+            parts.append(memoryview(own)[max(start - before, 0) : self._size - before])
         return parts
+
+    def write(self) -> None:
+        """Write the blocks that are full, but for the first one, and give their memory back."""
+        full = self._blocks[1:-1]
+        if not full:
+            return
+        self._opened().write(full, 1 + self._written, len(full) * BLOCK_BYTES)
+        self._written += len(full)
+        self._blocks[1:-1] = []
+        self._pool.give_back(full)
+
+    def _opened(self) -> DirectFile:
+        if self._file is None:
+            self._file = DirectFile(self._temporary)
+        return self._file
 
     def finish(self) -> tuple[int, bytes]:
         """Make the file durable under its own name; returns its size and the checksums of its blocks, joined."""
-        header = self.form.header(self.rows)
-        self._blocks[0][: len(header)] = header
-        last = self._size - (len(self._blocks) - 1) * BLOCK_BYTES
-        self._checksums.append(block_checksum(memoryview(self._blocks[-1])[:last]))
-        if len(self._blocks) > 1:
-            self._checksums[0] = block_checksum(self._blocks[0])
-        write_durably(self._temporary, self._blocks, self._size)
+        header, blocks = self.form.header(self.rows), self._blocks
+        blocks[0][: len(header)] = header
+        last = self._size - (len(blocks) + self._written - 1) * BLOCK_BYTES
+        self._checksums.append(block_checksum(memoryview(blocks[-1])[:last]))
+        if len(blocks) > 1:
+            self._checksums[0] = block_checksum(blocks[0])
+        self._write_rest(self._opened(), last)
         os.replace(self._temporary, self.path)
-        self._pool.give_back(self._blocks)
+        self._pool.give_back(blocks)
         self._blocks = []
         return self._size, b"".join(self._checksums)
 
+    def _write_rest(self, file: DirectFile, last: int) -> None:
+        """What is not written yet, of which the last block has so many bytes."""
+        blocks = self._blocks
+        if not self._written:
+            file.write(blocks, 0, self._size)
+        else:
+            file.write(blocks[:1], 0, BLOCK_BYTES)
+            file.write(blocks[1:], 1 + self._written, (len(blocks) - 2) * BLOCK_BYTES + last)
+        file.finish(self._size)
+
     def discard(self) -> None:
         """Remove the file, finished or not: for one that no commit names."""
+        if self._file is not None:
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)

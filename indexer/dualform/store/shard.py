@@ -7,9 +7,10 @@ a commit lasts some hundredths of a second, and so does the copy that a reader t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 import numpy as np
@@ -32,7 +33,14 @@ FILE = "slots.duckdb"
 LINK_ENTRIES = 1 << 20
 """A list column has a running digest about every so many entries, so that few are read for a few of them."""
 _WAIT_SECONDS = 60.0
-_LOCK_WORDS = ("Could not set lock", "Conflicting lock", "different configuration", "being used by another process")
+_LOCK_WORDS = (
+    "Could not set lock",
+    "Conflicting lock",
+    "different configuration",
+    "being used by another process",
+    "Unique file handle conflict",
+)
+_Found = TypeVar("_Found")
 
 
 @contextmanager
@@ -41,11 +49,19 @@ def opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection
 
     Raises Locked where it is held for too long.
     """
+    connection = _waited(path, lambda: duckdb.connect(path, read_only=read_only))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _waited(path: Path, open_file: Callable[[], _Found]) -> _Found:
+    """What opening the file returns once no other process holds it. Raises Locked where it is held for too long."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         try:
-            connection = duckdb.connect(path, read_only=read_only)
-            break
+            return open_file()
         except duckdb.Error as error:
             if not any(word in str(error) for word in _LOCK_WORDS):
                 raise
@@ -55,10 +71,70 @@ def opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection
                     hint="Close the program that has it open, for example a DuckDB shell.",
                 ) from None
             time.sleep(0.02)
-    try:
-        yield connection
-    finally:
-        connection.close()
+
+
+class Appender:
+    """Adds to slots.duckdb, which it holds only meanwhile. DuckDB is started once: that takes longer than adding."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._duckdb: duckdb.DuckDBPyConnection | None = None
+
+    def append(
+        self, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
+    ) -> dict[str, TableMark]:
+        """Add one commit's rows in one transaction, durably; returns the marks after it.
+
+        Rows beyond `marks` are what a commit that was cut off left behind; there are none in a file that its one writer
+        has held since it was created. Raises Locked where another process holds the file for too long.
+        """
+        changed = [name for name in marks if name in added and added[name].num_rows]
+        after, log = dict(marks), list[tuple[int, str, str, int, str]]()
+        for name in changed:
+            links = _links(marks[name], added[name])
+            log += [(commit, name, *link) for link in links]
+            last = {column: digest for column, _, digest in links}
+            after[name] = TableMark(marks[name].rows + added[name].num_rows, last)
+        with self._held() as connection:
+            connection.execute("BEGIN")
+            for name in changed:
+                _insert(connection, name, added[name])
+            _insert(connection, "commits", rows_table(log, COMMITS))
+            connection.execute("COMMIT")
+            # Leaves no write-ahead log behind: one cut in half would open without an error and with fewer rows.
+            connection.execute("CHECKPOINT")
+        return after
+
+    @contextmanager
+    def _held(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        place = str(self._path).replace("'", "''")
+        if self._duckdb is None:
+            # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
+            self._duckdb = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
+        connection = self._duckdb
+        try:
+            _waited(self._path, lambda: connection.execute(f"ATTACH '{place}' AS shard"))
+            connection.execute("USE shard")
+            yield connection
+            connection.execute("USE memory")
+            connection.execute("DETACH shard")
+        except BaseException:
+            self.close()  # a transaction that nobody ends would hold the file
+            raise
+
+    def close(self) -> None:
+        """Let DuckDB go."""
+        if self._duckdb is not None:
+            self._duckdb.close()
+            self._duckdb = None
+
+
+def append(
+    path: Path, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
+) -> dict[str, TableMark]:
+    """As Appender has it, once."""
+    with closing(Appender(path)) as own:
+        return own.append(commit, added, marks)
 
 
 def create(path: Path, tables: Mapping[str, ColumnTypes], views: Sequence[str]) -> dict[str, TableMark]:
@@ -113,34 +189,6 @@ def _add(
 
 def _digest_of_nulls(rows: int, kind: str) -> str:
     return running_digest("", pa.nulls(rows, type=arrow_type(kind))) if rows else ""
-
-
-def append(
-    path: Path, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
-) -> dict[str, TableMark]:
-    """Add one commit's rows in one transaction, durably; returns the marks after it.
-
-    Rows beyond `marks` are what a commit that was cut off left behind; there are none in a file that its one writer
-    has held since it was created.
-    """
-    changed = [name for name in marks if name in added and added[name].num_rows]
-    after, log = dict(marks), list[tuple[int, str, str, int, str]]()
-    for name in changed:
-        links = _links(marks[name], added[name])
-        log += [(commit, name, *link) for link in links]
-        last = {column: digest for column, _, digest in links}
-        after[name] = TableMark(marks[name].rows + added[name].num_rows, last)
-    with opened(path, read_only=False) as connection:
-        # The training wants the processor: no threads for a few rows, and straight into the file, not to a log first.
-        connection.execute("SET threads = 1; SET checkpoint_threshold = '1 byte'")
-        connection.execute("BEGIN")
-        for name in changed:
-            _insert(connection, name, added[name])
-        _insert(connection, "commits", rows_table(log, COMMITS))
-        connection.execute("COMMIT")
-        # Leaves no write-ahead log behind: one cut in half would open without an error and with fewer rows.
-        connection.execute("CHECKPOINT")
-    return after
 
 
 def _links(before: TableMark, added: pa.Table) -> list[tuple[str, int, str]]:

@@ -1,5 +1,8 @@
 """Writes a memory: rows gather in memory, go to a journal every few seconds, and become segments with a commit.
 
+What a frame of the journal has already, or will not have because it is too much for one, is written to its segment ahead
+of the commit, so that little waits in memory.
+
 Commit order: segment files under temporary names, checksummed, fsynced, renamed, folder fsynced; then the DuckDB
 transaction that names them; then memory.json by atomic rename; then the journal of the rows before it goes. A cut at
 any moment leaves the last commit and the frames since whole.
@@ -37,7 +40,11 @@ from dualform.store.views import view_statements
 from dualform.store.weights import write_buffers, write_weights
 
 SEGMENT_BYTES = 512 << 20
-"""A commit comes after this much was appended: what waits in memory."""
+"""A commit comes after this much was appended."""
+WRITTEN_AT_ONCE = 32 << 20
+"""After how much more the blocks of segments are written that are full."""
+TABLE_BYTES = 16 << 20
+"""A commit comes after so many bytes of tables' rows: they wait in memory."""
 JOURNAL_SECONDS = 5.0
 """How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts.
 
@@ -90,11 +97,16 @@ class Writer:
         """Rows for the table of that name since they were last taken."""
         self._width = self._columns_known()
         self._bytes = 0
-        """About what is held since the last commit."""
+        """About what came since the last commit."""
+        self._written_bytes = 0
+        """Of which so many had come when full blocks were last written."""
         self._database = self._folder / shard.FILE
+        self._appender = shard.Appender(self._database)
         self._shard.tables = shard.create(self._database, self.manifest.tables(), self._views())
         self._journaled: list[dict[str, pa.Table]] = []
         self._journaled_bytes = 0
+        self._table_bytes = 0
+        """Of the journaled rows of tables."""
         self._journal = JournalWriter(self._folder, 0)
         self._durable_at = time.monotonic()
         if not shard_number:
@@ -119,6 +131,7 @@ class Writer:
             self.commit()
         else:
             self.tick()
+            self._write_ahead()
 
     def _append_rows(self, batch: Batch, placed: Mapping[tuple[str, int], tuple[int, int]]) -> None:
         """The layers' rows; `placed`: (space, call) -> first slot and number of slots."""
@@ -154,7 +167,7 @@ class Writer:
         left = self._durable_at + self._journal_seconds - time.monotonic()
         if left > 0:
             return left
-        if self._bytes - self._journaled_bytes >= FRAME_BYTES:
+        if self._bytes - self._journaled_bytes >= FRAME_BYTES or self._table_bytes >= TABLE_BYTES:
             self.commit()
             return self._journal_seconds
         tables = self._take_tables()
@@ -163,8 +176,20 @@ class Writer:
             self._journal.append(Increment(tables, rows))
             self._journaled.append(tables)
             self._journaled_bytes = self._bytes
+            self._table_bytes += sum(rows.nbytes for rows in tables.values())
         self._durable_at = time.monotonic()
         return self._journal_seconds
+
+    def _write_ahead(self) -> None:
+        """Write full blocks where it is time and no frame will need them: there is none before the next commit if more
+        came than one may have, and one that was written has all of them.
+        """
+        unseen = self._bytes - self._journaled_bytes
+        if self._bytes - self._written_bytes >= WRITTEN_AT_ONCE and (not unseen or unseen >= FRAME_BYTES):
+            for writer in self._layers.values():
+                writer.write()
+            self._others.write()
+            self._written_bytes = self._bytes
 
     def _take_tables(self) -> dict[str, pa.Table]:
         """The rows since the last call by table; a table without new rows is absent."""
@@ -197,14 +222,14 @@ class Writer:
                 added["segments"] = rows_table(segments, TABLES["segments"])
             if others := self._others.finish(number):
                 added["other_segments"] = rows_table(others, OTHERS["other_segments"])
-            self._bytes = 0
-            self._shard.tables = shard.append(self._database, number, added, self._shard.tables)
+            self._bytes = self._written_bytes = 0
+            self._shard.tables = self._appender.append(number, added, self._shard.tables)
             self._shard.commits += 1
             self._add_marks(marks)
             self._write_manifest()
             self._journal.remove()
             self._journal = JournalWriter(self._folder, self._shard.commits)
-        self._journaled, self._journaled_bytes = [], 0
+        self._journaled, self._journaled_bytes, self._table_bytes = [], 0, 0
         self._durable_at = time.monotonic()
 
     def _add_marks(self, marks: Sequence[Mark]) -> None:
@@ -235,6 +260,7 @@ class Writer:
             self.manifest.skipped = dict(ending.skipped)
         self._marks += [ending.mark] if ending.mark else []
         self.commit()
+        self._appender.close()
         self.manifest.recording = not ending.finished
         self._write_manifest()
 
@@ -244,6 +270,7 @@ class Writer:
             writer.discard()
         self._others.discard()
         self._journal.close()
+        self._appender.close()
 
     def _write_manifest(self) -> None:
         """Raises AlreadyExists where another process has gone on with this training: its run must not be lost."""
