@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -66,3 +70,38 @@ def test_answers_are_those_of_any_backend(room, rng):
                 np.testing.assert_array_equal(np.concatenate(mine, None), np.concatenate(right, None))
     assert engine.tally.fallbacks == 0
     assert engine.tally.candidates > 0
+
+
+def test_what_is_kept_on_the_device_is_let_go_when_the_memory_is_closed(rng):
+    keys = rng.normal(size=(3000, 18)).astype(np.float32)
+    backend = TorchDeviceBackend("cpu", lambda: 1 << 40)
+    engine = Engine(arrays.memory({"0": keys}, {"label": [0] * 3000}), backend)
+    before = engine.topk("0", keys[:5], k=7)
+    copies = [weakref.ref(own.codes) for own in backend.screen._held.values()]
+    assert copies
+    for _ in range(3):  # one copy of each source, however often it is asked
+        engine.topk("0", keys[:5], k=7)
+    assert len(backend.screen._held) == len(copies)
+    engine.close()
+    gc.collect()
+    assert [copy() for copy in copies] == [None] * len(copies)
+    assert backend.screen.codes.nbytes == 0
+    assert engine.topk("0", keys[:5], k=7).ids.tobytes() == before.ids.tobytes()
+
+
+def test_threads_that_ask_and_close_at_once_get_the_same_answers(rng):
+    keys = rng.normal(size=(2000, 18)).astype(np.float32)
+    engine = Engine(arrays.memory({"0": keys}, {"label": [0] * 2000}), TorchDeviceBackend("cpu", lambda: 1 << 40))
+    before, found = engine.topk("0", keys[:5], k=7).ids.tobytes(), []
+
+    def ask():
+        for _ in range(10):
+            found.append(engine.topk("0", keys[:5], k=7).ids.tobytes() == before)
+            engine.close()
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 40

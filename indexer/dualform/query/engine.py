@@ -224,7 +224,7 @@ class Engine(Answers):
         if self._segments is not None:
             self._segments.clear()
         if isinstance(self._backend, backends.ScreenBackend):
-            self._backend.screen.codes.clear()
+            self._backend.screen.clear()
 
     @property
     def answered_by(self) -> str:

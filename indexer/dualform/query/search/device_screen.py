@@ -8,6 +8,7 @@ multiplies. On a GPU: written to torch's documentation, not measured; the tests 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +36,20 @@ _SPARE = 4
 
 
 class DeviceScreen:
-    """A Screen (screen.py). Codes are made, and read from beside the keys, by the processor. `room` says how many bytes
-    of the device are free.
+    """A Screen (screen.py), safe to use from several threads. Codes are made, and read from beside the keys, by the
+    processor. `room` says how many bytes of the device are free: copies are kept there while they are enough.
     """
 
     def __init__(self, torch: Any, device: str, room: Callable[[], int], codes: CodesCache) -> None:
         self._torch, self._device, self._room, self.codes = torch, device, room, codes
+        # By what a source's rows are: the object that says so may be another at each question.
         self._held: dict[Hashable, _DeviceCodes] = {}
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+        self.codes.clear()
 
     def candidates(
         self,
@@ -78,12 +86,15 @@ class DeviceScreen:
         return _Queries(self._upload(padded), self._upload(coded.numbers))
 
     def _of(self, source: KeySource, norms: NDArray[np.float64] | None) -> _DeviceCodes:
-        if source.identity not in self._held:
-            made = self._made(self.codes.get(source, norms))
-            if self._room() < _SPARE * made.codes.nbytes:
-                return made
-            self._held[source.identity] = made
-        return self._held[source.identity]
+        with self._lock:
+            held = self._held.get(source.identity)
+        if held is not None:
+            return held
+        made = self._made(self.codes.get(source, norms))
+        with self._lock:
+            if self._room() >= _SPARE * made.codes.nbytes:
+                self._held[source.identity] = made
+        return made
 
     def _made(self, codes: Codes) -> _DeviceCodes:
         groups, words, rows, four = codes.codes.shape

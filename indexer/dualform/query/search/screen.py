@@ -85,6 +85,10 @@ class Screen(Protocol):
         """As `screen`."""
         ...
 
+    def clear(self) -> None:
+        """Let go of everything that is kept; whoever is screening keeps what it has."""
+        ...
+
 
 @dataclass(eq=False)
 class CompiledScreen:
@@ -101,6 +105,9 @@ class CompiledScreen:
         norms: NDArray[np.float64] | None = None,
     ) -> Candidates:
         return screen(keys, self.codes, queries, request, check, norms=norms)
+
+    def clear(self) -> None:
+        self.codes.clear()
 
 
 class Room:
