@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import dualform_client.cli  # noqa: F401 (its file main.py)
+from dualform.store import read_ahead
 from tests.contract.recorded import record
 
 ASK = """
@@ -15,7 +17,8 @@ import sys
 from dualform_client.cli import main
 sys.argv = ["dualform", *sys.argv[1:]]
 code = main()
-spared = {"grpc", "pandas", "torch", "faiss", "dualform.query.network", "dualform_client.cli.study"}
+spared = {"grpc", "pandas", "torch", "faiss", "rich"}
+spared |= {"dualform.rules", "dualform.query.network", "dualform_client.cli.study"}
 print(spared & set(sys.modules), code, file=sys.stderr)
 """
 
@@ -25,6 +28,23 @@ def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_grades(tmp_pa
     asked = subprocess.run([sys.executable, "-c", ASK, *command, "--json"], capture_output=True, text=True)
     assert asked.stderr.splitlines()[-1:] == ["set() 0"]
     assert '"hits"' in asked.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "layers"),
+    [
+        (["topk", "RUN", "--layer", "2"], ["2"]),
+        (["topk", "--layer=0,2", "-k", "3", "RUN"], ["0,2", "0", "2"]),
+        (["topk", "RUN", "--layer"], []),
+        (["sums", "RUN", "--layer", "2"], []),
+        (["topk", "localhost:1", "--layer", "2"], None),
+    ],
+)
+def test_files_of_the_question_are_read_ahead(tmp_path, monkeypatch, words, layers):
+    run, asked = record(tmp_path / "run"), []
+    monkeypatch.setattr(read_ahead, "read_ahead", lambda folder, layers: asked.append((folder, list(layers))))
+    sys.modules["dualform_client.cli.main"]._read_ahead([str(run) if word == "RUN" else word for word in words])
+    assert asked == ([] if layers is None else [(str(run), layers)])
 
 
 @pytest.mark.parametrize(("layer", "code"), [("2", 0), ("none", 2)])

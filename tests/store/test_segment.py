@@ -45,10 +45,13 @@ def stored(tmp_path, rng):
 def read(monkeypatch):
     """The numbers of the blocks that were read."""
     blocks = []
-    fill = segment.SegmentBuffer._fill
-    monkeypatch.setattr(
-        segment.SegmentBuffer, "_fill", lambda self, file, block: blocks.append(block) or fill(self, file, block)
-    )
+    read_block = segment._read_block
+
+    def counted(of, file, block, part):
+        blocks.append(block)
+        read_block(of, file, block, part)
+
+    monkeypatch.setattr(segment, "_read_block", counted)
     return blocks
 
 
@@ -172,3 +175,23 @@ def test_columns_and_made_rows_are_gone_through_once_too(stored):
         cache.clear()
         made.passing().read(3, 50)
         assert cache.nbytes == 0
+
+
+def test_few_rows_of_a_first_question_are_copied_out_of_their_blocks(stored, read):
+    matrix, file = stored
+    cache = SegmentCache()
+    source = rows_of(stored, cache)
+    few = np.array([across(0), 2, across(0), ROWS - 1, across(2)])
+    found, places = source.passing(first=True).holding(few)
+    assert (found[places].tobytes(), found.shape) == (matrix[few].tobytes(), (5, WIDTH))
+    assert (read, cache.nbytes) == ([0, 1, 2, 3, 4], 0)
+    read.clear()
+    kept, places = source.passing(first=True).holding(few)  # asked again, by a process that goes on
+    assert (kept[places].tobytes(), sorted(read)) == (matrix[few].tobytes(), [0, 1, 2, 3, 4])
+    flip(file.path, BLOCK_BYTES + 7)
+    again = rows_of(stored)
+    with pytest.raises(Damaged, match=f"{file.path} was altered"):
+        again.passing(first=True).holding(few)
+    file.path.unlink()
+    with pytest.raises(Damaged, match=r"cannot be read: No such file"):
+        again.passing().holding(few)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
+from itertools import pairwise
 from types import ModuleType
 from typing import NoReturn, TextIO
 
@@ -24,6 +26,11 @@ COMMANDS = (
 
 ASKING = frozenset(("serve", "info", "topk", "sums", "output", "compare", "weights", "verify", "sql"))
 """Commands that do nothing but answer questions about a memory."""
+
+_OBJECTS = 200_000
+"""Python looks for objects that refer to one another in circles when it has made so many more: loading a command makes
+nearly as many, and none of them goes.
+"""
 
 
 class Commands(click.Group):
@@ -74,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and given[:1] and given[0] in ASKING:
         sys.meta_path.insert(0, WithoutPandas())
+        _read_ahead(given)
+        if given[0] != "serve":
+            gc.set_threshold(_OBJECTS)
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us (`>&-`): nobody reads what is said there
@@ -96,6 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return report_failure(error, as_object)
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _read_ahead(given: Sequence[str]) -> None:
+    """Has the disk read what a question about a folder will need, while its command is loaded."""
+    folder = next((word for word in given[1:] if os.path.isfile(os.path.join(word, "memory.json"))), None)
+    if folder is None:
+        return
+    from dualform.store.read_ahead import read_ahead
+
+    said = [after for word, after in pairwise(given) if word == "--layer"]
+    said += [word.removeprefix("--layer=") for word in given if word.startswith("--layer=")]
+    layers = [name for text in said for name in dict.fromkeys((text, *text.split(",")))]
+    read_ahead(folder, layers if given[0] == "topk" else ())
 
 
 def run() -> NoReturn:

@@ -6,14 +6,14 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:  # loaded by the first table: JSON needs none of it
+    from rich.console import Console
+    from rich.text import Text
 
 UNBOUNDED = 10_000
 """Width for output that no terminal shows: a table in a file or pipe is not to be cut."""
@@ -41,6 +41,9 @@ def _plain(value: Any) -> Any:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Numbers to the right; floats with six digits; NULL as a dash."""
+    from rich import box
+    from rich.table import Table
+
     cells = [list(row) for row in rows]
     if len(cells) > SHOWN_ROWS:
         title, cells = f"{title}, the first {SHOWN_ROWS} (--json gives all)", cells[:SHOWN_ROWS]
@@ -64,10 +67,14 @@ def print_note(note: str) -> None:
 
 
 def _console() -> Console:
+    from rich.console import Console
+
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else UNBOUNDED)
 
 
 def _text(value: Any) -> Text:
+    from rich.text import Text
+
     if value is None:
         return Text("-")
     return Text(f"{value:.6g}" if isinstance(value, float) else _printable(str(value)))

@@ -8,12 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 from dualform.errors import BadInput, NotAMemory
-from dualform.rules.half_precision import UNIT_ROUNDOFF
 from dualform.store.parameter import Parameter
 from dualform.store.sources import FORMATS, Geometry, KeyFormat
 from dualform.store.value_format import VALUE_SOURCES, ValueFormat
 
-PRECISIONS = (*UNIT_ROUNDOFF, "float32")
+PRECISIONS = ("bfloat16", "float16", "float32")
 """What a layer is computed in, the coarsest first."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import xxhash
@@ -99,35 +101,67 @@ class SegmentBuffer:
             return False
         with self._reading:
             missing = blocks[~self._read[blocks]]
-            try:
-                with open(self._segment.path, "rb", buffering=0) as file:
-                    self._check_size(os.fstat(file.fileno()).st_size)
-                    for block in missing.tolist():
-                        self._fill(file, block)
-            except OSError as error:
-                if isinstance(error, Damaged):
-                    raise
-                said = f"{self._segment.path} cannot be read: {error.strerror or error}."
-                raise forgotten_meanwhile(self._segment.path) or Damaged(said) from None
+            with _opened(self._segment) as file:
+                for block in missing.tolist():
+                    self._fill(file, block)
         return len(missing) > 0
-
-    def _check_size(self, size: int) -> None:
-        if size != self._segment.size:
-            raise Damaged(f"{self._segment.path} has {size} bytes where {self._segment.size} were committed.")
 
     def _fill(self, file: BinaryIO, block: int) -> None:
         """Read and verify one block."""
         part = self._content[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES].data
-        file.seek(block * BLOCK_BYTES)
-        filled = 0
-        while filled < len(part):
-            got = file.readinto(part[filled:])  # type: ignore[attr-defined]
-            if not got:
-                raise Damaged(f"{self._segment.path} ended after {block * BLOCK_BYTES + filled} bytes.")
-            filled += got
-        if xxhash.xxh3_128_digest(part) != self._segment.checksum(block):
-            raise Damaged(f"{self._segment.path} was altered: its checksum is not the one that was committed.")
+        _read_block(self._segment, file, block, part)
         self._read[block] = True
         first = self._content.ctypes.data % _PAGE_BYTES + block * BLOCK_BYTES
         self._touched[first // _PAGE_BYTES : (first + len(part) - 1) // _PAGE_BYTES + 1] = True
         self.filled = min(int(self._touched.sum()) * _PAGE_BYTES, len(self._content))
+
+
+def copied_rows(segment: Segment, form: MatrixForm, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """[len(rows), *shape]: a few rows by themselves, of blocks that are read, verified and let go one after the other.
+
+    Raises Damaged as `SegmentBuffer.read`.
+    """
+    found = np.empty((len(rows), *form.shape), form.dtype)
+    parts = found.reshape(len(rows), -1).view(np.uint8)
+    firsts = len(form.header(segment.rows)) + form.row_bytes * rows
+    first, last = firsts // BLOCK_BYTES, (firsts + max(form.row_bytes, 1) - 1) // BLOCK_BYTES
+    room = np.empty(min(BLOCK_BYTES, segment.size), np.uint8)
+    with _opened(segment) as file:
+        for block in np.unique(
+            np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)])
+        ).tolist():
+            start = block * BLOCK_BYTES
+            content = room[: segment.size - start]
+            _read_block(segment, file, block, content.data)
+            for row in np.flatnonzero((first <= block) & (block <= last)).tolist():
+                low, high = max(firsts[row], start), min(firsts[row] + form.row_bytes, start + len(content))
+                parts[row, low - firsts[row] : high - firsts[row]] = content[low - start : high - start]
+    return found
+
+
+@contextmanager
+def _opened(segment: Segment) -> Iterator[BinaryIO]:
+    """The file, if it has the length that was committed. What goes wrong with it inside is raised as Damaged."""
+    try:
+        with open(segment.path, "rb", buffering=0) as file:
+            if (size := os.fstat(file.fileno()).st_size) != segment.size:
+                raise Damaged(f"{segment.path} has {size} bytes where {segment.size} were committed.")
+            yield cast("BinaryIO", file)
+    except OSError as error:
+        if isinstance(error, Damaged):
+            raise
+        said = f"{segment.path} cannot be read: {error.strerror or error}."
+        raise forgotten_meanwhile(segment.path) or Damaged(said) from None
+
+
+def _read_block(segment: Segment, file: BinaryIO, block: int, part: memoryview) -> None:
+    """Read and verify one block. Raises Damaged where it is not what was committed."""
+    file.seek(block * BLOCK_BYTES)
+    filled = 0
+    while filled < len(part):
+        got = file.readinto(part[filled:])  # type: ignore[attr-defined]
+        if not got:
+            raise Damaged(f"{segment.path} ended after {block * BLOCK_BYTES + filled} bytes.")
+        filled += got
+    if xxhash.xxh3_128_digest(part) != segment.checksum(block):
+        raise Damaged(f"{segment.path} was altered: its checksum is not the one that was committed.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -22,6 +22,7 @@ class SegmentCache:
         """`most_bytes`: half of the machine's memory where it is None, and no budget is shared with others."""
         self._budget = budget or MemoryBudget(memory_bytes() // 2 if most_bytes is None else most_bytes)
         self._owner = object()
+        self._passed = set[Hashable]()
         self._lock = Lock()
 
     @property
@@ -43,6 +44,13 @@ class SegmentCache:
         """The buffer of a segment if it is held."""
         found: SegmentBuffer | None = self._budget.find(self._owner, segment.identity)
         return found
+
+    def passed(self, segment: Segment) -> bool:
+        """Whether this was asked of the segment before."""
+        with self._lock:
+            before = segment.identity in self._passed
+            self._passed.add(segment.identity)
+        return before
 
     def settle(self, segment: Segment, buffer: SegmentBuffer) -> None:
         """Drop what is too much, after something was read into the buffer of a segment."""

@@ -77,7 +77,8 @@ def _score_run(
     """As score_pairs, of rows in the key sources of a run; `number` is int64[m]: the source of each."""
     held, addresses = [], np.empty(len(rows), dtype=np.uint64)
     for index in run:
-        source, own = keys.sources[index], number == index
+        # A process that asks once neither waits for memory nor fills it.
+        source, own = keys.sources[index].passing(first=True), number == index
         matrix, places = source.holding(rows[own] - source.first_row)
         addresses[own] = matrix.ctypes.data + (4 * keys.width * places).astype(np.uint64)
         held.append(matrix)

@@ -44,7 +44,7 @@ class HeldRows:
     def shifted(self, rows: int) -> HeldRows:
         return replace(self, first_row=self.first_row + rows)
 
-    def passing(self) -> HeldRows:
+    def passing(self, *, first: bool = False) -> HeldRows:
         return self
 
     def verify(self) -> None:

@@ -56,8 +56,11 @@ class KeySource(Protocol):
         """The same rows, with so many more of the layer before them."""
         ...
 
-    def passing(self) -> KeySource:
-        """The same rows, read to be gone through once: what of their file no cache holds whole is not kept there."""
+    def passing(self, *, first: bool = False) -> KeySource:
+        """The same rows, read to be gone through once: what of their file no cache holds whole is not kept there.
+
+        With `first`, that is so the first time that this is asked, and from then on they are kept.
+        """
         ...
 
     def verify(self) -> None:
@@ -79,4 +82,4 @@ class StoredRows(KeySource, Protocol):
         """As `KeySource.holding`, of rows [*shape]."""
         ...
 
-    def passing(self) -> StoredRows: ...
+    def passing(self, *, first: bool = False) -> StoredRows: ...

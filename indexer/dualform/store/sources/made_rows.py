@@ -49,8 +49,8 @@ class MadeRows(ABC):
     def shifted(self, rows: int) -> Self:
         return replace(self, first_row=self.first_row + rows)
 
-    def passing(self) -> Self:
-        return replace(self, stored=self.stored.passing())
+    def passing(self, *, first: bool = False) -> Self:
+        return replace(self, stored=self.stored.passing(first=first))
 
     def verify(self) -> None:
         self.stored.verify()

@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.matrix_file import MatrixForm
-from dualform.store.segment import Segment, SegmentBuffer
+from dualform.store.segment import Segment, SegmentBuffer, copied_rows
 from dualform.store.segment_cache import SegmentCache
+
+_FEW = 64
+"""Rows that are copied out of their blocks: memory for whole blocks costs more than reading them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,8 @@ class SegmentRows:
         return buffer.matrix[start:stop]
 
     def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        if not self.keeps and 0 < len(rows) <= _FEW and self._held() is None:
+            return copied_rows(self.segment, self.form, rows), np.arange(len(rows))
         buffer = self._buffer()
         if buffer.read_rows(rows):
             self.cache.settle(self.segment, buffer)
@@ -61,8 +66,8 @@ class SegmentRows:
     def shifted(self, rows: int) -> SegmentRows:
         return replace(self, segment=replace(self.segment, first_row=self.first_row + rows))
 
-    def passing(self) -> SegmentRows:
-        return replace(self, keeps=False)
+    def passing(self, *, first: bool = False) -> SegmentRows:
+        return self if first and self.cache.passed(self.segment) else replace(self, keeps=False)
 
     def verify(self) -> None:
         SegmentBuffer(self.segment, self.form).read(0, max(self.rows, 1))
@@ -70,5 +75,9 @@ class SegmentRows:
     def _buffer(self) -> SegmentBuffer:
         if self.keeps:
             return self.cache.get(self.segment, partial(SegmentBuffer, self.segment, self.form))
+        return self._held() or SegmentBuffer(self.segment, self.form)
+
+    def _held(self) -> SegmentBuffer | None:
+        """What the cache has of the file, if that is all of it."""
         held = self.cache.find(self.segment)
-        return held if held is not None and held.whole else SegmentBuffer(self.segment, self.form)
+        return held if held is not None and held.whole else None

@@ -62,8 +62,8 @@ class SomeColumns:
     def shifted(self, rows: int) -> SomeColumns:
         return replace(self, source=self.source.shifted(rows))
 
-    def passing(self) -> SomeColumns:
-        return replace(self, source=self.source.passing())
+    def passing(self, *, first: bool = False) -> SomeColumns:
+        return replace(self, source=self.source.passing(first=first))
 
     def verify(self) -> None:
         self.source.verify()
