@@ -9,7 +9,7 @@ from torch import nn
 
 import dualform as dual
 from dualform_service.server import Server
-from tests.record.test_sampled import scripted
+from tests.record.sampled_training import scripted
 
 
 def record(path, seed, sample=True, labels=(0, 1, 2), dataset="mine", **options):

@@ -9,7 +9,7 @@ from torch import nn
 
 import dualform
 
-from . import samples, tokens  # noqa: F401  (they name their networks)
+from . import samples, tokens, ways_to_train  # noqa: F401  (they name their networks)
 from .capture import CONVOLUTIONS, TRANSPOSED, Capture
 from .network import NETWORKS, Network, train
 from .tokens import PARTS

@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from dualform.record.recorder import Recorder
 from dualform.rules import Update, named
@@ -179,3 +180,15 @@ def assert_rebuilt(sink, snapshots):
             moved = np.linalg.norm(snapshots[-1][name] - snapshots[0][name])
             error = np.linalg.norm(sink.rebuilt(name, steps) - weight)
             assert error <= 2e-5 * moved + 1e-7, f"{name} after {steps} steps: {error / max(moved, 1e-30):.1e}"
+
+
+def train(opened, model, data, **said):
+    for x, y in data:
+        with opened.recorder.step(label=y, **said):
+            opened.optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            opened.optimizer.step()
+
+
+def opened_on(model, path, **options):
+    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)

@@ -15,7 +15,7 @@ import dualform
 from dualform.errors import RecordingError
 from dualform.record import selection
 from dualform.record.recorder import Recorder
-from tests.networks import samples, tokens  # noqa: F401  (they name their networks)
+from tests.networks import samples, tokens, ways_to_train  # noqa: F401  (they name their networks)
 from tests.networks.network import NETWORKS, train
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot

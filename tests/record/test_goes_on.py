@@ -1,11 +1,5 @@
 """Recording never ends a training that would have gone on: what it cannot take is refused before, or a defect."""
 
-import copy
-import io
-import pickle
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -15,19 +9,7 @@ from torch.nn.functional import cross_entropy
 from dualform.errors import BadInput, RecordingError
 from dualform.record.recorder import Recorder
 
-from .listed import Opened, batches, small_net
-
-
-def train(opened, model, data, **said):
-    for x, y in data:
-        with opened.recorder.step(label=y, **said):
-            opened.optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            opened.optimizer.step()
-
-
-def opened_on(model, path, **options):
-    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
+from .listed import Opened, batches, opened_on, small_net, train
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["at the first step", "later"])
@@ -75,43 +57,6 @@ def test_batches_that_are_all_left_out_are_told_of_at_the_end(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-@pytest.mark.parametrize("copied", ["torch.save", "pickle", "deepcopy"])
-def test_a_model_is_saved_and_copied_while_it_is_recorded(tmp_path, copied):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        train(opened, model, batches(2))
-        if copied == "deepcopy":
-            twin = copy.deepcopy(model)
-        elif copied == "pickle":
-            twin = pickle.loads(pickle.dumps(model))
-        else:
-            file = io.BytesIO()
-            torch.save(model, file)
-            file.seek(0)
-            twin = torch.load(file, weights_only=False)
-        x, y = batches(1)[0]
-        with opened.recorder.step(label=y):
-            cross_entropy(twin(x), y).backward()
-            cross_entropy(model(x), y).backward()
-    assert [len(batch.layers["0"]) for batch in opened.sink.recorded] == [1, 1, 1]
-    assert torch.equal(twin(x), model(x))
-
-
-def test_a_saved_model_loads_where_dualform_is_not(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    with pytest.warns(RuntimeWarning, match="nothing was recorded"), opened.recorder:
-        torch.save(model, tmp_path / "model.pt")
-    program = (
-        "import sys, torch\n"
-        "sys.modules['dualform'] = None\n"
-        f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
-        "assert model(torch.ones(1, 5)).shape == (1, 3)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
 def test_a_lazy_module_is_refused_until_it_has_seen_a_batch(tmp_path):
     model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 3))
     with pytest.raises(RecordingError) as caught:
@@ -154,59 +99,6 @@ def test_a_wrapped_optimizer(tmp_path):
     assert (opened.sink.header.optimizer, opened.sink.header.rule) == ("SGD", "sgd")
     assert [log.updated for log in opened.sink.logs.values()] == [True] * 3
     assert opened.sink.defects == []
-
-
-def test_a_gradient_outside_its_step_is_refused_at_first_and_a_defect_later(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    data = batches(3)
-    reason = "the gradient of layer '4' arrived outside the step that its forward pass ran in"
-    with opened.recorder:
-        with opened.recorder.step():
-            loss = model(data[0][0]).sum()
-        with pytest.raises(RecordingError, match=rf"^{reason}\. Put forward and backward of a batch into one"):
-            loss.backward()
-        opened.optimizer.zero_grad()
-        train(opened, model, data[:2])
-        with opened.recorder.step():
-            loss = model(data[0][0]).sum()
-        loss.backward()
-        with opened.recorder.step():
-            model(data[1][0]).sum().backward()
-    assert ("4", 2, f"{reason}, after step 2") in opened.sink.defects
-    assert len(opened.sink.recorded) == 4
-
-
-def test_an_update_outside_a_step_that_was_not_recorded(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        for number, (x, y) in enumerate(batches(3)):
-            opened.optimizer.zero_grad()
-            with opened.recorder.step(label=y):
-                (cross_entropy(model(x), y) * (float("nan") if number == 1 else 1)).backward()
-            if number:
-                opened.optimizer.step()
-    reason = (
-        "after step 0 the optimizer updated with NaN or infinity in a key or error signal, in a step that was not "
-        "recorded"
-    )
-    assert sorted(opened.sink.defects) == [("0", 0, reason), ("2", 0, reason), ("4", 0, reason)]
-    assert [(log.step, log.updated) for log in opened.sink.logs.values()] == [(0, False)]
-
-
-def test_an_optimizer_that_steps_twice_later_is_a_defect(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-    with opened.recorder:
-        train(opened, model, batches(1))
-        x, y = batches(1)[0]
-        opened.optimizer.zero_grad()
-        with opened.recorder.step(label=y):
-            cross_entropy(model(x), y).backward()
-            opened.optimizer.step()
-            opened.optimizer.step()
-    assert opened.sink.defects == [(layer, 1, "the optimizer stepped twice inside step 1") for layer in ("0", "2", "4")]
 
 
 def failing(opened, model):

@@ -13,7 +13,7 @@ from dualform.store.sampling import ROWS_OF_A_RANK
 from dualform.store.snapshot import Snapshot
 
 from .rank_trainings import STEPS, batch
-from .test_sampled import drawn
+from .sampled_training import drawn
 
 
 def check_exact(memory):

@@ -5,135 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.answers.scan import percent
-from dualform.errors import BadInput, Inexact
+from dualform.errors import Inexact
 from dualform.forgetting.forget import forget, forgetting
 from dualform.record.budget import Budget
 from dualform.store.check import what_is_wrong
-from dualform.store.sampling import ROWS_OF_A_RANK, Sampling
 from dualform_client.cli.mask_notes import describe
-from tests.record.resumed_training import ROWS as RESUMED_ROWS, Training
-from tests.record.test_ranks import ROWS as RANK_ROWS, Fleet, data
-
-BUDGET, SEED, ROWS, LENGTH = "1 GB", 7, 9, 4
-SHARES = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125)
-STEPS = len(SHARES)
-
-
-def drawn(seed, step, row=None):
-    """The lot, in Python's integers."""
-    lots = 0
-    for number in (seed, step) if row is None else (seed, step, row):
-        lots = ((lots ^ number % 2**64) + 0x9E3779B97F4A7C15) % 2**64
-        lots = (lots ^ lots >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        lots = (lots ^ lots >> 27) * 0x94D049BB133111EB % 2**64
-        lots ^= lots >> 31
-    return (lots >> 11) / 2**53
-
-
-@settings(deadline=None)
-@given(st.integers(-(2**63), 2**64), st.integers(0, 2**40), st.lists(st.integers(-1, 2**50), max_size=5))
-def test_lots_are_those_of_whole_numbers(seed, step, rows):
-    given_rows = np.array(rows, np.int64)
-    assert Sampling("samples", seed, 1).lots(step, given_rows).tolist() == [drawn(seed, step, row) for row in rows]
-    assert Sampling("steps", seed, 1).lots(step, given_rows).tolist() == [drawn(seed, step)] * len(rows)
-
-
-@pytest.mark.parametrize("axis", ["row", "step", "seed"])
-def test_lots_are_as_good_as_chance_along_each_of_their_numbers(axis):
-    count = 1 << 14
-    if axis == "row":
-        lots = Sampling("samples", 0, 1).lots(3, np.arange(count))
-    else:
-        lots = np.array([drawn(*((0, n, 3) if axis == "step" else (n, 0, 3))) for n in range(count)])
-    edges = np.histogram(lots, 16, (0, 1))[0]
-    assert ((edges - count / 16) ** 2 / (count / 16)).sum() < 40  # chi squared, 15 degrees: one in 2,000
-    assert abs(np.corrcoef(lots[:-1], lots[1:])[0, 1]) < 4 / count**0.5
-
-
-def scripted(monkeypatch, *shares):
-    """Have the shares of a recording's steps be these, and the last of them from then on."""
-    whole = Budget.__init__
-
-    def begun(budget, *arguments):
-        whole(budget, *arguments)
-        budget.scripted = iter(shares)
-
-    def share_of(budget, slots, logs):
-        budget.share = next(budget.scripted, budget.share)
-        return budget.share
-
-    monkeypatch.setattr(Budget, "__init__", begun)
-    monkeypatch.setattr(Budget, "share_of", share_of)
-
-
-class Reader(nn.Module):
-    """Tokens, whole rows, patches, row numbers, and an expert that gets some of the tokens."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.tokens, self.expert = nn.Embedding(11, 5), nn.Linear(5, 6), nn.Linear(6, 6)
-        self.maps, self.rows = nn.Conv2d(1, 2, 2), nn.Linear(2 * (LENGTH - 1) * 5, 3)
-
-    def forward(self, numbers, mask):
-        x = torch.tanh(self.tokens(self.embedding(numbers))) * mask[..., None]
-        chosen = (numbers % 2 == 0) & mask
-        x = x.masked_scatter(chosen[..., None], self.expert(x[chosen]))
-        return self.rows(self.maps(x[:, None]).flatten(1))
-
-
-class Batches:
-    def __init__(self, step):
-        generator = torch.Generator().manual_seed(step)
-        self.numbers = torch.randint(11, (ROWS, LENGTH), generator=generator)
-        self.label = torch.randint(3, (ROWS,), generator=generator)
-        self.mask = torch.rand(ROWS, LENGTH, generator=generator) < 0.8
-
-
-def record(folder, steps=STEPS, optimizer=None, **options):
-    model = Reader()
-    optimizer = (optimizer or (lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9)))(model.parameters())
-    recorder = dualform.Recorder(model, optimizer, folder, quiet=True, routed="expert", **options)
-    with recorder:
-        for step in range(steps):
-            batch = Batches(step)
-            row, position = ((batch.numbers % 2 == 0) & batch.mask).nonzero(as_tuple=True)
-            if step == 3:
-                row = torch.full_like(row, -1)  # nobody knows whose they are
-            said = {"dataset": "odd" if step % 2 else "even", "label": batch.label, "text": TEXTS}
-            at = {"expert": {"row": row, "position": position}, "token": {"mask": batch.mask, "token": batch.numbers}}
-            with recorder.step(at=at, sample=torch.arange(ROWS), **said):
-                loss = cross_entropy(model(batch.numbers, batch.mask), batch.label)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-    return model
-
-
-TEXTS = [f"row {number}" for number in range(ROWS)]
-COLUMNS = ("step", "position", "call", "dataset", "label", "sample", "text")
-
-
-def picked(whole, space, keep="samples", shares=SHARES, seed=SEED, rank=0):
-    """The slots of an unsampled recording that a sample keeps."""
-    column = whole.sql(f'SELECT slot, step, "row" FROM {view_of(whole, space)} ORDER BY slot')
-    row = np.ma.filled(column["row"], -1)
-    found = []
-    for slot, step, own in zip(column["slot"].tolist(), column["step"].tolist(), row.tolist(), strict=True):
-        number = own if own < 0 else own + rank * ROWS_OF_A_RANK
-        if drawn(seed, step, *([number] if keep == "samples" else [])) < shares[step]:
-            found.append(slot)
-    return found
-
-
-def view_of(memory, space):
-    return "slots" if space == next(iter(memory.info().slots)) else f'"{space}"'
+from tests.record.sampled_training import (
+    BUDGET,
+    COLUMNS,
+    ROWS,
+    SEED,
+    SHARES,
+    STEPS,
+    drawn,
+    picked,
+    record,
+    scripted,
+    view_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -323,122 +215,3 @@ def test_hardly_less_than_all_is_not_said_to_be_all():
     assert [percent(share) for share in (1.0, 0.9999999, 0.9994, 0.5, 1e-5)] == [
         "100 %", "over 99.9 %", "99.9 %", "50 %", "0.001 %",
     ]  # fmt: skip
-
-
-def test_a_resumed_training_goes_on_with_the_share_it_had_and_the_lots_of_its_steps(tmp_path, monkeypatch):
-    Training().run(tmp_path / "whole", 7)
-    scripted(monkeypatch, 1.0, 1.0, 0.5)
-    Training().run(tmp_path / "m", 5, (4,), tmp_path / "checkpoint", budget=BUDGET)
-    monkeypatch.setattr(Budget, "share_of", lambda budget, slots, logs: budget.share)  # what it begins with
-    again = Training()
-    again.load(tmp_path / "checkpoint")
-    again.run(tmp_path / "m", 7, budget=BUDGET, resume=True)
-    with dualform.open(tmp_path / "m") as memory, dualform.open(tmp_path / "whole") as whole:
-        entries = picked(whole, "sample", shares=(1.0, 1.0, *[0.5] * 5), seed=0)
-        assert 2 * RESUMED_ROWS < len(entries) < 7 * RESUMED_ROWS
-        assert memory.keys("0").tobytes() == whole.keys("0", entries).tobytes()
-        assert memory.slots(range(len(entries)), "sample")["step"].tolist() == (
-            whole.slots(entries, "sample")["step"].tolist()
-        )
-        assert memory.info().layers[0].grade.since == 2
-        assert memory.topk("0", np.ones((1, 5), np.float32)).scan.share == len(entries) / (7 * RESUMED_ROWS)
-    with dualform.open([tmp_path / "whole", tmp_path / "m"]) as both:
-        assert both.topk("0", np.ones((1, 5), np.float32)).scan.share == (7 * RESUMED_ROWS + len(entries)) / (
-            14 * RESUMED_ROWS
-        )
-        assert "all of them before step 9" in both.info().sampling
-        assert set(np.ma.filled(both.sql("SELECT share FROM samples")["share"], -1)) == {1.0, 0.5}
-        assert both.topk("0", np.ones((1, 5), np.float32), where="share = 1").scan.slots_matching == 9 * RESUMED_ROWS
-
-
-def test_ranks_draw_lots_of_their_own_and_share_the_budget(tmp_path, monkeypatch):
-    def recorded(name, **options):
-        fleet = Fleet(tmp_path / name)
-
-        def train(rank, model, optimizer, recorder):
-            for step in range(3):
-                x, y = data(rank, step)
-                with recorder.step(label=y, sample=100 * rank + torch.arange(RANK_ROWS)):
-                    optimizer.zero_grad()
-                    cross_entropy(model(x), y).backward()
-                    fleet.average(rank, model)
-                    optimizer.step()
-
-        fleet.run(train, quiet=True, **options)
-        return dualform.open(tmp_path / name)
-
-    every = (1.0, 0.5, 0.25)
-    scripted(monkeypatch, *every)
-    with recorded("whole") as whole, recorded("m", budget=BUDGET, seed=SEED) as memory:
-        column = whole.slots(range(whole.info().slots["sample"]), "sample")
-        entries = []
-        for slot, (step, sample) in enumerate(zip(column["step"].tolist(), column["sample"].tolist(), strict=True)):
-            rank, row = divmod(sample, 100)
-            if drawn(SEED, step, rank * ROWS_OF_A_RANK + row) < every[step]:
-                entries.append(slot)
-        assert memory.keys("0").tobytes() == whole.keys("0", entries).tobytes()
-        assert memory.values("2").tobytes() == whole.values("2", entries).tobytes()
-        assert memory.topk("0", np.ones((1, 5), np.float32)).scan.share == len(entries) / len(column["step"])
-        assert "A budget of 500,000,000 bytes a process" in memory.info().sampling
-        assert memory.info().layers[0].grade.since == 1
-        assert all(grade.exact for grade in memory.weights(at_step=1).grades.values())
-    assert not what_is_wrong(tmp_path / "m")
-
-
-class Strip(nn.Module):
-    """Images side by side in one map."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.maps = nn.Conv2d(1, 2, 1)
-
-    def forward(self, x):
-        return self.maps(x.permute(1, 2, 0)[None]).square().sum()
-
-
-@pytest.mark.parametrize("keep", ["samples", "steps"])
-def test_keys_of_several_samples_are_refused_at_the_first_step(tmp_path, keep):
-    model = Strip()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder = dualform.Recorder(
-        model, optimizer, tmp_path / "m", quiet=True, budget=BUDGET, keep=keep, routed="maps", spaces={"maps": "pixel"}
-    )
-
-    def train():
-        with recorder, recorder.step(at={"pixel": {"row": torch.arange(3).repeat(4)}}, label=torch.arange(3)):
-            model(torch.randn(3, 1, 4)).backward()
-            optimizer.step()
-
-    if keep == "steps":
-        train()
-        assert dualform.open(tmp_path / "m").info().slots == {"pixel": 12}
-    else:
-        with pytest.raises(BadInput, match=r"'maps' stores keys of several samples in one.*keep=\"steps\""):
-            train()
-
-
-@pytest.mark.parametrize("said", [{"share": torch.full((3,), 0.5)}, {"at": {"token": {"share": torch.rand(3, 4)}}}])
-def test_a_budget_has_the_column_share_for_itself(tmp_path, said):
-    model = nn.Linear(5, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train():
-        recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=BUDGET)
-        with recorder, recorder.step(**said):
-            model(torch.randn(3, 4, 5)).square().sum().backward()
-
-    with pytest.raises(BadInput, match="column 'share' is that of a recorder with a budget") as refused:
-        train()
-    assert (refused.value.field, refused.value.hint) == ("share", "Rename yours.")
-
-
-@pytest.mark.parametrize("said", [{"share": 0.5}, {"at": {"sample": {"share": torch.rand(3)}}}])
-def test_a_column_of_the_training_s_own_is_no_share(tmp_path, said):
-    Training().run(tmp_path / "budgeted", 2, budget=BUDGET)
-    training = Training()
-    with training.recorder(tmp_path / "own") as recorder, recorder.step(**said):
-        training.model(torch.randn(3, 5)).square().sum().backward()
-    with pytest.raises(BadInput, match=r"column 'share' of .*own is the training's own") as refused:
-        dualform.open([tmp_path / "own", tmp_path / "budgeted"])
-    assert "one by one" in refused.value.hint

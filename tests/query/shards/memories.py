@@ -80,3 +80,19 @@ def _batch(rng: np.random.Generator, step: int, rows: int, inputs: np.ndarray, s
     factors = tuple(Factor(block.name, 0, 0.5, 1e-8) for layer in LAYERS for block in layer.parameters)
     log = StepLog(step, True, step, (ParameterGroup(SETTINGS),), factors)
     return Batch(step, said, [Extent("sample", 0, rows, None)], layers, logs=[log])
+
+
+SIZES = [[3, 4, 2, 5, 1, 6], [2, 2, 4, 3, 5, 1], [1, 3, 3, 2, 2, 4]]
+WIDTHS = {layer.name: layer.d_in for layer in LAYERS}
+
+
+def queries(layer, count=3, seed=5):
+    return np.random.default_rng(seed).normal(size=(count, WIDTHS[layer])).astype(np.float32)
+
+
+def same(one, other):
+    for name in ("ids", "flat_scores", "sums", "counts", "values"):
+        own = [getattr(answer, name, np.empty(0)) for answer in (one, other)]
+        assert own[0].tobytes() == own[1].tobytes(), name
+    assert getattr(one, "groups", None) == getattr(other, "groups", None)
+    assert (one.scan.slots_scanned, one.scan.slots_matching) == (other.scan.slots_scanned, other.scan.slots_matching)

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import dualform
@@ -20,7 +19,7 @@ from dualform.query.shards.scores import ScoresShare
 from dualform.query.shards.shard_engine import ShardEngine
 from dualform.query.shards.shards import ShardQuestion
 from dualform.query.shards.slot_sums import SlotSumShare
-from dualform.query.sums import grouping, key_sums
+from dualform.query.sums import grouping
 from dualform.query.weights.slot_sum import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
@@ -28,11 +27,10 @@ from dualform.store.merged_tables import MergedTables
 from dualform.store.part import Part, shard_names
 from dualform.store.runs import Runs, opened
 from tests.query.shards.in_process import front_of
-from tests.query.shards.memories import LAYERS, write
+from tests.query.shards.memories import SIZES, WIDTHS, queries, same, write
 
-SIZES = [[3, 4, 2, 5, 1, 6], [2, 2, 4, 3, 5, 1], [1, 3, 3, 2, 2, 4]]
+pytestmark = pytest.mark.usefixtures("small_blocks")
 MASKS = [None, "label > 1", "dataset = 'first' AND step > 0", "slot % 2 = 0", "label IS NULL OR sample < 3"]
-WIDTHS = {layer.name: layer.d_in for layer in LAYERS}
 
 
 @pytest.fixture(scope="module")
@@ -60,24 +58,6 @@ def asked(engines):
     front._view.cache.clear()
     yield shards.asked
     shards.dead.clear()
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """Blocks of sums that hold slots of several steps and shards, and are many."""
-    monkeypatch.setattr(key_sums, "BLOCK", 7)
-
-
-def queries(layer, count=3, seed=5):
-    return np.random.default_rng(seed).normal(size=(count, WIDTHS[layer])).astype(np.float32)
-
-
-def same(one, other):
-    for name in ("ids", "flat_scores", "sums", "counts", "values"):
-        own = [getattr(answer, name, np.empty(0)) for answer in (one, other)]
-        assert own[0].tobytes() == own[1].tobytes(), name
-    assert getattr(one, "groups", None) == getattr(other, "groups", None)
-    assert (one.scan.slots_scanned, one.scan.slots_matching) == (other.scan.slots_scanned, other.scan.slots_matching)
 
 
 @st.composite
@@ -269,18 +249,6 @@ def test_errors_are_those_of_one_engine(engines, asked):
     assert {share for share, _ in asked} <= {SlotSumShare}  # which the last one's grade asks for
 
 
-def test_a_memory_that_was_cut_off_is_answered_up_to_the_step_that_all_shards_have(tmp_path):
-    write(tmp_path / "memory", SIZES, finish=False)
-    memory = opened(tmp_path / "memory")
-    front, _ = front_of(memory)
-    with Engine(memory, choose("numpy")) as one:
-        assert one.info().recording
-        for layer in ("plain", "repeated", "late"):
-            same(*(engine.topk(layer, queries(layer), 9) for engine in (one, front)))
-            same(*(engine.group_sum(layer, queries(layer), "label") for engine in (one, front)))
-            same(*(engine.output(layer, queries(layer), allow_inexact=True) for engine in (one, front)))
-
-
 def test_shards_that_see_another_moment_say_so(engines):
     _, front, shards = engines
     moment = front._view.snapshot.moment
@@ -288,39 +256,6 @@ def test_shards_that_see_another_moment_say_so(engines):
     reply = shards.engines[0].reply(ShardQuestion(share, moment._replace(frames=1)), 60.0)
     assert isinstance(reply.error, Unavailable)
     assert "moved on" in str(reply.error)
-
-
-@pytest.mark.parametrize("commit", [True, False], ids=["committed", "in journals alone"])
-def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_before(tmp_path, commit):
-    write(tmp_path / "memory", SIZES, commit=commit)
-    front, shards = front_of(tmp_path / "memory")
-    front.topk("plain", queries("plain"))  # who has read its keys does not look into the files again
-    shutil.rmtree(tmp_path / "memory")
-    write(tmp_path / "memory", SIZES, seed=9, commit=commit)  # as many commits, frames and steps
-    shards.engines[1] = ShardEngine(opened(tmp_path / "memory"), 1, choose("numpy"))
-    with pytest.raises(Unavailable, match="moved on"):
-        front.topk("plain", queries("plain"))
-    assert front.refresh()
-    with dualform.open(tmp_path / "memory", backend="numpy") as one:
-        same(*(engine.topk("plain", queries("plain")) for engine in (one, front)))
-
-
-def test_a_layer_without_keys_is_refused_as_by_one_engine(tmp_path):
-    layer = torch.nn.Linear(6, 4)
-    optimizer = torch.optim.SGD(layer.parameters())
-    recorder = dualform.Recorder(layer, optimizer, tmp_path / "memory", keys=False)
-    with recorder, recorder.step(label=torch.arange(5)):
-        layer(torch.ones(5, 6)).sum().backward()
-        optimizer.step()
-    front, _ = front_of(tmp_path / "memory")
-    own = np.ones((1, 6), np.float32)
-    for ask in (
-        lambda: front.topk("", own),
-        lambda: front.group_sum("", own, "label"),
-        lambda: front.group_sum("", own, "label", score="abs"),
-    ):
-        with pytest.raises(NotFound, match="keys=False"):
-            ask()
 
 
 def test_no_two_shards_have_one_name(folder, tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 
 from dualform_studies.text.passages import Passage
 from dualform_studies.text.published import AESOP
+from dualform_studies.text.recipe import Recipe
 
 _BEASTS = ("Fox", "Wolf", "Lamb", "Hare", "Crow")
 _DEEDS = ("ran", "slept", "spoke", "stood")
@@ -74,3 +75,6 @@ def write_wikitext2(folder: Path, *splits: str, seed: int = 1) -> None:
             pages.append(f" \n = Page {page} of {split} = \n \n {' '.join(told)} \n = = More = = \n {told[0]} \n")
         path = folder / "wikitext-2" / f"{split}.txt.gz"
         path.write_bytes(gzip.compress("".join(pages).encode("utf-8")))
+
+
+RECIPE = Recipe(embedding=6, projection=7, hidden=8, lr=1e-2, clip=1.0, batch=4, steps=70, unroll=12, reset=0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import dualform
-from dualform.errors import AlreadyExists, BadInput, NotFound
+from dualform.errors import BadInput
 from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.pages.folder import Report, report_folder
@@ -23,13 +22,9 @@ from dualform_studies.text.corpora import Corpus, load_corpus
 from dualform_studies.text.forms import forms_of
 from dualform_studies.text.network import build_network
 from dualform_studies.text.published import AESOP
-from dualform_studies.text.recipe import Recipe
-from dualform_studies.text.runs import Task
 from dualform_studies.text.tokens import Tokens, Vocabulary
-from dualform_studies.text.wikitext2 import run_wikitext2
-from tests.studies.text.made_up import write_aesop
+from tests.studies.text.made_up import RECIPE
 
-_RECIPE = Recipe(embedding=6, projection=7, hidden=8, lr=1e-2, clip=1.0, batch=4, steps=70, unroll=12, reset=0.1)
 _PROMPTS = ("The Fox ran by", "the Wolf")
 Run = tuple[Path, Report]
 
@@ -42,19 +37,7 @@ def told(out: Path) -> Report:
 @pytest.fixture(scope="module")
 def stored(coarse_figures: None, tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Run:
     out = tmp_path_factory.mktemp("runs") / "aesop"
-    return out, run_aesop(Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3), _RECIPE)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of a small study's time: where nothing is said of them, empty files stand for them."""
-
-    def draw(path: Path, *given: object) -> None:
-        for suffix in (".png", ".svg"):
-            path.with_suffix(suffix).touch()
-
-    for name in ("draw_attention", "draw_course"):
-        monkeypatch.setattr(f"dualform_studies.text.study.{name}", draw)
+    return out, run_aesop(Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3), RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +67,9 @@ def test_slots_tell_which_token_was_read_and_which_followed(stored: Run, oracle:
     np.testing.assert_array_equal(slots["label"], tokens.ids[positions + 1])
     assert set(slots["dataset"]) == {"aesop"}
     assert [names[number]["name"] for number in slots["label"][:9]] == [tokens.word(at + 1) for at in positions[:9]]
-    assert len(keys) == _RECIPE.slots == stored[1]["slots"]
+    assert len(keys) == RECIPE.slots == stored[1]["slots"]
     # The token read is the input part of the key, so slots of one position of one step differ by their state alone.
-    assert slots["sample"].max() == _RECIPE.batch - 1
+    assert slots["sample"].max() == RECIPE.batch - 1
 
 
 def test_sums_by_position_and_hits_are_those_of_every_key(stored: Run, oracle: Any) -> None:
@@ -134,7 +117,7 @@ def test_the_papers_passages_have_the_ranks_of_their_sums_where_they_were_read(s
 def test_other_queries_of_the_test_text_are_held_against_their_form(stored: Run, oracle: Any) -> None:
     corpus, tokens, keys, positions = oracle
     vocabulary = Vocabulary(corpus.whole, "character")
-    network = build_network(len(vocabulary), _RECIPE, seed=0)
+    network = build_network(len(vocabulary), RECIPE, seed=0)
     network.load_state_dict(load_file(stored[0] / "weights" / "final.safetensors"))
     read = np.unique(positions)
     told = {entry["claim"]: entry for entry in stored[1]["prevalence"]}
@@ -156,7 +139,7 @@ def test_other_queries_of_the_test_text_are_held_against_their_form(stored: Run,
 def test_a_checkpoint_is_the_training_that_ends_there(stored: Run, oracle: Any, texts: Path, tmp_path: Path) -> None:
     report = stored[1]
     assert [entry["updates"] for entry in report["course"]] == list(range(7, 71, 7))
-    shorter = run_aesop(Assignment(out=tmp_path / "aesop", data=texts, seed=3), replace(_RECIPE, steps=35))
+    shorter = run_aesop(Assignment(out=tmp_path / "aesop", data=texts, seed=3), replace(RECIPE, steps=35))
     middle = report["course"][4]
     assert middle["perplexity"] == shorter["perplexity"]["recorded"]
     end = shorter["course"][-1]
@@ -187,7 +170,7 @@ def test_every_token_of_a_prompt_has_its_best_passage_with_the_right_token_marke
 def test_queries_are_the_final_networks(stored: Run, oracle: Any) -> None:
     corpus = oracle[0]
     vocabulary = Vocabulary(corpus.whole, "character")
-    network = build_network(len(vocabulary), _RECIPE, seed=0)
+    network = build_network(len(vocabulary), RECIPE, seed=0)
     network.load_state_dict(load_file(stored[0] / "weights" / "final.safetensors"))
     read = [vocabulary.encode(prompt["text"][-100:]).ids for prompt in stored[1]["prompts"]]
     expected = [network.queries(torch.from_numpy(ids))[-24:] for ids in read]
@@ -222,7 +205,7 @@ def test_the_page_shows_the_papers_passages_beside_ours(stored: Run) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_replay_gives_the_same_page_without_storing_a_key(stored: Run, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "aesop"
-    report = run_aesop(Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3, replay=True), _RECIPE)
+    report = run_aesop(Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3, replay=True), RECIPE)
     for one, other in zip(report["prompts"], stored[1]["prompts"], strict=True):
         # Ids, scores and signed sums to the last bit; absolute ones of so few positions to 1e-6.
         assert one["digests"] == other["digests"]
@@ -242,127 +225,3 @@ def test_a_replay_gives_the_same_page_without_storing_a_key(stored: Run, texts: 
     with pytest.raises(BadInput, match="a replay trains anew") as error:
         run_aesop(Assignment(out=out, data=texts, prompts=("more",), seed=3))
     assert error.value.hint == "Name another folder with --out and give all prompts at once."
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_prompts_can_be_asked_of_a_finished_run(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "aesop"
-    recipe = replace(_RECIPE, steps=20)
-    assignment = Assignment(out=out, data=texts, seed=3)
-    first = run_aesop(replace(assignment, prompts=("The Hare",)), recipe)
-    after = run_aesop(replace(assignment, prompts=("far away", "The Hare")))
-    assert [prompt["name"] for prompt in after["prompts"]][3:] == ["prompt-1", "prompt-2", "prompt-3"]
-    assert after["prompts"][:4] == first["prompts"]
-    assert after["prompts"][5] == first["prompts"][3] | {"name": "prompt-3"}
-    assert "prompt-3-attention.png" in (report_folder(out) / "index.html").read_text()
-    for change, what in (({"seed": 4}, "seed 3, not 4"), ({"steps": 9}, "steps 20, not 9")):
-        with pytest.raises(AlreadyExists, match=what):
-            run_aesop(replace(assignment, prompts=("x",), **change))
-    with pytest.raises(BadInput, match="a replay trains anew"):
-        run_aesop(replace(assignment, prompts=("x",), replay=True))
-    with pytest.raises(AlreadyExists, match="already holds the study aesop"):
-        run_aesop(assignment, recipe)
-    with pytest.raises(AlreadyExists, match="already holds the study aesop"):
-        run_wikitext2(replace(assignment, prompts=("x",)))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_stopped_while_it_was_asked_can_be_asked_again(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, recipe = tmp_path / "aesop", replace(_RECIPE, steps=20)
-
-    def stop(*given: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Task, "ask_stored", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run_aesop(Assignment(out=out, data=texts, seed=3), recipe)
-    report = run_aesop(Assignment(out=out, data=texts, prompts=("The Hare",)))
-    assert [prompt["name"] for prompt in report["prompts"]] == ["table-3", "table-4", "table-5", "prompt-1"]
-    assert report["seed"] == 3
-    page = (report_folder(out) / "index.html").read_text()
-    assert "what its checkpoints had taken is lost" in page
-    # Other queries of the papers' forms are asked with the paper's own.
-    assert [entry["table"] for entry in report["prevalence"]] == [3, 3, 4, 5, 5]
-    assert [len(entry["of_ten"]) for entry in report["prevalence"]] == [0, 0, 0, 12, 12]
-    assert "The test text has no other tokens that show the word" in page
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_passages_are_not_cut_from_another_text(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "aesop"
-    run_aesop(Assignment(out=out, data=texts), replace(_RECIPE, steps=3))
-    write_aesop(tmp_path, seed=7)
-    with pytest.raises(BadInput, match="trained on another text"):
-        run_aesop(Assignment(out=out, data=tmp_path, prompts=("The",)))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_wikitext2_trains_on_words_and_says_what_is_absent(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "wikitext2"
-    report = run_wikitext2(
-        Assignment(out=out, data=texts, prompts=("the Owl slept ",), preset="laptop"),
-        replace(_RECIPE, dropout=0.5, projection=0, steps=40),
-    )
-    assert report["unharmed"] is True
-    assert report["corpus"]["trained_on"] == "the valid split"
-    page = (report_folder(out) / "index.html").read_text()
-    assert "not at hand" in page
-    assert "217,646" not in page  # the tokens of the real split, and no number of this one
-    assert report["corpus"]["unknown"] > report["corpus"]["lacking"] > 0
-    assert [prompt["table"] for prompt in report["prompts"]] == [2, 6, 7, None]
-    assert not any(prompt["in_the_text"] for prompt in report["prompts"][:3])
-    assert "do not have this passage of the paper" in (report_folder(out) / "index.html").read_text()
-    assert [entry["updates"] for entry in report["course"]] == [8, 16, 24, 32, 40]
-    assert all(entry["tables"] == [] for entry in report["course"])
-    assert [entry["of"] for entry in report["prompts"][3]["tokens"]] == ["the", "Owl", "slept"]
-    assert report["prompts"][3]["query"] == {"before": "the Owl ", "token": "slept", "after": " "}
-    assert [entry["unknown"] for entry in report["prompts"][3]["tokens"]] == [False, True, False]
-    titles = {entry["title"] for prompt in report["prompts"] for entry in prompt["passages"]}
-    assert titles <= {"", *(f"Page {number} of valid" for number in range(4))}
-
-
-def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "nothing"
-    report = run_aesop(Assignment(out=out, data=texts, dry_run=True), _RECIPE)
-    assert not out.exists()
-    assert (report["slots"], report["key_width"]) == (4 * 12 * 70, 15)
-    # Of three prompts 24 tokens, and the best and two more sums of the last; nine checkpoints have seen half of it.
-    # Further queries of the test text: those of Tables 3 and 4 are the only ones of their forms, and of either form of
-    # Table 5, whose query is of the training text, there are twelve.
-    assert report["queries"] == pytest.approx(3 * (24 + 3) + 3 * 9 * 0.5 + 24, abs=0.6)
-    assert report["stored"]["bytes"] > report["slots"] * 15 * 4 > report["replay"]["bytes"] / 3
-    # Either way trains twice: plainly and recorded, or recorded and again.
-    assert report["replay"]["seconds"] == pytest.approx(report["stored"]["seconds"])
-    assert report["stored"]["seconds"] > 2 * 70 * report["step_seconds"] > 0
-    (table,) = report["tables"]
-    assert [row[0] for row in table["rows"]] == [
-        "keys stored, and trained plainly",
-        "--replay: no keys stored, trained twice",
-    ]
-
-
-@pytest.mark.parametrize("run", [run_aesop, run_wikitext2])
-def test_what_is_wrong_is_said_before_the_training(
-    run: Callable[[Assignment], Report], texts: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(NotFound, match="no preset 'phone'"):
-        run(Assignment(out=out, data=texts, preset="phone"))
-    with pytest.raises(NotFound, match="is not in"):
-        run(Assignment(out=out, data=tmp_path))
-    with pytest.raises(BadInput, match="a prompt is empty"):
-        run(Assignment(out=out, data=texts, prompts=("",)))
-    if run is run_aesop:
-        with pytest.raises(BadInput, match="the network knows no 'Ω'"):
-            run(Assignment(out=out, data=texts, prompts=("the Ω",)), _RECIPE)
-    with pytest.raises(BadInput, match="no UTF-8"):
-        run(Assignment(out=out, data=texts, prompts=("a \udc80",)))
-    with pytest.raises(BadInput, match="has no chunk of 12 for each of 90000 streams"):
-        run(Assignment(out=out, data=texts), replace(_RECIPE, batch=90_000))
-    with pytest.raises(BadInput, match=r"the keys would take .* GB") as error:
-        run(Assignment(out=out, data=texts, steps=10**9), _RECIPE)
-    assert "--replay" in (error.value.hint or "")
-    assert not out.exists()
