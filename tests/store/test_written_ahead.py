@@ -90,9 +90,8 @@ def test_a_full_disk_is_told_of_ahead_of_the_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "FRAME_BYTES", STEP_BYTES)
     writer = open_writer(tmp_path / "memory", WIDE, journal_seconds=60.0)
     monkeypatch.setattr(direct_file, "write_some", full)
-    with pytest.raises(OSError, match="No space left"):
-        for step in range(3):
-            writer.append(wide_batch(step))
+    with pytest.raises(OSError, match="No space left"):  # at whichever step writes ahead
+        list(map(writer.append, map(wide_batch, range(3))))
     writer.abandon()
     assert files_of(tmp_path / "memory") == []
 

@@ -1,7 +1,7 @@
 """Writes a memory: rows gather in memory, go to a journal every few seconds, and become segments with a commit.
 
-What a frame of the journal has already, or will not have because it is too much for one, is written to its segment ahead
-of the commit, so that little waits in memory.
+What a frame of the journal has already, or will not have because it is too much for one, is written to its segment
+ahead of the commit, so that little waits in memory.
 
 Commit order: segment files under temporary names, checksummed, fsynced, renamed, folder fsynced; then the DuckDB
 transaction that names them; then memory.json by atomic rename; then the journal of the rows before it goes. A cut at
