@@ -186,6 +186,8 @@ def _refused(address):
             late.info()
         except Unavailable:
             return True
+        except Cancelled:  # what came as the draining began
+            return False
     return False
 
 
