@@ -11,6 +11,7 @@ FELT = {
     "cold": "first answers of whole processes",
     "recording": "training with the recorder on",
     "checkpointing": "training with activations checkpointed and the recorder on",
+    "long_training": "a long training of small steps",
     "serving": "questions over gRPC",
     "memory": "memory of a server and of whole studies",
 }

@@ -3,7 +3,7 @@
 What a frame of the journal has already, or will not have because it is too much for one, is written to its segment
 ahead of the commit, so that little waits in memory.
 
-Commit order: segment files under temporary names, checksummed, fsynced, renamed, folder fsynced; then the DuckDB
+Commit order: segment files without their names, checksummed, fsynced, named, folder fsynced; then the DuckDB
 transaction that names them; then memory.json by atomic rename; then the journal of the rows before it goes. A cut at
 any moment leaves the last commit and the frames since whole.
 """
@@ -43,7 +43,7 @@ SEGMENT_BYTES = 512 << 20
 """A commit comes after this much was appended."""
 WRITTEN_AT_ONCE = 32 << 20
 """After how much more the blocks of segments are written that are full."""
-TABLE_BYTES = 16 << 20
+TABLE_BYTES = 8 << 20
 """A commit comes after so many bytes of tables' rows: they wait in memory."""
 JOURNAL_SECONDS = 5.0
 """How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts.
