@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+import torch
 
+import dualform
 from dualform import kernels
 from dualform.errors import BadInput
 from dualform.kernels import loader
@@ -75,9 +77,27 @@ def test_why_there_are_no_loops_is_told(library, monkeypatch, tmp_path):
     library.cache_clear()
     assert library() is None
     assert kernels.described().startswith("no compiled loops: dualform was installed without a C compiler. The best")
+    assert kernels.missed() == kernels.described()
     monkeypatch.setenv(loader.VARIABLE, "none")
     library.cache_clear()
     assert kernels.described() == "no compiled loops, as DUALFORM_LOOPS says"
+    assert kernels.missed() == ""
+
+
+def test_a_recorder_says_once_what_it_costs_that_there_are_no_loops(monkeypatch, tmp_path, capsys):
+    def record(name):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with dualform.Recorder(model, optimizer, tmp_path / name) as recorder, recorder.step():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return capsys.readouterr().err
+
+    monkeypatch.delenv("DUALFORM_QUIET", raising=False)
+    if kernels.library() is not None:
+        assert "compiled loops" not in record("with")
+    monkeypatch.setattr(kernels, "missed", lambda: "no compiled loops: there was no compiler. Recording takes longer")
+    assert record("without").count("no compiled loops: there was no compiler. Recording takes longer") == 1
 
 
 def test_what_was_compiled_from_other_sources_is_not_called(monkeypatch):

@@ -43,8 +43,13 @@ def described() -> str:
     """Which form of the loops is used; or why there are none, what that costs, and what to do about it."""
     if library() is not None:
         return f"loops {form()}"
-    if wanted_form() == "none":
-        return f"no compiled loops, as {VARIABLE} says"
+    return missed() or f"no compiled loops, as {VARIABLE} says"
+
+
+def missed() -> str:
+    """Why there are no loops though nobody asked to do without, what that costs, and what to do; else empty."""
+    if library() is not None or wanted_form() == "none":
+        return ""
     return (
         f"no compiled loops: {load()}. The best slots of many are found several times as slowly, and recording takes "
         f"longer. {_INSTALL}"

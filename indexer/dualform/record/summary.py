@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dualform import kernels
 from dualform.record.optimizers import why_no_rule
 from dualform.record.plan import Plan
 from dualform.record.taps import Tap
@@ -44,6 +45,8 @@ class Summary:
     """What the memory may take, and what is done to hold it; empty where nothing is."""
     bytes_a_step: int | None = None
     """About what the first recorded step takes on disk; None before it. Inputs that repeat take less later on."""
+    loops: str = ""
+    """What it costs that the compiled loops are missing, and why they are; empty where they are there."""
 
     def __str__(self) -> str:
         share = f" ({self.recorded / self.trained:.1%})" if self.trained else ""
@@ -52,7 +55,7 @@ class Summary:
             *_block("recorded", _recorded(self.layers)),
             *_block("skipped", _skipped(self.skipped)),
             f"  {self.answers}",
-            *([f"  {self.budget}"] if self.budget else []),
+            *(f"  {text}" for text in (self.budget, self.loops) if text),
         ]
         return "\n".join(lines if self.bytes_a_step is None else [*lines, f"  {readable(self.bytes_a_step)} a step"])
 
@@ -73,6 +76,7 @@ def summary_of(plan: Plan, bytes_a_step: int | None) -> Summary:
         answers=_answers(plan),
         budget="" if plan.budget is None else str(plan.budget),
         bytes_a_step=bytes_a_step,
+        loops=kernels.missed(),
     )
 
 
