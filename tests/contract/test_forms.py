@@ -16,6 +16,7 @@ ASKED = [
     ("topk", {"k": 2, "by": "label", "where": "step > 1", "score": "abs"}),
     ("topk", {"k": 3, "score": "cosine"}),
     ("group_sum", {"by": ("dataset", "label")}),
+    ("group_sum", {"by": ("dataset", "label"), "score": "abs"}),
     ("output", {"where": "dataset = 'first'"}),
 ]
 

@@ -13,6 +13,7 @@ void dualform_canonical_rows(const double *, int64_t, const float *, int64_t, do
 void dualform_sizes(const float *const *, const float *, int64_t, int64_t, float *);
 void dualform_weigh(const float *const *, const double *, const double *, int64_t, int64_t, double *, double *,
                     double *, double *);
+void dualform_sum_runs(const runs_t *, const scores_t *, double *, double *);
 int32_t dualform_outer(const float *, int64_t, int64_t, int64_t, const double *, const float *, int64_t, double *,
                        double *, double *);
 void dualform_distances(const double *, double *, const double *, const double *, const int64_t *, int64_t, double *);
@@ -62,6 +63,14 @@ int main(void) {
     print("sizes", sizes, sizeof sizes);
     dualform_weigh(at, wide[0], wide[1], N, D, sum, rows[0], rows[1], rows[2]);
     print("weighed rows", rows, sizeof rows);
+    const int64_t begins[4] = {0, 5, 6, N}, groups[3] = {0, 0, 1};
+    const double times[3] = {2.0, 3.0, 1.0};
+    const runs_t runs = {begins, groups, times, 3};
+    const scores_t absolute = {wide[0], NULL, NULL, D, 0, D, D}, deviations = {NULL, keys[0], errors[0], D, D, D, D};
+    static double by_group[3][2][D];
+    dualform_sum_runs(&runs, &absolute, NULL, by_group[0][0]);
+    dualform_sum_runs(&runs, &deviations, by_group[1][0], by_group[2][0]);
+    print("sums by group", by_group, sizeof by_group);
     if (dualform_outer(keys[0], N, D, D, directions, errors[0], D, weighted[0], summed, squares)) return 1;
     print("outer", weighted, sizeof weighted);
     print("sums", summed, sizeof summed);

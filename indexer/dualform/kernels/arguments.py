@@ -18,6 +18,16 @@ def address(array: NDArray[Any], dtype: DTypeLike) -> int:
     return array.ctypes.data
 
 
+def rows_address(matrix: NDArray[Any], dtype: DTypeLike) -> tuple[int, int]:
+    """Where a matrix begins, and the numbers from one row to the next. Raises TypeError as `address`."""
+    size = matrix.itemsize
+    if matrix.dtype != dtype or matrix.ndim != 2 or (matrix.shape[1] > 1 and matrix.strides[1] != size):
+        raise TypeError(
+            f"a compiled loop wants whole rows of {np.dtype(dtype)}, and got {matrix.dtype} {matrix.strides}."
+        )
+    return matrix.ctypes.data, matrix.strides[0] // size
+
+
 class _Arrays(ctypes.Structure):
     """Takes arrays (None for a null pointer) and numbers in the order of its fields, and keeps the arrays alive."""
 
@@ -95,6 +105,27 @@ class Candidates(_Arrays):
         **dict.fromkeys(("held", "rows", "counts"), np.int64),
         "crowded": np.uint8,
     }
+
+
+class Runs(_Arrays):
+    """runs_t of kernels.h."""
+
+    _fields_ = (("starts", c_void_p), ("groups", c_void_p), ("times", c_void_p), ("count", c_int64))
+    DTYPES: ClassVar[dict[str, Any]] = {"starts": np.int64, "groups": np.int64, "times": np.float64}
+
+
+class Scores(ctypes.Structure):
+    """scores_t of kernels.h."""
+
+    _fields_ = (
+        ("wide", c_void_p),
+        ("narrow", c_void_p),
+        ("base", c_void_p),
+        ("apart", c_int64),
+        ("base_apart", c_int64),
+        ("sums_apart", c_int64),
+        ("columns", c_int64),
+    )
 
 
 class AdamUpdate(ctypes.Structure):

@@ -4,6 +4,7 @@
    screen.c      which rows can be among the k best, by the codes alone
    candidates.c  those rows, and the floors that they have to reach
    exact.c       canonical scores, as query/score/canonical.py defines them
+   sums.c        sums of absolute scores by group
    weighed.c     sums of rows, each with a weight
    measures.c    what the recorder measures at every step
    updates.c     updates that are run again
@@ -120,6 +121,25 @@ typedef struct {
 /* Add a row to a query's candidates if it can still be among the k best (candidates.c). */
 void dualform_offer(candidates_t *candidates, const int32_t *group_of, int64_t query, int64_t row, float low,
                     float high);
+
+/* Rows of scores in runs: each of one group, whose rows count equally often. */
+typedef struct {
+    const int64_t *starts; /* [count + 1]: the first row of each, and one past the last row */
+    const int64_t *groups; /* [count]; the runs of a group are neighbours */
+    const double *times;   /* [count] */
+    int64_t count;
+} runs_t;
+
+/* Scores of rows with some queries, of which each is a column. */
+typedef struct {
+    const double *wide;  /* rows of `columns`, which lie `apart` numbers from one to the next; NULL where `narrow` are */
+    const float *narrow; /* likewise: scores of what keys have beyond the mean of their group */
+    const float *base;   /* of each group the scores of its mean, rows `base_apart` numbers apart; NULL beside `wide` */
+    int64_t apart;
+    int64_t base_apart;
+    int64_t sums_apart; /* numbers from one group's sums to the next one's */
+    int64_t columns;
+} scores_t;
 
 /* One update of Adam: what rules/adam.py makes of its settings. */
 typedef struct {

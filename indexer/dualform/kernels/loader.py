@@ -9,9 +9,9 @@ from ctypes import POINTER, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from dualform.errors import BadInput
-from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes
+from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, Runs, Scores
 
-ABI = 18
+ABI = 19
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 FORMS = ("portable", "avx2", "avx512vnni")
 """As in kernels.h, each for processors that run the former ones, too."""
@@ -55,6 +55,7 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
         "canonical": (address, address, address, count, count, address, address),
         "canonical_rows": (address, count, address, count, address, address),
         "sizes": (address, address, count, count, address),
+        "sum_runs": (POINTER(Runs), POINTER(Scores), address, address),
         "weigh": (address, address, address, count, count, *[address] * 4),
         "project": (*rows, address, address),
         "project_all": (address, count, address),

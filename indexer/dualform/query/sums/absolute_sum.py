@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from dualform import kernels
+from dualform.kernels import arguments
 from dualform.kernels.workers import cores, divide
 from dualform.query.groups import Groups
 from dualform.query.score.bound import FLOAT32, norms, overflows
@@ -42,6 +45,8 @@ _TINY = 1e-30
 """Below this, float32 products may have lost digits to underflow."""
 _ROWS, _BATCH = 2048, 1024
 """Pairs and queries whose scores are held at once, within the processor's cache."""
+_PART = 64
+"""Pairs whose keys a worker prepares at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +136,49 @@ def _pairs(rows: KeyRows, groups: Groups) -> Pairs:
 class PairBlock:
     """Some pairs in runs of one group and one number of times."""
 
-    keys: NDArray[np.float32]
-    """float32[b, d]."""
+    rows: NDArray[np.float32]
+    """float32[…, d]: stored rows, some of which the pairs are of."""
+    places: NDArray[np.int64]
+    """int64[b]: where the key of each pair stands among them."""
     numbers: NDArray[np.int64]
     """int64[b], ascending."""
     times: NDArray[np.float64]
     """float64[b], ascending within a group."""
     runs: NDArray[np.int64]
     """int64[r]: where each run begins."""
+
+    def keys(self) -> NDArray[np.float64]:
+        """float64[b, d]."""
+        keys = np.empty((len(self.places), self.rows.shape[1]))
+
+        def copy(_: int, part: slice) -> None:
+            keys[part] = self.rows[self.places[part]]
+
+        divide(self._parts(), copy)
+        return keys
+
+    def deviations(self, means: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """float32[b, d]: what each key has beyond the float64[G, d] mean of its group; and float64[b]: its length."""
+        found, lengths = np.empty((len(self.places), self.rows.shape[1]), np.float32), np.empty(len(self.places))
+
+        def subtract(_: int, part: slice) -> None:
+            keys = self.rows[self.places[part]]
+            groups = self.numbers[part]
+            own = means[groups[0]] if groups[0] == groups[-1] else means[groups]  # ascending
+            np.subtract(keys, own, out=found[part], dtype=np.float64, casting="same_kind")
+            lengths[part] = norms(found[part])
+
+        divide(self._parts(), subtract)
+        return found, lengths
+
+    def _parts(self) -> Iterator[slice]:
+        return (slice(first, first + _PART) for first in range(0, len(self.places), _PART))
+
+    @cached_property
+    def compiled(self) -> arguments.Runs:
+        """For the loops."""
+        starts = np.append(self.runs, len(self.numbers))
+        return arguments.Runs(starts, self.numbers[self.runs], self.times[self.runs], len(self.runs))
 
     def add(self, scores: NDArray[np.float32] | NDArray[np.float64], sums: NDArray[np.float64]) -> None:
         """Add [b, n] scores to float64[g, n] sums, in float64, each as many times as its pair says."""
@@ -160,19 +200,31 @@ def _blocks(keys: Keys, pairs: Pairs, check: Check) -> Iterator[PairBlock]:
             numbers, times = pairs.numbers[part][order], pairs.times[part][order]
             changes = (numbers[1:] != numbers[:-1]) | (times[1:] != times[:-1])
             runs = np.flatnonzero(np.r_[True, changes])
-            yield PairBlock(block[pairs.rows[part][order] - start], numbers, times, runs)
+            yield PairBlock(block, pairs.rows[part][order] - start, numbers, times, runs)
+
+
+class _Room:
+    """Memory for the scores of a block, taken once: a page is cleared when it is first written."""
+
+    def __init__(self, dtype: DTypeLike, queries: int) -> None:
+        self._numbers = np.empty(_ROWS * min(queries, _BATCH), dtype)
+
+    def of(self, keys: NDArray[Any], queries: NDArray[Any]) -> NDArray[Any]:
+        """[b, n] of b keys and n queries."""
+        return self._numbers[: len(keys) * len(queries)].reshape(len(keys), len(queries))
 
 
 def _float64(keys: Keys, pairs: Pairs, count: int, queries: NDArray[np.float32], check: Check) -> NDArray[np.float64]:
     """float64[n, g] from float64 products."""
     # Of each group the sums of all queries lie together, so that many groups are not many places in memory a query.
     sums, wide = np.zeros((count, len(queries))), queries.astype(np.float64)
+    room = _Room(np.float64, len(queries))
     for block in _blocks(keys, pairs, check):
-        own = block.keys.astype(np.float64)
+        own = block.keys()
         for first in range(0, len(wide), _BATCH):
             check()
             batch = slice(first, first + _BATCH)
-            _add(block, own @ wide[batch].T, sums[:, batch])
+            _add(block, np.matmul(own, wide[batch].T, out=room.of(own, wide[batch])), sums[:, batch])
     return sums.T
 
 
@@ -181,7 +233,10 @@ def _add(block: PairBlock, scores: NDArray[np.float64], sums: NDArray[np.float64
 
     def add(_: int, part: slice) -> None:
         own = scores[:, part]
-        block.add(np.abs(own, out=own), sums[:, part])
+        if kernels.library() is None:
+            block.add(np.abs(own, out=own), sums[:, part])
+        else:
+            kernels.sum_runs(block.compiled, own, sums[:, part])
 
     divide(_shares(scores), add)
 
@@ -206,14 +261,15 @@ def _float32(
     `base` is float64[n, g]: the means' scores.
     """
     sums, drift, squares = np.zeros(base.T.shape), np.zeros(base.T.shape), np.zeros(len(means))
-    narrow = base.T.astype(np.float32)
+    room = _Room(np.float32, len(queries))
+    narrow = np.ascontiguousarray(base.T, dtype=np.float32)
     for block in _blocks(keys, pairs, check):
-        own = (block.keys - means[block.numbers]).astype(np.float32)
-        squares += np.bincount(block.numbers, np.square(block.times * norms(own)), len(means))
+        own, sizes = block.deviations(means)
+        squares += np.bincount(block.numbers, np.square(block.times * sizes), len(means))
         for first in range(0, len(queries), _BATCH):
             check()
             batch = slice(first, first + _BATCH)
-            scores = own @ queries[batch].T
+            scores = np.matmul(own, queries[batch].T, out=room.of(own, queries[batch]))
             _add_deviations(block, scores, narrow[:, batch], drift[:, batch], sums[:, batch])
     independent = _DEVIATIONS * FLOAT32 * lengths[:, None] * np.sqrt(squares)
     # Three roundings of a size that the scores themselves bound: of the mean's score, the deviation, and their sum.
@@ -231,8 +287,11 @@ def _add_deviations(
 
     def add(_: int, part: slice) -> None:
         own = scores[:, part]
-        block.add(own, drift[:, part])
-        own += base[block.numbers, part]
-        block.add(np.abs(own, out=own), sums[:, part])
+        if kernels.library() is None:
+            block.add(own, drift[:, part])
+            own += base[block.numbers, part]
+            block.add(np.abs(own, out=own), sums[:, part])
+        else:
+            kernels.sum_deviations(block.compiled, own, base[:, part], drift[:, part], sums[:, part])
 
     divide(_shares(scores), add)
