@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TITLE = "The first answer of a process, a training that is recorded, and clients that ask at once"
 _BLUE, _GREY, _GREEN = "#0072B2", "0.55", "#009E73"
-_WIDTH = 44
+_WIDTH = 54
 """Letters of a question's line."""
 
 
@@ -47,7 +47,7 @@ def draw(path: Path, sections: Sequence[Section]) -> bool:
     drawing, axes = pyplot.subplots(
         len(panels),
         1,
-        figsize=(9, 0.5 * sum(heights) + 0.4 * len(panels)),
+        figsize=(10, 0.43 * sum(heights) + 0.4 * len(panels)),
         squeeze=False,
         height_ratios=heights,
         layout="constrained",
@@ -93,7 +93,8 @@ def _trainings(axis: Axes, rows: Sequence[Row]) -> None:
         axis.plot(row.target.value, place, "|", color=_GREEN, markersize=16, markeredgewidth=2.5)
         _say(axis, max(most, row.target.value), place, words.ratio(row.ratio), left=False, color=_BLUE)
     axis.axvline(1.0, color=_GREY, linewidth=1)
-    axis.set_xlim(0.95, max(max(row.ratios or (row.ratio or 1.0,)) for row in rows) + 0.15)
+    every = [ratio for row in rows for ratio in row.ratios or (row.ratio or 1.0,)]
+    axis.set_xlim(min(0.95, min(every) - 0.03), max(every) + 0.15)
     title = "A training that is recorded, times the same one unrecorded; its target in green"
     _finish(axis, [row.question for row in rows], title)
 

@@ -41,8 +41,8 @@ def run(plan: Plan) -> Section:
     for repeat in range(repeats):
         for threads in plan.threads if repeat % 2 == 0 else plan.threads[::-1]:
             measured[threads].append(_process(plan, threads, "backwards" if repeat % 2 else "forwards"))
-    for threads, found in measured.items():
-        section.rows += _rows(found, threads)
+    by_threads = [list(_rows(found, threads)) for threads, found in measured.items()]
+    section.rows += [row for rows in zip(*by_threads, strict=True) for row in rows]
     if plan.images is None:
         why = "needs MNIST and Fashion-MNIST: name their folder with --data, or set DUALFORM_DATA"
         section.rows += [Row(question, {OURS: Cell(why_not=why)}, target=target) for question, target in STUDY.values()]
