@@ -21,7 +21,7 @@ WORDS = {1: "one", 2: "two", 5: "five", 10: "ten"}
     ("file", "stated", "number"),
     [
         ("codes.c", r"int32_t dualform_abi\(void\) \{ return (\d+); \}", loader.ABI),
-        ("measures.c", r"#define RUN (\d+)", recorded_entries.RUN),
+        ("entries.c", r"#define RUN (\d+)", recorded_entries.RUN),
         ("kernels.h", r"#define ROWS (\d+)", kernels.ROWS),
         ("kernels.h", r"#define DIRECTIONS (\d+)", kernels.DIRECTIONS),
     ],

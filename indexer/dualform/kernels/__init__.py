@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, MissingPackage
-from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, Runs, Scores, address, rows_address
+from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, address
 from dualform.kernels.loader import FORMS, VARIABLE, load, wanted_form
 
 ROWS = 16
@@ -199,30 +199,6 @@ def weigh(
     compiled().dualform_weigh(address(rows, np.uint64), weight, size, len(rows), len(room), room.ctypes.data, *sums)
 
 
-def sum_runs(runs: Runs, scores: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
-    """Add absolute values of float64[b, n] scores, whose rows lie in runs, to float64[G, n] sums of their groups."""
-    (place, apart), (out, sums_apart) = rows_address(scores, np.float64), rows_address(sums, np.float64)
-    how = Scores(place, None, None, apart, 0, sums_apart, scores.shape[1])
-    compiled().dualform_sum_runs(ctypes.byref(runs), ctypes.byref(how), None, out)
-
-
-def sum_deviations(
-    runs: Runs,
-    scores: NDArray[np.float32],
-    base: NDArray[np.float32],
-    drift: NDArray[np.float64],
-    sums: NDArray[np.float64],
-) -> None:
-    """Add float32[b, n] scores of deviations to float64[G, n] `drift` and, each with the float32[G, n] `base` of its
-    group, their absolute values to float64[G, n] `sums`, which is strided as `drift` is.
-    """
-    (place, apart), (own_base, base_apart) = rows_address(scores, np.float32), rows_address(base, np.float32)
-    (out, sums_apart), (drifts, drift_apart) = rows_address(sums, np.float64), rows_address(drift, np.float64)
-    assert sums_apart == drift_apart
-    how = Scores(None, place, own_base, apart, base_apart, sums_apart, scores.shape[1])
-    compiled().dualform_sum_runs(ctypes.byref(runs), ctypes.byref(how), drifts, out)
-
-
 def adam(how: AdamUpdate, start: int, stop: int, *arrays: NDArray[np.float64] | None) -> None:
     """One update of the numbers from `start` to `stop` of contiguous float64 arrays, in place: weight, average, squares
     and gradient of the whole, and weight, average and gradient of the slots that stay; None where all do.
@@ -231,7 +207,7 @@ def adam(how: AdamUpdate, start: int, stop: int, *arrays: NDArray[np.float64] | 
     compiled().dualform_adam(ctypes.byref(how), stop - start, *places)
 
 
-# What the recorder calls at every step of a training. These take bare addresses, as measures.c says, and check nothing.
+# What the recorder calls at every step of a training. These take bare addresses, as the C files say, and check nothing.
 
 
 def project(matrix: int, rows: int, columns: int, apart: int, directions: int, out: int) -> None:

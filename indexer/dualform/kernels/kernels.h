@@ -1,13 +1,15 @@
 /* The compiled loops: of questions, of recording, and of updates that are run again. Python calls them without its lock (see __init__.py).
 
-   codes.c       float32 keys -> 8-bit codes and what they leave out
-   screen.c      which rows can be among the k best, by the codes alone
-   candidates.c  those rows, and the floors that they have to reach
-   exact.c       canonical scores, as query/score/canonical.py defines them
-   sums.c        sums of absolute scores by group
-   weighed.c     sums of rows, each with a weight
-   measures.c    what the recorder measures at every step
-   updates.c     updates that are run again
+   codes.c        float32 keys -> 8-bit codes and what they leave out
+   screen.c       which rows can be among the k best, by the codes alone
+   candidates.c   those rows, and the floors that they have to reach
+   exact.c        canonical scores, as query/score/canonical.py defines them
+   sums.c         sums of absolute scores by group
+   weighed.c      sums of rows, each with a weight
+   projections.c  sums along directions, that the recorder takes at every step
+   entries.c      single entries of gradients, likewise
+   distances.c    of the weights from what the record makes of them, likewise
+   updates.c      updates that are run again
 
    Rows lie in groups of ROWS, and of each group four dimensions of all its rows lie together: one instruction then
    multiplies four dimensions of sixteen rows, and the sums of sixteen rows come out in one register.

@@ -27,7 +27,7 @@ from dualform.store.parameter import Parameter, of_shape
 ENTRIES = 1024
 """Of a weight: norms come out to a few percent, and no row or column of a layer that has no more is overlooked."""
 RUN = 16
-"""As in measures.c: entries that are summed together."""
+"""As in entries.c of the loops: entries that are summed together."""
 _WHOLE = 4096
 """A weight of no more numbers is taken whole: one product of errors and keys makes all of its gradient."""
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dualform import kernels
-from dualform.kernels import arguments
+from dualform.kernels import arguments, sums as loops
 from dualform.kernels.workers import cores, divide
 from dualform.query.groups import Groups
 from dualform.query.score.bound import FLOAT32, norms, overflows
@@ -236,7 +236,7 @@ def _add(block: PairBlock, scores: NDArray[np.float64], sums: NDArray[np.float64
         if kernels.library() is None:
             block.add(np.abs(own, out=own), sums[:, part])
         else:
-            kernels.sum_runs(block.compiled, own, sums[:, part])
+            loops.sum_runs(block.compiled, own, sums[:, part])
 
     divide(_shares(scores), add)
 
@@ -292,6 +292,6 @@ def _add_deviations(
             own += base[block.numbers, part]
             block.add(np.abs(own, out=own), sums[:, part])
         else:
-            kernels.sum_deviations(block.compiled, own, base[:, part], drift[:, part], sums[:, part])
+            loops.sum_deviations(block.compiled, own, base[:, part], drift[:, part], sums[:, part])
 
     divide(_shares(scores), add)
