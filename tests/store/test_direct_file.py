@@ -77,6 +77,19 @@ def test_rows_whose_memory_others_have_are_not_asked_for(tmp_path):
     writer.discard()
 
 
+def test_a_file_has_its_name_at_once_where_it_cannot_get_one_later(tmp_path, monkeypatch):
+    def refusing(*arguments, **options):
+        raise OSError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(direct_file, "_NAMED_LATER", {})
+    monkeypatch.setattr(os, "link", refusing)
+    file = DirectFile(tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    file.write([Blocks().take()], 0, 10)
+    file.finish(10)
+    assert (tmp_path / "file").stat().st_size == 10
+
+
 @pytest.mark.skipif(not direct_file._NAMELESS, reason="this system gives every file a name as it is opened")
 def test_what_is_not_finished_leaves_nothing_behind(tmp_path):
     file = DirectFile(tmp_path / "file")

@@ -26,8 +26,8 @@ _AT_ONCE = 32
 """Blocks a system call."""
 _DIRECT = getattr(os, "O_DIRECT", 0) if fcntl else 0
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
-_NOT_OFFERED = (errno.EINVAL, errno.EISDIR, errno.ENOENT, errno.EOPNOTSUPP)
-"""What systems and file systems say that have no files without a name, or no direct writes to them."""
+_NAMED_LATER: dict[int, bool] = {}
+"""By device, whether its file system has files without a name and gives them one."""
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Memory of this process alone, whose fresh pages cost less than those that it might share."""
 
@@ -75,8 +75,7 @@ class DirectFile:
             os.fsync(self._handle)
             if not self._named:
                 self._path.unlink(missing_ok=True)
-                # With any folder said, the link in /proc is followed; else it would be linked itself.
-                os.link(f"/proc/self/fd/{self._handle}", self._path, src_dir_fd=self._handle)
+                _name(self._handle, self._path)
         finally:
             self.close()
 
@@ -89,11 +88,11 @@ class DirectFile:
 
 def _open(path: Path) -> tuple[int, bool]:
     """A file to be written, directly if the file system can do so; and whether it has its name."""
-    if _NAMELESS and os.access("/proc/self/fd", os.X_OK):
+    if _names_later(path.parent):
         try:
             return os.open(path.parent, os.O_WRONLY | _NAMELESS | _DIRECT | OPENING, 0o666), False
         except OSError as error:
-            if error.errno not in _NOT_OFFERED:
+            if error.errno != errno.EINVAL:  # the file system has no direct writes
                 raise
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPENING
     try:
@@ -102,6 +101,33 @@ def _open(path: Path) -> tuple[int, bool]:
         if error.errno != errno.EINVAL:  # the file system has no direct writes
             raise
         return os.open(path, flags, 0o666), True
+
+
+def _names_later(folder: Path) -> bool:
+    """Whether files in a folder can get their names last."""
+    device = os.stat(folder).st_dev
+    if device not in _NAMED_LATER:
+        _NAMED_LATER[device] = bool(_NAMELESS) and _tried(folder)
+    return _NAMED_LATER[device]
+
+
+def _tried(folder: Path) -> bool:
+    path, handle = folder / f"{os.getpid()}.tmp", -1
+    try:
+        handle = os.open(folder, os.O_WRONLY | _NAMELESS | OPENING, 0o666)
+        _name(handle, path)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    return True
+
+
+def _name(handle: int, path: Path) -> None:
+    # With any folder said, the link in /proc is followed; else it would be linked itself.
+    os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=handle)
 
 
 def _write(handle: int, parts: list[memoryview]) -> None:
