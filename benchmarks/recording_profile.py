@@ -1,0 +1,136 @@
+"""Where the processor's time of a recorded training goes: `python -m benchmarks.recording_profile`.
+
+Processor time, not the clock's: it hardly moves with what else a machine does. Each part is told without what it calls
+of the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import click
+import torch
+
+from benchmarks.trainings import Kind, Training, trainings
+from dualform.record import (
+    batches,
+    collector,
+    gradient_factor,
+    observed_weights,
+    pending_gradients,
+    recorded_training,
+    recording,
+    sink,
+    slots,
+    updates,
+)
+from dualform.store import direct_file, distinct_keys, journal, rows_writer, shard, writer
+
+PARTS: Sequence[tuple[str, Any, str]] = (
+    ("training: keys and error signals copied", collector.Collector, "received"),
+    ("training: slots along directions, and whether they are finite", pending_gradients.PendingGradients, "add"),
+    ("training: gradients along directions", gradient_factor.GradientFactors, "measure"),
+    ("training: weights along directions", observed_weights.ObservedWeights, "observe"),
+    ("training: the watch goes on", observed_weights.ObservedWeights, "advance"),
+    ("training: rest of an update", recorded_training.RecordedTraining, "_updating"),
+    ("training: slots laid out", slots.SlotMaker, "slots_of"),
+    ("training: finite, where nothing is measured", updates, "surely_finite"),
+    ("training: rest of a step", recording.Recording, "_put"),
+    ("training: rest of a step", recorded_training.RecordedTraining, "begin_step"),
+    ("training: rest of a step", recorded_training.RecordedTraining, "end_step"),
+    ("training: rest of a step", batches.Batches, "put"),
+    ("training: handed to the writer", sink.SinkThread, "put"),
+    ("writer: rows into blocks, and their checksums", rows_writer.MatrixWriter, "append"),
+    ("writer: repeated inputs", distinct_keys.DistinctKeys, "rows_of"),
+    ("writer: blocks to the disk", direct_file.DirectFile, "write"),
+    ("writer: blocks to the disk", direct_file.DirectFile, "finish"),
+    ("writer: DuckDB", shard.Appender, "append"),
+    ("writer: DuckDB", shard, "create"),
+    ("writer: journal", journal.JournalWriter, "append"),
+    ("writer: rest", writer.Writer, "append"),
+    ("writer: rest", writer.Writer, "commit"),
+    ("writer: rest", writer.Writer, "__init__"),
+    ("writer: rest", writer.Writer, "close"),
+)
+"""What a part is called, and a function of it."""
+
+
+class Profile:
+    """Processor seconds by part, of whatever thread runs it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._own = threading.local()
+
+    def watched(self, part: str, function: Any) -> Any:
+        @functools.wraps(function)
+        def run(*arguments: Any, **named: Any) -> Any:
+            inner, before = 0.0, getattr(self._own, "inner", 0.0)
+            self._own.inner, began = 0.0, time.thread_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                took, inner = time.thread_time() - began, self._own.inner
+                self.seconds[part] += took - inner
+                self._own.inner = before + took
+
+        return run
+
+
+@contextmanager
+def profiled() -> Iterator[Profile]:
+    """Every part is watched until the block ends."""
+    profile = Profile()
+    with ExitStack() as stack:
+        for part, owner, name in PARTS:
+            stack.enter_context(mock.patch.object(owner, name, profile.watched(part, getattr(owner, name))))
+        yield profile
+
+
+def measure(training: Training, kinds: Sequence[Kind], repeats: int, folder: Path) -> dict[str, dict[str, float]]:
+    """By kind, milliseconds of a step by part, medians over repeats; "whole" is the process, "own" what no part has."""
+    found: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in kinds}
+    training.run(None, False, 4)
+    for repeat in range(repeats):
+        for kind in kinds:
+            memory = None if kind == "unrecorded" else folder / f"{kind}-{repeat}"
+            with profiled() as profile:
+                began = time.process_time()
+                training.run(memory, kind == "values", training.steps)
+                whole = time.process_time() - began
+            parts = {**{name: profile.seconds[name] for name, _, _ in PARTS}, "whole": whole}
+            parts["training: its own work"] = whole - sum(profile.seconds.values())
+            for name, seconds in parts.items():
+                found[kind][name].append(1e3 * seconds / training.steps)
+    return {kind: {name: median(own) for name, own in parts.items()} for kind, parts in found.items()}
+
+
+@click.command(help="Where the processor's time of the continual study's training goes while it is recorded.")
+@click.option(
+    "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), envvar="DUALFORM_DATA", required=True
+)
+@click.option("--steps", default=600, help="On each of the two datasets. [600]")
+@click.option("--repeats", default=3, help="Of each kind, by turns. [3]")
+@click.option("--threads", default=1, help="Of torch. [1]")
+def main(data: Path, steps: int, repeats: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    training = trainings(data, steps)["study"]
+    with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
+        found = measure(training, training.kinds, repeats, Path(folder))
+    click.echo("| ms of the processor a step | " + " | ".join(found) + " |\n| --- |" + " ---: |" * len(found))
+    for name in dict.fromkeys(["whole", "training: its own work", *(name for name, _, _ in PARTS)]):
+        click.echo(f"| {name} | " + " | ".join(f"{own[name]:.2f}" for own in found.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
