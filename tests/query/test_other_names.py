@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.store.durable import checksum
+from dualform.store.durable_files import checksum
 from dualform.store.manifest import FILE, Manifest
 from dualform.store.snapshot import Snapshot
 from tests.query.trained import train

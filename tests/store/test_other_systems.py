@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dualform.query.sql import worker
-from dualform.store import direct_file, durable, folder_lock, segment_cache
+from dualform.store import direct_file, durable_files, folder_lock, segment_cache
 
 
 def without(monkeypatch, module, missing):
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_locked_is_said_to_be_open_to_others(monkeypatch
 
 def test_a_journal_is_written_piece_by_piece(narrow, tmp_path):
     with open(tmp_path / "file", "wb") as file:
-        assert durable.write_some(file.fileno(), [memoryview(b"one"), memoryview(b"two")]) == 3
+        assert durable_files.write_some(file.fileno(), [memoryview(b"one"), memoryview(b"two")]) == 3
     assert (tmp_path / "file").read_bytes() == b"one"
 
 
@@ -77,7 +77,7 @@ def test_sql_is_answered_without_limits_of_the_system(monkeypatch):
 def test_folders_are_not_synced_on_windows(monkeypatch, tmp_path):
     missing = tmp_path / "there is none"
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "name", "nt")
-        durable.sync_folder(missing)
+        patch.setattr(durable_files.os, "name", "nt")
+        durable_files.sync_folder(missing)
     with pytest.raises(FileNotFoundError):
-        durable.sync_folder(missing)
+        durable_files.sync_folder(missing)

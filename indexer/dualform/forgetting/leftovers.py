@@ -6,7 +6,7 @@ import errno
 import shutil
 from pathlib import Path
 
-from dualform.store.durable import sync_folder
+from dualform.store.durable_files import sync_folder
 from dualform.store.leftovers import leftovers
 
 

@@ -17,7 +17,7 @@ from dualform.forgetting.sums import sums_of
 from dualform.forgetting.targets import Targets, touched_blocks
 from dualform.query.view import Check, View
 from dualform.store.check import what_is_wrong
-from dualform.store.durable import sync_folder, write_whole
+from dualform.store.durable_files import sync_folder, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.forgotten_sums import write_sums
 from dualform.store.kept_slots import Stays

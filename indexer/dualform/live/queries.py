@@ -24,7 +24,7 @@ from dualform.record.probes import ProbeTaker
 from dualform.record.state import state_of
 from dualform.record.taps import ModuleTap, Tap
 from dualform.record.wrappers import whole_model
-from dualform.store.durable import digest_of
+from dualform.store.durable_files import digest_of
 
 BATCH = 256
 """Examples that the model is run on at once."""

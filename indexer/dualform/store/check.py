@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dualform.errors import Damaged
-from dualform.store.durable import checksum_file
+from dualform.store.durable_files import checksum_file
 from dualform.store.extents import Extents
 from dualform.store.leftovers import leftovers
 from dualform.store.manifest import Manifest

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.durable import block_checksum, checksum
+from dualform.store.durable_files import block_checksum, checksum
 
 CODES, SUM = ".codes", ".sum"
 """How the names of such files end: codes of keys, and sums over slots."""

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from dualform.store.batch import Array, Batch, Extent, LayerRows
-from dualform.store.durable import checksum_pieces
+from dualform.store.durable_files import checksum_pieces
 from dualform.store.tables import SAMPLES, arrow_table, duckdb_type, table_digest
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dualform.store.durable import OPENING, write_some
+from dualform.store.durable_files import OPENING, write_some
 
 try:
     import fcntl

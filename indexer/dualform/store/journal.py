@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable import OPENING, block_checksum, sync_folder, write_some
+from dualform.store.durable_files import OPENING, block_checksum, sync_folder, write_some
 from dualform.store.increment import Increment, completed
 from dualform.store.tables import ColumnTypes
 

@@ -15,7 +15,7 @@ from dualform.errors import BadInput
 from dualform.store.batch import LayerRows
 from dualform.store.direct_file import Blocks
 from dualform.store.distinct_keys import DistinctKeys
-from dualform.store.durable import sync_folder
+from dualform.store.durable_files import sync_folder
 from dualform.store.increment import RowBytes
 from dualform.store.layer import Layer
 from dualform.store.rows_writer import RowsWriter

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
-from dualform.store.durable import checksum, write_whole
+from dualform.store.durable_files import checksum, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.header import Header
 from dualform.store.layer import Layer

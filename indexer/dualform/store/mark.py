@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.durable import checksum, checksum_pieces
+from dualform.store.durable_files import checksum, checksum_pieces
 
 Named: TypeAlias = tuple[str, NDArray[Any]]
 TOLD = ("watch", "defects", "steps", "parameter_groups", "factors", "rounding_gradients")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dualform.store.direct_file import Blocks
-from dualform.store.durable import sync_folder
+from dualform.store.durable_files import sync_folder
 from dualform.store.increment import RowBytes
 from dualform.store.others import FOLDER, KIND, OtherRow, Others
 from dualform.store.rows_writer import RowsWriter

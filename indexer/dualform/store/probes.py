@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
-from dualform.store.durable import checksum, sync_folder, write_whole
+from dualform.store.durable_files import checksum, sync_folder, write_whole
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_checked

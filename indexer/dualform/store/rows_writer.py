@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.direct_file import BLOCK_BYTES, Blocks, DirectFile
-from dualform.store.durable import block_checksum
+from dualform.store.durable_files import block_checksum
 from dualform.store.increment import RowBytes
 from dualform.store.matrix_file import MatrixForm
 

@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable import checksum
+from dualform.store.durable_files import checksum
 from dualform.store.matrix_file import MatrixForm
 from dualform.store.missing_files import forgotten_meanwhile
 

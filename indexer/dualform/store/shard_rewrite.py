@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput
 from dualform.store import shard
 from dualform.store.direct_file import Blocks
-from dualform.store.durable import sync_folder
+from dualform.store.durable_files import sync_folder
 from dualform.store.kept_slots import KeptSlots, Stays
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest, Shard

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dualform.answers import ProbeInfo
 from dualform.errors import BadInput, Damaged, NotFound
 from dualform.store.dropped_slots import DroppedSlots, dropped_slots
-from dualform.store.durable import checksum
+from dualform.store.durable_files import checksum
 from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.manifest import Manifest
 from dualform.store.mark import Cut

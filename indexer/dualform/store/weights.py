@@ -11,7 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable import checksum, write_whole
+from dualform.store.durable_files import checksum, write_whole
 from dualform.store.manifest import FileMark
 
 Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]

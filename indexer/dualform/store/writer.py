@@ -22,7 +22,7 @@ from dualform.errors import AlreadyExists, BadInput
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
-from dualform.store.durable import checksum, digest_of, sync_folder
+from dualform.store.durable_files import checksum, digest_of, sync_folder
 from dualform.store.header import Ending, Header
 from dualform.store.increment import Increment, summed
 from dualform.store.journal import JournalWriter

@@ -21,7 +21,7 @@ from dualform import kernels
 from dualform.query.search.codes import Codes
 from dualform.store import derived_file
 from dualform.store.derived_file import CODES, DerivedFile, write_derived
-from dualform.store.durable import checksum
+from dualform.store.durable_files import checksum
 from dualform.store.sources.key_source import KeySource
 
 KIND = "codes 1"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dualform.query.view import View
 from dualform.query.weights.coefficients import updates
 from dualform.rules import named
-from dualform.store.durable import checksum
+from dualform.store.durable_files import checksum
 from dualform.store.mark import Mark, digest_of, named_buffers
 from dualform.store.mark_place import why_misplaced
 from dualform.store.parameter import Parameter
