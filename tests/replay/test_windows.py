@@ -67,10 +67,10 @@ def test_windows_do_not_show(made, asked, blocks, rows, pending):
         expected = arrays.engine(memory).ask(question)
         running = RunningBest(resolve(view, question)) if kind == "top" else RunningSums(resolve(view, question))
         layer = memory.layer("x")
-        gatherer = window.Gatherer(memory, layer, [running], BACKEND, blocks * 8 * 4 * keys.shape[1])
+        buffer = window.KeyBuffer(memory, layer, [running], BACKEND, blocks * 8 * 4 * keys.shape[1])
         for start in range(0, len(keys), rows):
-            gatherer.append(keys[start : start + rows])
-        gatherer.finish()
+            buffer.append(keys[start : start + rows])
+        buffer.finish()
         found = running.answer(Scan())
     assert found.groups == expected.groups
     assert np.array_equal(found.counts, expected.counts)
@@ -94,8 +94,8 @@ def test_sums_that_float64_rounds_are_added_in_the_same_blocks(seed, monkeypatch
     monkeypatch.setattr(key_sums, "BLOCK", 8)
     monkeypatch.setattr(window, "BLOCK", 8)
     running = RunningSums(resolve(View(memory, BACKEND, 1 << 20), question))
-    gatherer = window.Gatherer(memory, memory.layer("x"), [running], BACKEND, 16 * 4 * 3)
+    buffer = window.KeyBuffer(memory, memory.layer("x"), [running], BACKEND, 16 * 4 * 3)
     for start in range(0, 60, 7):
-        gatherer.append(keys[start : start + 7])
-    gatherer.finish()
+        buffer.append(keys[start : start + 7])
+    buffer.finish()
     assert running.answer(Scan()).sums.tobytes() == arrays.engine(memory).ask(question).sums.tobytes()

@@ -28,8 +28,8 @@ _LISTED = 10
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to record."""
+class RecordingCost:
+    """What one way to record takes."""
 
     bytes: int
     """On disk, when the training has ended; what questions keep beside it comes on top, a byte for each number of a
@@ -54,7 +54,7 @@ class Estimate:
     """Of one step of the training, recorded."""
     stored: Stored
     """What takes the bytes of the way `stored`."""
-    ways: Mapping[str, Way]
+    ways: Mapping[str, RecordingCost]
     """`stored`: as the training computes. `float32`, `bfloat16`: if its layers computed in that, as under autocast.
     `digests`: with keys=False.
     """
@@ -156,8 +156,8 @@ def estimate(
     read = sum(layer.numbers for layer in kept.layers.values()) / rate
     made = sum(layer.entries * layer.d_in for layer in kept.layers.values()) / rate
 
-    def way(total: int, a_step: float, question: float) -> Way:
-        return Way(total, total / max(steps * a_step, 1e-9), question)
+    def way(total: int, a_step: float, question: float) -> RecordingCost:
+        return RecordingCost(total, total / max(steps * a_step, 1e-9), question)
 
     ways = {"stored": way(kept.total, seconds, read)}
     for name, number_bytes in (("float32", 4), ("bfloat16", 2)):

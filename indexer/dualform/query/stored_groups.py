@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
-from dualform.query.stored_sum import StoredSum
+from dualform.query.stored_arrays import StoredArrays
 from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
 
@@ -29,16 +29,16 @@ class StoredGroups(NamedTuple):
     """Of the members."""
 
 
-def place_of(memory: Snapshot, layer: Layer, by: tuple[str, ...]) -> StoredSum | None:
+def place_of(memory: Snapshot, layer: Layer, by: tuple[str, ...]) -> StoredArrays | None:
     """Where the groups of all entries are; None where they are not worth a file, or might become others."""
     said = memory.tables_digest
     if said is None or not layer.keys:
         return None
     text = json.dumps([said, layer.space, layer.name, by])
-    return StoredSum.of(memory, KIND, [memory.keys(layer.name)], [np.frombuffer(text.encode(), np.uint8)])
+    return StoredArrays.of(memory, KIND, [memory.keys(layer.name)], [np.frombuffer(text.encode(), np.uint8)])
 
 
-def read(place: StoredSum) -> StoredGroups | None:
+def read(place: StoredArrays) -> StoredGroups | None:
     """None where they are not there, or were altered."""
     found = place.read((np.uint8, (-1,)), (np.int64, (-1,)), (np.uint8, (-1,)))
     if found is None:
@@ -47,6 +47,6 @@ def read(place: StoredSum) -> StoredGroups | None:
     return StoredGroups(tuple(map(tuple, json.loads(text.tobytes()))), counts, digest.tobytes())
 
 
-def write(place: StoredSum, groups: StoredGroups) -> None:
+def write(place: StoredArrays, groups: StoredGroups) -> None:
     text = json.dumps(groups.keys).encode()
     place.write(np.frombuffer(text, np.uint8), groups.counts, np.frombuffer(groups.digest, np.uint8))

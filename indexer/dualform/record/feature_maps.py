@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
-class Unfolding:
+class ConvolutionGeometry:
     """Which patches a convolution takes; a number of each dimension but the channels'."""
 
     kernel: tuple[int, ...]
@@ -60,8 +60,8 @@ class FeatureMaps(KeyForm):
     space = "patch"
     batch_axis = 0
 
-    def __init__(self, unfolding: Unfolding, groups: int = 1) -> None:
-        self.unfolding, self.groups = unfolding, groups
+    def __init__(self, convolution: ConvolutionGeometry, groups: int = 1) -> None:
+        self.convolution, self.groups = convolution, groups
         self._shape: tuple[int, ...] = ()
 
     def source_of(self, dtype: torch.dtype) -> str:
@@ -69,22 +69,22 @@ class FeatureMaps(KeyForm):
 
     @property
     def geometry(self) -> Mapping[str, tuple[int, ...]]:
-        return {"shape": self._shape, **vars(self.unfolding)}
+        return {"shape": self._shape, **vars(self.convolution)}
 
     @property
     def places(self) -> tuple[int, ...]:
-        return self.unfolding.places(self._shape[1:])
+        return self.convolution.places(self._shape[1:])
 
     def begin(self) -> None:
         self._shape = ()
 
     def leading(self, key: Tensor) -> tuple[int, ...]:
-        return len(key), prod(self.unfolding.places(key.shape[2:]))
+        return len(key), prod(self.convolution.places(key.shape[2:]))
 
     def width(self, key: Tensor) -> int:
         """0 for maps of another size than the first ones: they are no rows of the same layer."""
         self._shape = self._shape or tuple(key.shape[1:])
-        return self.unfolding.width(self._shape[0]) if tuple(key.shape[1:]) == self._shape else 0
+        return self.convolution.width(self._shape[0]) if tuple(key.shape[1:]) == self._shape else 0
 
     def described(self, key: Tensor) -> str:
         return f"feature maps of {list(key.shape[1:])}"
@@ -107,8 +107,8 @@ class FeatureMaps(KeyForm):
         return self.add_blocks(directions, keys, errors, block, to)
 
     def blocks(self, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        each, width = prod(self.unfolding.places(keys.shape[2:])), self.unfolding.width(keys.shape[1])
+        each, width = prod(self.convolution.places(keys.shape[2:])), self.convolution.width(keys.shape[1])
         size = max(1, _AT_ONCE // max(1, each * width))
         for start in range(0, max(1, len(keys)), size):
-            rows = self.unfolding.of(keys[start : start + size]).reshape(-1, width)
+            rows = self.convolution.of(keys[start : start + size]).reshape(-1, width)
             yield slice(start * each, start * each + len(rows)), rows

@@ -28,7 +28,7 @@ from dualform.replay.first_training import FirstTraining
 from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
 from dualform.replay.sink import ReplaySink
-from dualform.replay.window import Gatherer
+from dualform.replay.window import KeyBuffer
 from dualform.store.header import Header
 from dualform.store.runs import opened
 
@@ -70,8 +70,8 @@ class Replay(Recorder):
         self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
         self._slots = [memory.entries(one.layer.name).count for one in resolved]
         asked = {one.layer.name: one.layer for one in resolved}
-        self._gatherers = [
-            Gatherer(
+        self._buffers = [
+            KeyBuffer(
                 memory,
                 layer,
                 [running for one, running in zip(resolved, self._running, strict=True) if one.layer.name == name],
@@ -93,7 +93,7 @@ class Replay(Recorder):
 
     def _open_replay(self, header: Header) -> ReplaySink:
         forms = {tap.name: tap.key_form for tap in self._training.plan.taps}
-        self._replayed = ReplaySink(header, self._first, self._gatherers, forms)
+        self._replayed = ReplaySink(header, self._first, self._buffers, forms)
         return self._replayed
 
     def _tell_empty(self) -> None:

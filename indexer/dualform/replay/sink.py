@@ -8,7 +8,7 @@ import torch
 
 from dualform.record.key_form import KeyForm
 from dualform.replay.first_training import FirstTraining
-from dualform.replay.window import Gatherer
+from dualform.replay.window import KeyBuffer
 from dualform.store.batch import Batch
 from dualform.store.header import Ending, Header
 from dualform.store.probes import ProbeArrays
@@ -18,14 +18,14 @@ class ReplaySink:
     """Stands where the store's writer does, and writes nothing."""
 
     def __init__(
-        self, header: Header, first: FirstTraining, gatherers: Sequence[Gatherer], forms: Mapping[str, KeyForm]
+        self, header: Header, first: FirstTraining, buffers: Sequence[KeyBuffer], forms: Mapping[str, KeyForm]
     ) -> None:
-        """`gatherers`: of the layers and views that are asked; `forms`: how the keys of each layer lie.
+        """`buffers`: of the layers and views that are asked; `forms`: how the keys of each layer lie.
 
         Raises RecordingError where another training starts.
         """
         first.check_start(header)
-        self._first, self._gatherers, self._forms = first, gatherers, forms
+        self._first, self._buffers, self._forms = first, buffers, forms
         self.complete = False
         """Whether the whole training was run again."""
 
@@ -33,11 +33,11 @@ class ReplaySink:
         """Raises RecordingError for a step that is not the first training's."""
         self._first.check(batch)
         for name, calls in batch.layers.items():
-            gatherers = [gatherer for gatherer in self._gatherers if gatherer.stored == name]
-            for rows in calls if gatherers else ():
+            buffers = [buffer for buffer in self._buffers if buffer.stored == name]
+            for rows in calls if buffers else ():
                 for _, keys in self._forms[name].blocks(torch.from_numpy(rows.keys)):
-                    for gatherer in gatherers:
-                        gatherer.append(keys.numpy())
+                    for buffer in buffers:
+                        buffer.append(keys.numpy())
 
     def tick(self) -> None:
         """Nothing falls due."""
@@ -53,8 +53,8 @@ class ReplaySink:
         if not ending.finished:
             return
         self._first.check_end()
-        for gatherer in self._gatherers:
-            gatherer.finish()
+        for buffer in self._buffers:
+            buffer.finish()
         self.complete = True
 
     def abandon(self) -> None:

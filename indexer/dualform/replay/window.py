@@ -87,8 +87,10 @@ class RunningAnswer(Protocol):
         """Take the next entries into account."""
 
 
-class Gatherer:
-    """Hands one layer's keys to the answers that wait for them, in windows that begin where a block of sums does."""
+class KeyBuffer:
+    """Holds one layer's keys until there is a window of them, which begins where a block of sums does, and hands it to
+    the answers that wait for it.
+    """
 
     def __init__(
         self, memory: Snapshot, layer: Layer, answers: Sequence[RunningAnswer], backend: Backend, most_bytes: int

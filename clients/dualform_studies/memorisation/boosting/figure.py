@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
-from dualform_studies.memorisation.boosting.ways import HEADS_WORDS, WAYS, Way, boundaries
+from dualform_studies.memorisation.boosting.ways import HEADS_WORDS, WAYS, HeadTraining, boundaries
 from dualform_studies.memorisation.transformer.ensemble import Curve, Ensemble
 from dualform_studies.memorisation.transformer.training import Recipe
 from dualform_studies.pages.frame import INK, MARKS, new_figure
@@ -45,11 +45,11 @@ def draw_ways(path: Path, trained: Mapping[str, Ensemble], recipe: Recipe) -> Pa
     return path
 
 
-def _of(trained: Mapping[str, Ensemble], optimizer: str) -> list[tuple[Way, Ensemble]]:
+def _of(trained: Mapping[str, Ensemble], optimizer: str) -> list[tuple[HeadTraining, Ensemble]]:
     return [(way, trained[name]) for name, way in WAYS.items() if way.optimizer == optimizer]
 
 
-def _band(panel: Axes, curve: Curve, way: Way) -> None:
+def _band(panel: Axes, curve: Curve, way: HeadTraining) -> None:
     at = _KINDS.index(way.heads)
     low, middle, high = quartiles(curve.accuracy)
     panel.fill_between(curve.steps, low, high, color=INK[at], alpha=0.16, linewidth=0)

@@ -21,7 +21,7 @@ from dualform_studies.progress import Progress, counting
 
 
 @dataclass(frozen=True)
-class Way:
+class HeadTraining:
     """One way to train."""
 
     optimizer: Literal["SGD", "Adam"]
@@ -39,12 +39,12 @@ HEADS_WORDS = {
     "frozen": "boosted, embeddings frozen with head 1",
 }
 WAYS = {
-    "free": Way("SGD", "free"),
-    "shared": Way("SGD", "shared"),
-    "frozen": Way("SGD", "frozen"),
-    "adam free": Way("Adam", "free"),
-    "adam shared": Way("Adam", "shared"),
-    "adam frozen": Way("Adam", "frozen"),
+    "free": HeadTraining("SGD", "free"),
+    "shared": HeadTraining("SGD", "shared"),
+    "frozen": HeadTraining("SGD", "frozen"),
+    "adam free": HeadTraining("Adam", "free"),
+    "adam shared": HeadTraining("Adam", "shared"),
+    "adam frozen": HeadTraining("Adam", "frozen"),
 }
 
 

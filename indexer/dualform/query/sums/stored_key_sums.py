@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.groups import Groups
-from dualform.query.stored_sum import StoredSum
+from dualform.query.stored_arrays import StoredArrays
 from dualform.query.sums.key_sums import BLOCK, KeySums, key_sums
 from dualform.query.view import Check
 from dualform.store.snapshot import Snapshot
@@ -20,7 +20,7 @@ def stored_key_sums(
     """As `key_sums`, of the keys of a layer: the same bits, for a file holds what would be made."""
     keys, count = memory.keys(layer), len(groups.counts)
     members = np.frombuffer(groups.digest, np.uint8)
-    place = StoredSum.of(memory, KIND, [keys], [members, divisors, np.array(count)])
+    place = StoredArrays.of(memory, KIND, [keys], [members, divisors, np.array(count)])
     held = place.read((np.float64, (count, keys.width)), (np.bool_, (count,))) if place else None
     if held is not None:
         sums, one_sign = held

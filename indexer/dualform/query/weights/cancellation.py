@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
-from dualform.query.stored_sum import StoredSum
+from dualform.query.stored_arrays import StoredArrays
 from dualform.query.view import Check, View
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_products import BLOCK_BYTES, SlotCoefficients, block_size, blocks
@@ -55,7 +55,7 @@ def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None
 def _terms(view: View, layer: Layer, slots: SlotCoefficients, check: Check) -> float:
     """sum_t ||delta_t|| ||a_t x_t||, where a weight's columns of x_t have a coefficient of their own."""
     keys, values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
-    place = StoredSum.of(view.snapshot, KIND, [keys, values], [slots.slots, slots.weights])
+    place = StoredArrays.of(view.snapshot, KIND, [keys, values], [slots.slots, slots.weights])
     held = place.read((np.float64, (1,))) if place else None
     if held is not None:
         return float(held[0][0])

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.stored_sum import StoredSum
+from dualform.query.stored_arrays import StoredArrays
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.slot_products import (
@@ -137,8 +137,8 @@ def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Chec
     return found
 
 
-def _place(memory: Snapshot, layer: Layer, slots: SlotCoefficients) -> StoredSum | None:
+def _place(memory: Snapshot, layer: Layer, slots: SlotCoefficients) -> StoredArrays | None:
     keys, values = memory.keys(layer.name), memory.values(layer.name)
     if len(slots.slots) == keys.entries:
         return None
-    return StoredSum.of(memory, KIND, [keys, values], [slots.slots, slots.weights, slots.biases])
+    return StoredArrays.of(memory, KIND, [keys, values], [slots.slots, slots.weights, slots.biases])

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from dualform.record.feature_maps import FeatureMaps, Unfolding
+from dualform.record.feature_maps import ConvolutionGeometry, FeatureMaps
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.tap import Call
 
@@ -30,8 +30,8 @@ class TappedConvolution(ModuleTap):
         """Whether maps are padded before they are handed over: the store pads by zeros, alike on both sides."""
         padding = (0,) * len(module.kernel_size) if self._padded else module.padding
         zeros = tuple(map(int, padding))
-        unfolding = Unfolding(module.kernel_size, module.stride, zeros, module.dilation)
-        self.key_form = FeatureMaps(unfolding, module.groups)
+        convolution = ConvolutionGeometry(module.kernel_size, module.stride, zeros, module.dilation)
+        self.key_form = FeatureMaps(convolution, module.groups)
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:

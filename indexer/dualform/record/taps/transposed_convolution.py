@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dualform.record.feature_maps import Unfolding
+from dualform.record.feature_maps import ConvolutionGeometry
 from dualform.record.key_form import KeyForm
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.tap import Call
@@ -34,7 +34,7 @@ class TappedTransposedConvolution(ModuleTap):
         self.batch_dim = 0
         self.key_form = OutputPlaces()
         zeros = tuple(map(int, module.padding))
-        self._unfolding = Unfolding(module.kernel_size, module.stride, zeros, module.dilation)
+        self._convolution = ConvolutionGeometry(module.kernel_size, module.stride, zeros, module.dilation)
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
@@ -49,7 +49,7 @@ class TappedTransposedConvolution(ModuleTap):
         return Call(key, (output,), raw=not argument.requires_grad)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
-        patches = self._unfolding.of(self._batched(super().error_of(key, kept, gradients)))
+        patches = self._convolution.of(self._batched(super().error_of(key, kept, gradients)))
         for axis, size in enumerate(key.shape[1:-1], 1):  # output_padding may leave room for more of them
             patches = patches.narrow(axis, 0, size)
         return patches

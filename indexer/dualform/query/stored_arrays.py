@@ -1,9 +1,9 @@
-"""Sums over the slots of a layer, kept beside its keys.
+"""Arrays made of the slots of a layer, sums over them and groups of them, kept beside its keys.
 
-    layers/LAYER/DIGEST.sum    a derived file: the arrays of one sum
+    layers/LAYER/DIGEST.sum    a derived file: the arrays of one sum, or of one grouping
 
-The digest is of everything that the sum was made from: the checksums of the rows, the slots, and what each counts. So
-a file is found by whoever would make the same sum, and by nobody else; a mask is whatever slots it leaves.
+The digest is of everything that they were made from: the checksums of the rows, the slots, and what each counts. So a
+file is found by whoever would make the same arrays, and by nobody else; a mask is whatever slots it leaves.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dualform.store.rows import Rows
 from dualform.store.snapshot import Snapshot
 
 MOST_BYTES = 64 << 20
-"""Of all sums of a layer; a single one takes at most a quarter. The oldest go."""
+"""Of all files of a layer; a single one takes at most a quarter. The oldest go."""
 
 
 @dataclass(frozen=True)
-class StoredSum:
+class StoredArrays:
     path: Path
     kind: str
     """With its version: to be counted up when the same slots are added up in another order."""
@@ -37,8 +37,8 @@ class StoredSum:
     @classmethod
     def of(
         cls, memory: Snapshot, kind: str, rows: Sequence[Rows], numbers: Sequence[NDArray[Any] | None]
-    ) -> StoredSum | None:
-        """The place of the sum over some rows, which ones and how often as `numbers` say.
+    ) -> StoredArrays | None:
+        """The place of what is made of some rows, which ones and how often as `numbers` say.
 
         None where rows are not in files of this memory's folder alone, or too few to be worth it.
         """

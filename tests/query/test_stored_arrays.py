@@ -16,7 +16,7 @@ from torch import nn
 
 import dualform
 from dualform.answers import Scan
-from dualform.query import groups, stored_sum
+from dualform.query import groups, stored_arrays
 from dualform.query.sums import stored_key_sums
 from dualform.query.weights import cancellation, slot_sum
 from dualform.store import derived_file
@@ -150,7 +150,7 @@ def test_forgetting_takes_sums_along(derived_run):
 
 
 def test_the_oldest_sums_make_room(run, monkeypatch):
-    monkeypatch.setattr(stored_sum, "MOST_BYTES", 2000)
+    monkeypatch.setattr(stored_arrays, "MOST_BYTES", 2000)
     with dualform.open(run) as memory:
         for step in range(1, 6):
             memory.group_sum("2", PROBE, by=("dataset", "label"), where=f"step <> {step}")
