@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import duckdb
 import numpy as np
 import pytest
@@ -46,3 +50,24 @@ def test_a_shard_without_its_memory_is_refused(tmp_path):
     open_writer(tmp_path / "memory", shard_number=1).abandon()
     with pytest.raises(AlreadyExists, match="shard-00001 already exists"):
         open_writer(tmp_path / "memory", shard_number=1)
+
+
+_IN_A_NOTEBOOK = """
+import sys
+from pathlib import Path
+from dualform.store import shard
+
+shard.create(Path(sys.argv[1]), {}, [])
+appender, asked = shard.Appender(Path(sys.argv[1])), "SELECT current_setting('enable_progress_bar')"
+with appender._held() as connection:
+    print(connection.execute(asked).fetchall())
+with shard.opened(Path(sys.argv[1]), read_only=True) as connection:
+    print(connection.execute(asked).fetchall())
+"""
+
+
+def test_no_progress_bar_is_drawn_into_a_notebook(tmp_path):
+    """DuckDB draws one where no file of the program was written, and a commit takes two seconds."""
+    command = [sys.executable, "-c", _IN_A_NOTEBOOK, str(tmp_path / "slots.duckdb")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
+    assert said == "[(False,)]\n" * 2

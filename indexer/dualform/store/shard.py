@@ -33,6 +33,8 @@ FILE = "slots.duckdb"
 LINK_ENTRIES = 1 << 20
 """A list column has a running digest about every so many entries, so that few are read for a few of them."""
 _WAIT_SECONDS = 60.0
+_QUIET = "SET enable_progress_bar = false"
+"""Where nobody wrote a file of the program, as in a notebook, DuckDB draws one into the training's output."""
 _LOCK_WORDS = (
     "Could not set lock",
     "Conflicting lock",
@@ -51,6 +53,7 @@ def opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection
     """
     connection = _waited(path, lambda: duckdb.connect(path, read_only=read_only))
     try:
+        connection.execute(_QUIET)
         yield connection
     finally:
         connection.close()
@@ -111,6 +114,7 @@ class Appender:
         if self._duckdb is None:
             # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
             self._duckdb = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
+            self._duckdb.execute(_QUIET)
         connection = self._duckdb
         try:
             _waited(self._path, lambda: connection.execute(f"ATTACH '{place}' AS shard"))
