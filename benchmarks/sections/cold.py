@@ -25,6 +25,7 @@ from benchmarks.keys import LAYER, StudyKeys, read_study
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import race
+from dualform.store.derived_file import CODES, SUM
 
 K = 10
 FAISS = "FAISS, read_index and search"
@@ -53,6 +54,10 @@ from dualform.query.engine import open_memory
 memory, query = open_memory(sys.argv[1]), np.load(sys.argv[2])
 began = time.perf_counter()
 """
+TOPK = f"""{ASKED}
+memory.topk("{LAYER}", query, {K})
+print(time.perf_counter() - began)
+"""
 SUMS = f"""{ASKED}
 memory.group_sum("{LAYER}", query, ("dataset", "label"))
 print(time.perf_counter() - began)
@@ -71,6 +76,8 @@ def run(plan: Plan) -> Section:
     section.rows += [
         memory.topk(plan, 0.6),
         memory.topk(plan, 0.35, dropped=True),
+        memory.first_of_all(plan, "topk, 1 query", TOPK, CODES),
+        memory.first_of_all(plan, "sums by dataset and label", SUMS, SUM),
         _inside(
             plan,
             "sums by dataset and label, from opening to the answer",
@@ -100,9 +107,10 @@ def run(plan: Plan) -> Section:
     section.notes.append(
         "Whole processes, from the start of the interpreter to its end, but where it says from opening to the answer; "
         "files are in the page cache, but where they were dropped from it. What is derived from keys lies beside "
-        "them: the first question of all, which derives it, is not timed here. Byte code is kept, as of installed "
-        f"packages. The masked output is of one query, under a mask that nobody asked for before; {PRODUCT} and "
-        f"{WIDE} read the keys and values of the slots that stay, and multiply them."
+        "them; the first question of all derives it, from opening to the answer: topk codes, scales, bounds and norms "
+        "of the keys, a quarter of their size, and sums the groups and the sums of their keys. Byte code is kept, as "
+        "of installed packages. The masked output is of one query, under a mask that nobody asked for before; "
+        f"{PRODUCT} and {WIDE} read the keys and values of the slots that stay, and multiply them."
     )
     return section
 
@@ -133,7 +141,7 @@ def _of_study(plan: Plan) -> list[Row]:
         },
         target,
     )
-    return [memory.topk(plan, 0.6), cells]
+    return [memory.topk(plan, 0.6), memory.topk(plan, 0.35, dropped=True), cells]
 
 
 class _Memory:
@@ -177,6 +185,17 @@ class _Memory:
             Target("at most", most),
         )
 
+    def first_of_all(self, plan: Plan, question: str, code: str, derived: str) -> Row:
+        """In Python, from opening to the answer, where nothing of the kind was derived yet."""
+
+        def ours() -> float:
+            for file in self.folder.glob(f"*{derived}"):
+                file.unlink()
+            return _seconds("-c", code, str(self.path), str(self.query))
+
+        contestants = {OURS: ours, PASS: lambda: _seconds("-c", READ, *self.keys)}
+        return _inside(plan, f"{question}, the first question of all", contestants)
+
 
 def _drop(path: Path) -> str:
     """Has the page cache let go of a memory's files."""
@@ -203,7 +222,9 @@ def _beside(
     return _compared(f"{question}: the whole process", cells, target, question)
 
 
-def _inside(plan: Plan, question: str, contestants: dict[str, Callable[[], float]], target: Target) -> Row:
+def _inside(
+    plan: Plan, question: str, contestants: dict[str, Callable[[], float]], target: Target | None = None
+) -> Row:
     """Of processes that say what they took, in turns."""
     for ask in contestants.values():
         ask()

@@ -14,6 +14,7 @@ void dualform_sizes(const float *const *, const float *, int64_t, int64_t, float
 void dualform_weigh(const float *const *, const double *, const double *, int64_t, int64_t, double *, double *,
                     double *, double *);
 void dualform_sum_runs(const runs_t *, const scores_t *, double *, double *);
+void dualform_add_runs(const float *const *, const int64_t *, int64_t, int64_t, double *, float *, float *);
 int32_t dualform_outer(const float *, int64_t, int64_t, int64_t, const double *, const float *, int64_t, double *,
                        double *, double *);
 void dualform_distances(const double *, double *, const double *, const double *, const int64_t *, int64_t, double *);
@@ -71,6 +72,8 @@ int main(void) {
     dualform_sum_runs(&runs, &absolute, NULL, by_group[0][0]);
     dualform_sum_runs(&runs, &deviations, by_group[1][0], by_group[2][0]);
     print("sums by group", by_group, sizeof by_group);
+    dualform_add_runs(at, begins, 3, D, rows[0], sizes, sizes + 3);
+    print("runs of rows", rows, sizeof rows);
     if (dualform_outer(keys[0], N, D, D, directions, errors[0], D, weighted[0], summed, squares)) return 1;
     print("outer", weighted, sizeof weighted);
     print("sums", summed, sizeof summed);

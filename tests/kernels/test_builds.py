@@ -70,4 +70,4 @@ def test_an_arm_processor_gives_the_same_bits(tmp_path):
     here = compiled("gcc", tmp_path / "here", *program)
     found = [subprocess.run(run, capture_output=True, check=True).stdout for run in ([emulator, arm], [here])]
     assert found[0] == found[1]
-    assert found[0].count(b"\n") == 12
+    assert found[0].count(b"\n") == 13

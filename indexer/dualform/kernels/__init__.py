@@ -199,6 +199,26 @@ def weigh(
     compiled().dualform_weigh(address(rows, np.uint64), weight, size, len(rows), len(room), room.ctypes.data, *sums)
 
 
+def add_runs(
+    rows: NDArray[np.uint64], starts: NDArray[np.int64], width: int
+) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]:
+    """float64[g, width]: the sum of each run of the rows float32[width] at some addresses, added one after the other;
+    float32[g] twice: the least and the greatest of its numbers and 0, NaN left out. Runs begin at int64[g] `starts`.
+    """
+    sums, ends = np.empty((len(starts), width)), np.append(starts, len(rows))
+    least, most = np.zeros((2, len(starts)), np.float32)
+    compiled().dualform_add_runs(
+        address(rows, np.uint64),
+        address(ends, np.int64),
+        len(starts),
+        width,
+        sums.ctypes.data,
+        least.ctypes.data,
+        most.ctypes.data,
+    )
+    return sums, least, most
+
+
 def adam(how: AdamUpdate, start: int, stop: int, *arrays: NDArray[np.float64] | None) -> None:
     """One update of the numbers from `start` to `stop` of contiguous float64 arrays, in place: weight, average, squares
     and gradient of the whole, and weight, average and gradient of the slots that stay; None where all do.

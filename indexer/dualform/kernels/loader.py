@@ -11,7 +11,7 @@ from pathlib import Path
 from dualform.errors import BadInput
 from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, Runs, Scores
 
-ABI = 19
+ABI = 20
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 FORMS = ("portable", "avx2", "avx512vnni")
 """As in kernels.h, each for processors that run the former ones, too."""
@@ -57,6 +57,7 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
         "sizes": (address, address, count, count, address),
         "sum_runs": (POINTER(Runs), POINTER(Scores), address, address),
         "weigh": (address, address, address, count, count, *[address] * 4),
+        "add_runs": (address, address, count, count, address, address, address),
         "project": (*rows, address, address),
         "project_all": (address, count, address),
         "outer": (*rows, address, address, count, address, address, address),

@@ -63,10 +63,12 @@ class Rows:
                 taken[order[first:last]] = matrix[places]
         return taken
 
-    def passing(self) -> Self:
-        """The same rows, to be gone through once: what is read of them is not kept for the next question."""
+    def passing(self, *, first: bool = False) -> Self:
+        """The same rows, to be gone through once: what is read of them is not kept for the next question. With `first`,
+        it is from the second time on.
+        """
         found = copy(self)
-        found.sources = [source.passing() for source in self.sources]
+        found.sources = [source.passing(first=first) for source in self.sources]
         return found
 
     def addresses(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], Sequence[NDArray[np.float32]]]:

@@ -21,6 +21,8 @@ class SegmentCache:
     def __init__(self, most_bytes: int | None = None, budget: MemoryBudget | None = None) -> None:
         """`most_bytes`: half of the machine's memory where it is None, and no budget is shared with others."""
         self._budget = budget or MemoryBudget(memory_bytes() // 2 if most_bytes is None else most_bytes)
+        self.shares = budget is not None
+        """Whether others count on what is read being counted: then nothing is read past the cache."""
         self._owner = object()
         self._passed = set[Hashable]()
         self._lock = Lock()

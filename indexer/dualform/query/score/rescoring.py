@@ -21,6 +21,8 @@ _TAKEN = 8192
 """Rows that are scored together, or copied together where there are no compiled loops."""
 _SMALL = 1 << 18
 """Products that are not worth sharing out."""
+_FEW = 64
+"""Rows of a key source of which a first question keeps nothing."""
 _TASK = 512
 """Pairs that a worker scores at a time."""
 
@@ -77,8 +79,9 @@ def _score_run(
     """As score_pairs, of rows in the key sources of a run; `number` is int64[m]: the source of each."""
     held, addresses = [], np.empty(len(rows), dtype=np.uint64)
     for index in run:
-        # A process that asks once neither waits for memory nor fills it.
-        source, own = keys.sources[index].passing(first=True), number == index
+        source, own = keys.sources[index], number == index
+        if np.count_nonzero(own) <= _FEW:
+            source = source.passing(first=True)  # a process that asks once neither waits for memory nor fills it
         matrix, places = source.holding(rows[own] - source.first_row)
         addresses[own] = matrix.ctypes.data + (4 * keys.width * places).astype(np.uint64)
         held.append(matrix)

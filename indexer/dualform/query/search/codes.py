@@ -26,7 +26,7 @@ _SLACK = 2.0**-20
 """Relative: far above the rounding of the few float32 operations that it stands for."""
 WIDEST = (2**31 - 1) // (255 * 127)
 """Dimensions whose products of codes, all of them the greatest, still add up within 32 bits."""
-_MADE_BYTES = 64 << 20
+_MADE_BYTES = 4 << 20
 """Of keys that are read, or made, so that their codes can be."""
 _SMALLEST, _LARGEST = 1e-12, 1e12
 """Queries whose greatest number lies outside are not coded: a product of two scales could leave float32."""
@@ -81,7 +81,8 @@ def quantise(keys: NDArray[np.float32]) -> Codes:
 
 
 def quantise_source(source: KeySource) -> Codes:
-    """The codes of a key source, block by block."""
+    """The codes of a key source, block by block, of which none is kept."""
+    source = source.passing()
     made, size = Codes.room(source.rows, source.width), max(1, _MADE_BYTES // (4 * kernels.ROWS * max(1, source.width)))
     for first in range(0, len(made.codes), size):
         start, stop = first * kernels.ROWS, min((first + size) * kernels.ROWS, source.rows)
@@ -93,7 +94,7 @@ def quantise_source(source: KeySource) -> Codes:
 def _fill(made: Codes, keys: NDArray[np.float32]) -> None:
     if keys.shape[1] == 0:
         return
-    argument, step = made.as_argument(0, None), 4096
+    argument, step = made.as_argument(0, None), 256
 
     def work(_: int, start: int) -> None:
         kernels.quantise(argument, keys, start, min(start + step, len(keys)))

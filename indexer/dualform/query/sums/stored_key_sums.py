@@ -25,7 +25,7 @@ def stored_key_sums(
     if held is not None:
         sums, one_sign = held
         return KeySums(sums, one_sign, bool(np.isfinite(sums).all()))
-    made = key_sums(keys, groups, check, divisors)
+    made = key_sums(keys.passing(first=True), groups, check, divisors)
     if place:
         place.write(made.sums, made.one_sign)
     return made

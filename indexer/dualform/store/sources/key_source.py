@@ -59,7 +59,8 @@ class KeySource(Protocol):
     def passing(self, *, first: bool = False) -> KeySource:
         """The same rows, read to be gone through once: what of their file no cache holds whole is not kept there.
 
-        With `first`, that is so the first time that this is asked, and from then on they are kept.
+        With `first`, that is so the first time that this is asked, and from then on they are kept. Under a budget of
+        memory they always are, for it counts what is kept.
         """
         ...
 

@@ -67,7 +67,8 @@ class SegmentRows:
         return replace(self, segment=replace(self.segment, first_row=self.first_row + rows))
 
     def passing(self, *, first: bool = False) -> SegmentRows:
-        return self if first and self.cache.passed(self.segment) else replace(self, keeps=False)
+        kept = self.cache.shares or (first and self.cache.passed(self.segment))
+        return self if kept else replace(self, keeps=False)
 
     def verify(self) -> None:
         SegmentBuffer(self.segment, self.form).read(0, max(self.rows, 1))
