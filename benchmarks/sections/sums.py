@@ -22,6 +22,8 @@ EXACT = 1e-12
 ABSOLUTE = 1e-6
 PEERS = 1e-5
 """What adding float32 scores may be off."""
+MANY, MANY_SECONDS = 200, 4.5
+"""Queries of a whole set of passages, and the seconds that their absolute sums by position may take."""
 
 
 def run(plan: Plan) -> Section:
@@ -29,9 +31,9 @@ def run(plan: Plan) -> Section:
     with contest.contest(plan) as held:
         data = held.data
         labels, positions = data.groups(*BY), data.groups("position")
-        few = min(64, plan.most_queries)
+        few, many = min(64, plan.most_queries), min(MANY, plan.most_queries)
         by_label = oracle.sums(data.keys, data.queries[:few], [labels])[0]
-        by_position = oracle.sums(data.keys, data.queries[:few], [positions])[0]
+        by_position = oracle.sums(data.keys, data.queries[:many], [positions])[0]
         section.rows.append(_signed(held, labels, by_label))
         first, fresh = _first_time(held, by_label)
         section.rows.append(
@@ -42,6 +44,7 @@ def run(plan: Plan) -> Section:
         section.rows.append(_row(held, positions, by_position, 1, "signed", f"{positions.count:,} positions"))
         for count in (1, few):
             section.rows.append(_row(held, positions, by_position, count, "abs", f"{positions.count:,} positions"))
+        section.rows.append(_many(held, positions, by_position, many))
     section.notes.append(
         "The key sums of a grouping do not depend on the query, so dualform keeps them after the first question; the "
         "peers have no notion of them, and score every slot for each question."
@@ -74,6 +77,15 @@ def _row(
     word = "absolute" if score == "abs" else score
     cells = _ask(held, groups, right, count, score)
     return against_peers(f"{word} sums by {by}, {asked(count)}", f"{word}, {by}, {count}", cells, None)
+
+
+def _many(held: Contest, positions: Groups, right: oracle.Sums, count: int) -> Row:
+    """Absolute sums of many queries, beside a second: a target of its own, whatever peers take."""
+    cells = _ask(held, positions, right, count, "abs")
+    question = f"absolute sums by {positions.count:,} positions, {asked(count)}"
+    seconds = cells[OURS].seconds
+    target = Target("at most", MANY_SECONDS) if count == MANY else None
+    return Row(question, cells, "one second", 1.0, seconds, target, f"absolute, {positions.count:,} positions, {count}")
 
 
 def _signed(held: Contest, groups: Groups, right: oracle.Sums) -> Row:
