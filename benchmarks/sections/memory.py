@@ -51,7 +51,7 @@ def run(plan: Plan) -> Section:
         section.rows += [_whole_run(plan.study.parent / name) for name in ("continual", "single")]
     section.notes.append(
         "Bytes that are resident, files that the system keeps for the process included; a server that is idle has "
-        "opened, warmed and answered nothing. --memory bounds what no file backs. "
+        "opened, warmed and answered nothing. --memory of a server bounds all of it. "
         f"{CLIENTS} clients ask for {_seconds(plan):.0f} seconds, each in an order of its own: "
         "the best slots, alone, under masks, of groups and by three scores, sums by few and by many groups, signed and "
         "absolute; of the whole study also outputs and weights under masks. A whole run's memory is what its report "

@@ -129,6 +129,15 @@ def test_too_little_memory_is_refused_as_it_is_opened(run):
             dualform.open(run, memory=int(least + process / 2), whole_process=True)
 
 
+@pytest.mark.skipif(not memory_budget.anonymous_bytes(), reason="the system does not say what a process holds")
+def test_a_server_counts_the_libraries_it_has_loaded(run):
+    with dualform.open(run, memory="4 GB", whole_process=True) as served, dualform.open(run, memory="4 GB") as memory:
+        files = memory_budget.resident_bytes() - memory_budget.anonymous_bytes()
+        assert files > 20e6
+        assert served._budget.most_bytes <= 0.85 * (4e9 - files)
+        assert memory._budget.most_bytes > served._budget.most_bytes
+
+
 def test_what_was_used_longest_ago_goes_first_whosever_it_is():
     budget, one, two = MemoryBudget(100, 40), object(), object()
     budget.keep(one, "a", "A", 40)

@@ -42,7 +42,7 @@ from dualform.questions import (
     Verification,
 )
 from dualform.store.byte_counts import bytes_of
-from dualform.store.memory_budget import MemoryBudget, anonymous_bytes
+from dualform.store.memory_budget import MemoryBudget, anonymous_bytes, resident_bytes
 from dualform.store.runs import Runs, opened, opened_again
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
@@ -69,19 +69,19 @@ def open_memory(
     give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights), and
     `held_bytes` the keys and values that are: half of the machine's memory where it is None. With `memory`, bytes or a
     text as "2 GB", all that the engine holds takes that much at most, with what questions need while they are answered;
-    `cache_bytes` and `held_bytes` then say nothing, and a question that needs more is refused. What the process holds
-    already counts with `whole_process`.
+    `cache_bytes` and `held_bytes` then say nothing, and a question that needs more is refused. With `whole_process`,
+    what the process holds already counts, the libraries it has loaded among it: all that is resident.
 
     Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little memory,
     NotFound or MissingPackage for the backend.
     """
-    before = 0 if whole_process else anonymous_bytes()
+    before = anonymous_bytes()
     budget = None if memory is None else MemoryBudget.shared(bytes_of(memory, "memory"))
     segments = SegmentCache(held_bytes, budget)
     found = opened(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
     chosen = backends.choose(backend)
     if budget is not None:
-        budget.leave(anonymous_bytes() - before, needs.LEAST)
+        budget.leave(resident_bytes() if whole_process else anonymous_bytes() - before, needs.LEAST)
         if isinstance(chosen, backends.ScreenBackend):
             chosen.screen.codes = CodesCache(budget.most_bytes // 2, budget)
     return Engine(found, chosen, cache_bytes, segments, budget)

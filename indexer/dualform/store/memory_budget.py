@@ -134,7 +134,16 @@ class MemoryBudget:
 
 def anonymous_bytes() -> int:
     """What this process holds in memory that no file backs; 0 where the system does not say."""
+    return _status("RssAnon:")
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory, the pages of its libraries included; 0 where the system does not say."""
+    return _status("VmRSS:")
+
+
+def _status(field: str) -> int:
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
+        return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
     return 0
