@@ -75,7 +75,7 @@ class Profile:
     def watched(self, part: str, function: Any) -> Any:
         @functools.wraps(function)
         def run(*arguments: Any, **named: Any) -> Any:
-            inner, before = 0.0, getattr(self._own, "inner", 0.0)
+            before = getattr(self._own, "inner", 0.0)
             self._own.inner, began = 0.0, time.thread_time()
             try:
                 return function(*arguments, **named)
@@ -98,7 +98,7 @@ def profiled() -> Iterator[Profile]:
 
 
 def measure(training: Training, kinds: Sequence[Kind], repeats: int, folder: Path) -> dict[str, dict[str, float]]:
-    """By kind, milliseconds of a step by part, medians over repeats; "whole" is the process, "own" what no part has."""
+    """By kind, milliseconds of a step by part, medians over repeats; "whole" is the process."""
     found: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in kinds}
     training.run(None, False, 4)
     for repeat in range(repeats):

@@ -9,6 +9,7 @@ import pytest
 
 from dualform import kernels
 from dualform.kernels import loader
+from dualform.query.weights import direct_outputs
 from dualform.record import recorded_entries
 from dualform.store import writer
 
@@ -22,10 +23,11 @@ WORDS = {1: "one", 2: "two", 5: "five", 10: "ten"}
     [
         ("codes.c", r"int32_t dualform_abi\(void\) \{ return (\d+); \}", loader.ABI),
         ("entries.c", r"#define RUN (\d+)", recorded_entries.RUN),
+        ("weighed.c", r"#define JOINED (\d+)", direct_outputs._TERMS),
         ("kernels.h", r"#define ROWS (\d+)", kernels.ROWS),
         ("kernels.h", r"#define DIRECTIONS (\d+)", kernels.DIRECTIONS),
     ],
-    ids=["ABI", "RUN", "ROWS", "DIRECTIONS"],
+    ids=["ABI", "RUN", "JOINED", "ROWS", "DIRECTIONS"],
 )
 def test_c_and_python_say_the_same(file, stated, number):
     assert re.findall(stated, (LOOPS / file).read_text(encoding="utf-8")) == [str(number)]

@@ -31,11 +31,14 @@ def compiled(compiler: str, to: Path, *options: str) -> Path:
     return to
 
 
-def run_every_loop(library: Path, **environment: str) -> None:
-    """The tests of every loop, in a process that loads `library`."""
+LOOPS = [f"tests/kernels/{name}.py" for name in ("test_loops", "test_sums", "test_weighed")]
+ANSWERS = "tests/contract/test_forms.py"
+
+
+def run_tests(library: Path, *files: str, **environment: str) -> None:
+    """In a process that loads `library`."""
     # Without plugins and their settings, which take longer than the tests.
     plain = ["-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider"]
-    files = [f"tests/kernels/{name}.py" for name in ("test_loops", "test_sums", "test_weighed")]
     command = [sys.executable, "-m", "pytest", "-qxs", *plain, *files]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     own |= {COMPILED: str(library), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
@@ -46,8 +49,16 @@ def run_every_loop(library: Path, **environment: str) -> None:
     assert " passed" in ran.stdout
 
 
+def test_the_loops_compile_as_they_are_installed_without_a_warning(tmp_path):
+    compiled("gcc", tmp_path / "loops.so", "-O3", *SHARED)
+
+
 def test_clang_gives_the_same_bits(tmp_path):
-    run_every_loop(compiled("clang", tmp_path / "loops.so", "-O2", *SHARED))
+    run_tests(compiled("clang", tmp_path / "loops.so", "-O2", *SHARED), *LOOPS, ANSWERS)
+
+
+def test_answers_are_those_of_loops_that_are_not_optimised(tmp_path):
+    run_tests(compiled("gcc", tmp_path / "loops.so", "-O0", *SHARED), ANSWERS)
 
 
 def test_no_loop_reads_or_writes_beside_its_arrays(tmp_path):
@@ -57,7 +68,7 @@ def test_no_loop_reads_or_writes_beside_its_arrays(tmp_path):
     if not Path(runtime).is_absolute():
         pytest.skip("this gcc has no address sanitizer")
     # Python itself frees little at its end, so leaks would say nothing.
-    run_every_loop(library, LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0")
+    run_tests(library, *LOOPS, LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0")
 
 
 def test_an_arm_processor_gives_the_same_bits(tmp_path):
