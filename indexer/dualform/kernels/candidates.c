@@ -19,10 +19,19 @@ INLINE int64_t to_front(float *numbers, int64_t count, float pivot, const int eq
     return front;
 }
 
-/* Move the k greatest of `count` numbers to the front and return the least of them. */
+/* One of `count` numbers, at a place that has nothing to do with how they lie. */
+INLINE float any_of(const float *numbers, int64_t count, uint64_t *state) {
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return numbers[(*state >> 33) % (uint64_t)count];
+}
+
+/* Move the k greatest of `count` numbers to the front and return the least of them. Scores often rise and fall along a
+   training, and moving keeps that order: the first, the middle and the last would leave out two numbers a pass. */
 static float select_greatest(float *numbers, int64_t count, int64_t k) {
+    uint64_t state = 1;
     for (;;) { /* The k greatest of what is left are looked for; those before it are among the greatest. */
-        const float a = numbers[0], b = numbers[count / 2], c = numbers[count - 1];
+        const float a = any_of(numbers, count, &state), b = any_of(numbers, count, &state),
+                    c = any_of(numbers, count, &state);
         const float least = a < b ? a : b, most = a < b ? b : a;
         const float pivot = c < least ? least : c > most ? most : c;
         const int64_t greater = to_front(numbers, count, pivot, 0);

@@ -20,7 +20,7 @@ from dualform.query.where.mask import Selection
 from dualform.store.rows import Keys
 from dualform.store.sources.key_source import KeySource
 
-_NORM_ROWS, _NORM_BYTES = 1 << 12, 16 << 20
+_NORM_BYTES = 16 << 20
 """Keys that are measured at once, at most."""
 _NORM_TASK = 1 << 9
 """Keys that a worker measures at a time."""
@@ -115,7 +115,7 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
 
 def _measure(source: KeySource, columns: slice, found: NDArray[np.float64], check: Check) -> None:
     source = source.passing()  # the norms are kept, and codes are as a rule read instead of keys
-    size = min(_NORM_ROWS, max(1, _NORM_BYTES // (4 * max(1, source.width))))
+    size = max(1, _NORM_BYTES // (4 * max(1, source.width)))  # whole blocks of the file, of narrow layers, too
     for first in range(0, source.rows, size):
         check()
         block = source.read(first, min(first + size, source.rows))
