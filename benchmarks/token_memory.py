@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.memory_process import resident
 from dualform.store.batch import Batch, Extent, LayerRows
 from dualform.store.header import Header
 from dualform.store.layer import Layer, affine
@@ -86,8 +87,7 @@ def _print(what: str, began: float, before: float) -> None:
 
 def _resident() -> float:
     """Megabytes of memory that this process held at most."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
+    return resident()["VmHWM"] / 2**20
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from dualform import kernels
 from dualform.kernels.workers import divide
 from dualform.query.score.canonical import canonical_scores
 from dualform.store.rows import Keys
+from dualform.store.sources.segment_rows import FEW_ROWS
 
 HELD_BYTES = 256 << 20
 """Of key sources that are held at once, whatever a cache keeps of them."""
@@ -21,8 +22,6 @@ _TAKEN = 8192
 """Rows that are scored together, or copied together where there are no compiled loops."""
 _SMALL = 1 << 18
 """Products that are not worth sharing out."""
-_FEW = 64
-"""Rows of a key source of which a first question keeps nothing."""
 _TASK = 512
 """Pairs that a worker scores at a time."""
 
@@ -80,7 +79,7 @@ def _score_run(
     held, addresses = [], np.empty(len(rows), dtype=np.uint64)
     for index in run:
         source, own = keys.sources[index], number == index
-        if np.count_nonzero(own) <= _FEW:
+        if np.count_nonzero(own) <= FEW_ROWS:
             source = source.passing(first=True)  # a process that asks once neither waits for memory nor fills it
         matrix, places = source.holding(rows[own] - source.first_row)
         addresses[own] = matrix.ctypes.data + (4 * keys.width * places).astype(np.uint64)

@@ -14,8 +14,8 @@ from dualform.store.matrix_file import MatrixForm
 from dualform.store.segment import Segment, SegmentBuffer, copied_rows
 from dualform.store.segment_cache import SegmentCache
 
-_FEW = 64
-"""Rows that are copied out of their blocks: memory for whole blocks costs more than reading them."""
+FEW_ROWS = 64
+"""Rows that are copied where nothing is kept: memory for whole blocks costs more than reading them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class SegmentRows:
         return buffer.matrix[start:stop]
 
     def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        if not self.keeps and 0 < len(rows) <= _FEW and self._held() is None:
+        if not self.keeps and 0 < len(rows) <= FEW_ROWS and self._held() is None:
             return copied_rows(self.segment, self.form, rows), np.arange(len(rows))
         buffer = self._buffer()
         if buffer.read_rows(rows):

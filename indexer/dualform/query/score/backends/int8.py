@@ -6,7 +6,6 @@ from dualform import kernels
 from dualform.query.score.backends.numpy import NumpyBackend
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.screen import CompiledScreen
-from dualform.store.segment_cache import memory_bytes
 
 
 class Int8Backend(NumpyBackend):
@@ -14,4 +13,4 @@ class Int8Backend(NumpyBackend):
 
     def __init__(self) -> None:
         kernels.compiled()
-        self.screen = CompiledScreen(CodesCache(memory_bytes() // 8))
+        self.screen = CompiledScreen(CodesCache())

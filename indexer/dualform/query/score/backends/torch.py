@@ -14,7 +14,6 @@ from dualform.errors import MissingPackage
 from dualform.query.score.backends.device_copies import DeviceCopies
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.device_screen import DeviceScreen
-from dualform.store.segment_cache import memory_bytes
 
 _ROUNDINGS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-8}
 """torch.get_float32_matmul_precision: float32, TF32 or pairs of bfloat16, bfloat16."""
@@ -63,8 +62,7 @@ class TorchDeviceBackend(TorchBackend):
         self._held = DeviceCopies(self._upload, room)
         # Codes are made by the compiled loops.
         if kernels.library() is not None:
-            codes = CodesCache(memory_bytes() // 8)
-            self.screen = DeviceScreen(self._torch, device, room, codes)
+            self.screen = DeviceScreen(self._torch, device, room, CodesCache())
 
     def _keys(self, keys: NDArray[np.float32]) -> Any:
         return self._held.get(keys)
