@@ -1,4 +1,4 @@
-"""Where the processor's time of a recorded training goes: `python -m benchmarks.recording_profile`.
+"""Where the processor's time of a recorded training goes: `python -m benchmarks.recording_profile --training gpt`.
 
 Processor time, not the clock's: it hardly moves with what else a machine does. Each part is told without what it calls
 of the others.
@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,13 +22,15 @@ from unittest import mock
 import click
 import torch
 
-from benchmarks.trainings import Kind, Training, trainings
+from benchmarks.trainings import Kind, Training, checkpointed, trainings
 from dualform.record import (
     batches,
     collector,
     gradient_factor,
     observed_weights,
+    other_values,
     pending_gradients,
+    recorded_entries,
     recorded_training,
     recording,
     sink,
@@ -39,8 +42,10 @@ from dualform.store import direct_file, distinct_keys, journal, rows_writer, sha
 PARTS: Sequence[tuple[str, Any, str]] = (
     ("training: keys and error signals copied", collector.Collector, "received"),
     ("training: slots along directions, and whether they are finite", pending_gradients.PendingGradients, "add"),
+    ("training: gradients of chosen entries, from slots", recorded_entries.RecordedEntries, "add_outer"),
     ("training: gradients along directions", gradient_factor.GradientFactors, "measure"),
-    ("training: weights along directions", observed_weights.ObservedWeights, "observe"),
+    ("training: weights looked at before an update", observed_weights.ObservedWeights, "observe"),
+    ("training: weights looked at after an update", observed_weights.ObservedWeights, "updated"),
     ("training: the watch goes on", observed_weights.ObservedWeights, "advance"),
     ("training: rest of an update", recorded_training.RecordedTraining, "_updating"),
     ("training: slots laid out", slots.SlotMaker, "slots_of"),
@@ -49,6 +54,7 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("training: rest of a step", recorded_training.RecordedTraining, "begin_step"),
     ("training: rest of a step", recorded_training.RecordedTraining, "end_step"),
     ("training: rest of a step", batches.Batches, "put"),
+    ("training: parameters of no layer", other_values.OtherValues, "look"),
     ("training: handed to the writer", sink.SinkThread, "put"),
     ("writer: rows into blocks, and their checksums", rows_writer.MatrixWriter, "append"),
     ("writer: repeated inputs", distinct_keys.DistinctKeys, "rows_of"),
@@ -63,6 +69,9 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("writer: rest", writer.Writer, "close"),
 )
 """What a part is called, and a function of it."""
+STUDY_STEPS = 600
+LEAST = 0.005
+"""Milliseconds of a step: parts that take less in every kind are left out."""
 
 
 class Profile:
@@ -115,21 +124,39 @@ def measure(training: Training, kinds: Sequence[Kind], repeats: int, folder: Pat
     return {kind: {name: median(own) for name, own in parts.items()} for kind, parts in found.items()}
 
 
-@click.command(help="Where the processor's time of the continual study's training goes while it is recorded.")
+@click.command(help="Where the processor's time of a training goes while it is recorded.")
+@click.option("--training", "name", type=click.Choice(["study", "gpt", "toy", "mlp", "checkpointed"]), default="study")
 @click.option(
-    "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), envvar="DUALFORM_DATA", required=True
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar="DUALFORM_DATA",
+    help="A folder with MNIST and Fashion-MNIST, which the study's training needs.",
 )
-@click.option("--steps", default=600, help="On each of the two datasets. [600]")
+@click.option("--steps", type=int, help="Of the study, on each of the two datasets. [600; of others, as benchmarked]")
 @click.option("--repeats", default=3, help="Of each kind, by turns. [3]")
 @click.option("--threads", default=1, help="Of torch. [1]")
-def main(data: Path, steps: int, repeats: int, threads: int) -> None:
+def main(name: str, data: Path | None, steps: int | None, repeats: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    training = trainings(data, steps)["study"]
+    training = _training(name, data, steps)
     with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
         found = measure(training, training.kinds, repeats, Path(folder))
     click.echo("| ms of the processor a step | " + " | ".join(found) + " |\n| --- |" + " ---: |" * len(found))
-    for name in dict.fromkeys(["whole", "training: its own work", *(name for name, _, _ in PARTS)]):
-        click.echo(f"| {name} | " + " | ".join(f"{own[name]:.2f}" for own in found.values()) + " |")
+    for part in dict.fromkeys(["whole", "training: its own work", *(part for part, _, _ in PARTS)]):
+        if part == "whole" or any(own[part] >= LEAST for own in found.values()):
+            click.echo(f"| {part} | " + " | ".join(f"{own[part]:.2f}" for own in found.values()) + " |")
+
+
+def _training(name: str, data: Path | None, steps: int | None) -> Training:
+    """Raises click.UsageError where the study's data are missing."""
+    if name == "checkpointed":
+        found = checkpointed()
+    elif name == "study":
+        if data is None:
+            raise click.UsageError("the study's training needs MNIST and Fashion-MNIST: name their folder with --data.")
+        return trainings(data, steps or STUDY_STEPS)["study"]
+    else:
+        found = trainings(None, 0)[name]
+    return replace(found, steps=steps or found.steps)
 
 
 if __name__ == "__main__":

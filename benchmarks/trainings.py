@@ -22,7 +22,7 @@ from dualform_studies.images.training.updates import train_part
 
 Kind: TypeAlias = Literal["unrecorded", "values", "keys"]
 """Without the recorder; with keys and values; with keys alone."""
-GPT_STEPS, TOY_STEPS, PERCEPTRON_STEPS = 20, 150, 800
+GPT_STEPS, TOY_STEPS, PERCEPTRON_STEPS, CHECKPOINTED_STEPS = 20, 150, 800, 40
 """So many that opening and closing a record is no large part of the training."""
 
 
@@ -55,6 +55,11 @@ def trainings(data: Path | None, steps: int, share: float = 1.0) -> Mapping[str,
     return found
 
 
+def checkpointed() -> Training:
+    """That of the section on checkpointing."""
+    return Training(CHECKPOINTED_STEPS, ("unrecorded", "values"), _checkpointed)
+
+
 def _study(pair: tuple[Dataset, Dataset], memory: Path | None, values: bool, steps: int) -> None:
     """The continual study's training: half of the steps on each dataset."""
     recipe = Recipe().with_steps(steps // 2)
@@ -74,6 +79,11 @@ def _gpt(memory: Path | None, values: bool, steps: int) -> None:
 def _toy(memory: Path | None, values: bool, steps: int) -> None:
     """Two causal blocks of width 32, on 512 tokens a step."""
     _of_texts(networks.Transformer(32, 2), 8, steps, memory)
+
+
+def _checkpointed(memory: Path | None, values: bool, steps: int) -> None:
+    """Two causal blocks of width 256, on 1,024 tokens a step, whose activations are made again in backward."""
+    _of_texts(networks.Transformer(checkpointed=True), 16, steps, memory)
 
 
 def _perceptron(memory: Path | None, values: bool, steps: int) -> None:

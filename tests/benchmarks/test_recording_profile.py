@@ -6,8 +6,9 @@ import threading
 import time
 
 import pytest
-from benchmarks.recording_profile import PARTS, Profile, measure, profiled
+from benchmarks.recording_profile import PARTS, Profile, main, measure, profiled
 from benchmarks.trainings import trainings
+from click.testing import CliRunner
 
 
 def spin(seconds):
@@ -42,3 +43,19 @@ def test_nothing_is_watched_afterwards():
     with profiled():
         assert [getattr(owner, name) for _, owner, name in PARTS] != before
     assert [getattr(owner, name) for _, owner, name in PARTS] == before
+
+
+def test_a_training_is_profiled_by_its_name():
+    done = CliRunner().invoke(main, ["--training", "mlp", "--steps", "5", "--repeats", "1"])
+    assert done.exit_code == 0, done.output
+    head, _, *rows = done.output.splitlines()
+    assert head == "| ms of the processor a step | unrecorded | values |"
+    parts = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    assert parts[0] == "whole"
+    assert "training: gradients of chosen entries, from slots" in parts
+
+
+def test_the_study_is_not_profiled_without_its_data():
+    done = CliRunner().invoke(main, ["--training", "study"], env={"DUALFORM_DATA": None})
+    assert done.exit_code == 2
+    assert "the study's training needs MNIST and Fashion-MNIST" in done.output
