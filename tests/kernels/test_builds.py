@@ -1,9 +1,12 @@
 """The C files compile without a warning with gcc and with clang, and what each makes of them gives the same bits; and
-while every loop runs, address and undefined-behaviour sanitizers find nothing.
+while every loop runs, gcc's address sanitizer and the undefined-behaviour sanitizers of both find nothing.
+
+Where no clang is installed, that of zig is used, which the package ziglang brings.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,18 +23,32 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wundef", "-Wpointer-arith"]
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", *WARNINGS]
 SHARED = ["-shared", "-fPIC"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# What is undefined ends the process: that takes no library of the sanitizer, which only some clangs bring.
+TRAPS = ["-fsanitize=undefined", "-fsanitize-trap=undefined"]
 
 
-def compiled(compiler: str, to: Path, *options: str) -> Path:
-    if shutil.which(compiler) is None:
+def command_of(compiler: str) -> list[str]:
+    """Skips the test where it is missing."""
+    if shutil.which(compiler) is not None:
+        return [compiler]
+    if compiler != "clang":
         pytest.skip(f"there is no {compiler} here")
-    command = [compiler, *FLAGS, *options, *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(to), "-lm"]
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("there is no clang here, nor the package ziglang, which brings one")
+    # By itself it compiles for the very processor that it runs on, which gcc and clang do not.
+    return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
+
+
+def compiled(compiler: str, to: Path, *options: str, sources: list[Path] | None = None) -> Path:
+    """Of all the loops, or of `sources`."""
+    files = sorted(SOURCES.glob("*.c")) if sources is None else sources
+    command = [*command_of(compiler), *FLAGS, *options, *map(str, files), "-o", str(to), "-lm"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return to
 
 
-LOOPS = [f"tests/kernels/{name}.py" for name in ("test_loops", "test_sums", "test_weighed")]
+LOOPS = [f"tests/kernels/{name}.py" for name in ("test_loops", "test_sums", "test_key_sums", "test_weighed")]
 ANSWERS = "tests/contract/test_forms.py"
 
 
@@ -49,16 +66,15 @@ def run_tests(library: Path, *files: str, **environment: str) -> None:
     assert " passed" in ran.stdout
 
 
-def test_the_loops_compile_as_they_are_installed_without_a_warning(tmp_path):
-    compiled("gcc", tmp_path / "loops.so", "-O3", *SHARED)
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_the_loops_compile_as_they_are_installed_without_a_warning(tmp_path, compiler):
+    compiled(compiler, tmp_path / "loops.so", "-O3", *SHARED)
 
 
 def test_the_greatest_of_numbers_that_rise_and_fall_are_found_in_time(tmp_path):
     """Where each pass over them left out two numbers alone, these took minutes; by halves they take milliseconds."""
     program, source = tmp_path / "smooth", Path(__file__).with_name("smooth.c")
-    command = ["gcc", "-O2", *FLAGS, "-I", str(SOURCES), str(source), "-o", str(program), "-lm"]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
+    compiled("gcc", program, "-O2", "-I", str(SOURCES), sources=[source])
     found = subprocess.run([program], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == f"{600_000}\n"
 
@@ -79,6 +95,30 @@ def test_no_loop_reads_or_writes_beside_its_arrays(tmp_path):
         pytest.skip("this gcc has no address sanitizer")
     # Python itself frees little at its end, so leaks would say nothing.
     run_tests(library, *LOOPS, LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0")
+
+
+@pytest.mark.parametrize("system", ["aarch64-linux-gnu", "aarch64-macos", "x86_64-windows-gnu"])
+def test_the_loops_compile_for_other_systems(tmp_path, system):
+    pytest.importorskip("ziglang", reason="the package ziglang, which brings other systems' headers, is not here")
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", system, *FLAGS, "-O3", "-c", "-o", "loop.o"]
+    for source in sorted(SOURCES.glob("*.c")):
+        made = subprocess.run([*command, str(source)], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+
+
+OVERFLOW = """
+int main(int count, char **named) {
+    (void)named;
+    return 2147483647 + count < 0;
+}
+"""
+
+
+def test_nothing_that_clang_calls_undefined_happens_in_a_loop(tmp_path):
+    (tmp_path / "overflow.c").write_text(OVERFLOW)
+    overflow = compiled("clang", tmp_path / "overflow", "-O1", *TRAPS, sources=[tmp_path / "overflow.c"])
+    assert subprocess.run([overflow], check=False).returncode < 0, "this clang has no such sanitizer"
+    run_tests(compiled("clang", tmp_path / "loops.so", "-O1", *SHARED, *TRAPS), *LOOPS)
 
 
 def test_an_arm_processor_gives_the_same_bits(tmp_path):

@@ -8,16 +8,11 @@ from hypothesis.extra import numpy as hnp
 
 from dualform import kernels
 from tests.kernels.forms import EXAMPLES, FORMS, using
+from tests.kernels.rows import NUMBERS, WIDTHS, addresses
 
 SOME = settings(max_examples=EXAMPLES, deadline=None)
-NUMBERS = st.one_of(st.floats(-4, 4, width=32), st.sampled_from([0.0, -0.0, 1e-30, 3e11, -1e13, 1e20, 2.0**-149]))
 WEIGHTS = st.one_of(st.floats(-4, 4), st.sampled_from([0.0, -0.0, 1e-300, 1e12, -1e-12]))
-WIDTHS = st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 130]))
 LINE, JOINED = 16, 64
-
-
-def addresses(rows):
-    return (rows.ctypes.data + rows.strides[0] * np.arange(len(rows))).astype(np.uint64)
 
 
 def size(key, query):
@@ -93,26 +88,3 @@ def test_weighed_rows(form, given_rows):
         kernels.weigh(addresses(rows), weights, sizes, *found)
     weighed(rows.astype(np.float64), weights, sizes, *expected)
     assert found.tobytes() == expected.tobytes()
-
-
-@st.composite
-def runs_of_rows(draw):
-    count, width = draw(st.integers(1, 30)), draw(WIDTHS)
-    rows = draw(hnp.arrays(np.float32, (count, width), elements=NUMBERS, fill=st.sampled_from([-0.0, 0.5])))
-    starts = {0, *draw(st.sets(st.integers(0, count - 1)))}
-    return rows, np.array(sorted(starts), np.int64)
-
-
-@FORMS
-@SOME
-@given(runs_of_rows())
-def test_runs_of_rows_are_added_in_order(form, given_rows):
-    rows, starts = given_rows
-    with using(form):
-        sums, least, most = kernels.add_runs(addresses(rows), starts, rows.shape[1])
-    for run, part in enumerate(np.split(rows, starts[1:])):
-        expected = part[0].astype(np.float64)
-        for row in part[1:]:
-            expected += row
-        assert sums[run].tobytes() == expected.tobytes()
-        assert (least[run], most[run]) == (min(part.min(), 0), max(part.max(), 0))

@@ -5,6 +5,7 @@
    candidates.c   those rows, and the floors that they have to reach
    exact.c        canonical scores, as query/score/canonical.py defines them
    sums.c         sums of absolute scores by group
+   key_sums.c     sums of keys by group
    weighed.c      sums of rows, each with a weight
    projections.c  sums along directions, that the recorder takes at every step
    entries.c      single entries of gradients, likewise
@@ -21,6 +22,7 @@
 #ifndef DUALFORM_KERNELS_H
 #define DUALFORM_KERNELS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
