@@ -13,6 +13,7 @@ from dualform.store import segment
 from dualform.store.direct_file import Blocks
 from dualform.store.matrix_file import MatrixForm, flat_index
 from dualform.store.memory_budget import MemoryBudget
+from dualform.store.recent_blocks import RecentBlocks
 from dualform.store.rows import Keys, Rows
 from dualform.store.rows_writer import MatrixWriter
 from dualform.store.segment import BLOCK_BYTES, Segment
@@ -164,6 +165,46 @@ def test_rows_that_are_gone_through_once_are_not_kept_unless_all_of_them_are_hel
     flip(damaged.path, 100)
     with pytest.raises(Damaged, match=f"{damaged.path} was altered"):
         Rows([rows_of(stored)], WIDTH).passing().block(0, 1)
+
+
+@pytest.mark.parametrize("rows", [40, 100, ROWS // 3])
+def test_a_pass_in_small_pieces_reads_each_block_once(stored, read, rows):
+    """In order, or as rows that a mask leaves."""
+    matrix, _ = stored
+    for pieces in (lambda own, at: own.read(at[0], at[-1] + 1), lambda own, at: np.take(*own.holding(at), axis=0)):
+        own = rows_of(stored).passing()
+        for first in range(0, ROWS, rows):
+            at = np.arange(first, min(first + rows, ROWS))
+            assert pieces(own, at).tobytes() == matrix[at].tobytes()
+        assert sorted(read) == [0, 1, 2, 3, 4]
+        read.clear()
+
+
+def test_passes_hold_few_blocks_and_none_of_another(stored, read):
+    recent, (matrix, file), first = RecentBlocks(most=2), stored, object()
+    for _ in range(2):
+        for row in (0, across(0), across(1), across(2)):
+            found = recent.rows(first, file, flat_index(WIDTH), row, row + 1)
+            assert found.tobytes() == matrix[row : row + 1].tobytes()
+    assert read == [0, 1, 2, 3] * 2, "two blocks at most, those used last"
+    recent.rows(object(), file, flat_index(WIDTH), across(2), across(2) + 1)
+    recent.rows(first, file, flat_index(WIDTH), across(2), across(2) + 1)
+    assert read[8:] == [2, 3] * 2
+    flip(file.path, 7)
+    with pytest.raises(Damaged, match=f"{file.path} was altered"):
+        recent.rows(first, file, flat_index(WIDTH), 0, 1)
+
+
+def test_threads_of_a_pass_read_a_block_once(stored, read):
+    matrix, _ = stored
+    own, found = rows_of(stored).passing(), []
+    threads = [threading.Thread(target=lambda: found.append(own.read(0, ROWS - 20).tobytes())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [matrix[: ROWS - 20].tobytes()] * 6
+    assert sorted(read) == [0, 1, 2, 3]
 
 
 def test_columns_and_made_rows_are_gone_through_once_too(stored):

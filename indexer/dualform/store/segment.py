@@ -116,27 +116,12 @@ class SegmentBuffer:
         self.filled = min(int(self._touched.sum()) * _PAGE_BYTES, len(self._content))
 
 
-def copied_rows(segment: Segment, form: MatrixForm, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """[len(rows), *shape]: a few rows by themselves, of blocks that are read, verified and let go one after the other.
-
-    Raises Damaged as `SegmentBuffer.read`.
-    """
-    found = np.empty((len(rows), *form.shape), form.dtype)
-    parts = found.reshape(len(rows), -1).view(np.uint8)
-    firsts = len(form.header(segment.rows)) + form.row_bytes * rows
-    first, last = firsts // BLOCK_BYTES, (firsts + max(form.row_bytes, 1) - 1) // BLOCK_BYTES
-    room = np.empty(min(BLOCK_BYTES, segment.size), np.uint8)
+def read_block(segment: Segment, number: int) -> NDArray[np.uint8]:
+    """uint8: one block of a file. Raises Damaged as `SegmentBuffer.read`."""
+    content = np.empty(min(BLOCK_BYTES, segment.size - number * BLOCK_BYTES), np.uint8)
     with _opened(segment) as file:
-        for block in np.unique(
-            np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)])
-        ).tolist():
-            start = block * BLOCK_BYTES
-            content = room[: segment.size - start]
-            _read_block(segment, file, block, content.data)
-            for row in np.flatnonzero((first <= block) & (block <= last)).tolist():
-                low, high = max(firsts[row], start), min(firsts[row] + form.row_bytes, start + len(content))
-                parts[row, low - firsts[row] : high - firsts[row]] = content[low - start : high - start]
-    return found
+        _read_block(segment, file, number, content.data)
+    return content
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from dualform.store.memory_budget import MemoryBudget
+from dualform.store.recent_blocks import RecentBlocks
 from dualform.store.segment import Segment, SegmentBuffer
 
 _UNKNOWN = 8 << 30
@@ -23,6 +24,8 @@ class SegmentCache:
         self._budget = budget or MemoryBudget(memory_bytes() // 2 if most_bytes is None else most_bytes)
         self.shares = budget is not None
         """Whether others count on what is read being counted: then nothing is read past the cache."""
+        self.recent = RecentBlocks()
+        """Of what is gone through once, and not held."""
         self._owner = object()
         self._passed = set[Hashable]()
         self._lock = Lock()
@@ -63,6 +66,7 @@ class SegmentCache:
     def clear(self) -> None:
         """Let go of everything; whoever is reading keeps what it has."""
         self._budget.forget(self._owner)
+        self.recent.clear()
 
 
 def memory_bytes() -> int:

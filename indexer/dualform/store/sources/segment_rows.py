@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.matrix_file import MatrixForm
-from dualform.store.segment import Segment, SegmentBuffer, copied_rows
+from dualform.store.recent_blocks import SMALL_BYTES
+from dualform.store.segment import Segment, SegmentBuffer
 from dualform.store.segment_cache import SegmentCache
 
 FEW_ROWS = 64
@@ -25,8 +26,8 @@ class SegmentRows:
     segment: Segment
     form: MatrixForm
     cache: SegmentCache
-    keeps: bool = True
-    """Whether what is read stays in the cache."""
+    passing_as: object | None = None
+    """What stands for a pass, of whose reading little stays in the cache, and briefly; None where it stays."""
     made: ClassVar[bool] = False
 
     @property
@@ -50,14 +51,18 @@ class SegmentRows:
         return self.form.dtype
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
+        if self._in_pieces(start, stop):
+            return self.cache.recent.rows(self.passing_as, self.segment, self.form, start, stop)
         buffer = self._buffer()
         if buffer.read(start, stop):
             self.cache.settle(self.segment, buffer)
         return buffer.matrix[start:stop]
 
     def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        if not self.keeps and 0 < len(rows) <= FEW_ROWS and self._held() is None:
-            return copied_rows(self.segment, self.form, rows), np.arange(len(rows))
+        if self._passes() and 0 < len(rows) <= FEW_ROWS:
+            return self.cache.recent.some(self.passing_as, self.segment, self.form, rows), np.arange(len(rows))
+        if len(rows) and self._in_pieces(first := int(rows.min()), last := int(rows.max()) + 1):
+            return self.read(first, last), rows - first
         buffer = self._buffer()
         if buffer.read_rows(rows):
             self.cache.settle(self.segment, buffer)
@@ -68,13 +73,21 @@ class SegmentRows:
 
     def passing(self, *, first: bool = False) -> SegmentRows:
         kept = self.cache.shares or (first and self.cache.passed(self.segment))
-        return self if kept else replace(self, keeps=False)
+        return self if kept else replace(self, passing_as=object())
 
     def verify(self) -> None:
         SegmentBuffer(self.segment, self.form).read(0, max(self.rows, 1))
 
+    def _in_pieces(self, start: int, stop: int) -> bool:
+        """Whether a pass takes so few rows at a time that several pieces share a block."""
+        return 0 < (stop - start) * self.form.row_bytes <= SMALL_BYTES and self._passes()
+
+    def _passes(self) -> bool:
+        """Whether rows are read past the cache."""
+        return self.passing_as is not None and self._held() is None
+
     def _buffer(self) -> SegmentBuffer:
-        if self.keeps:
+        if self.passing_as is None:
             return self.cache.get(self.segment, partial(SegmentBuffer, self.segment, self.form))
         return self._held() or SegmentBuffer(self.segment, self.form)
 

@@ -1,0 +1,70 @@
+"""What a question goes through once, it reads once: a block of a narrow layer's file holds many pieces of a pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.kernels import workers
+from dualform.query.weights import direct_outputs
+from dualform.store import segment
+
+STEPS, ROWS = 24, 1000
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """How often each block of each file was read."""
+    blocks, read_block = Counter(), segment._read_block
+
+    def counted(of, file, block, part):
+        blocks[of.path.name, block] += 1
+        read_block(of, file, block, part)
+
+    monkeypatch.setattr(segment, "_read_block", counted)
+    return blocks
+
+
+def recorded(path, first):
+    """A network that begins with a narrow layer, and what that is given."""
+    torch.manual_seed(0)
+    model = nn.Sequential(first, nn.Flatten(), nn.LazyLinear(3))
+    given = torch.randint(50, (ROWS, 2)) if isinstance(first, nn.Embedding) else None
+    size = (ROWS, 30) if isinstance(first, nn.Linear) else (ROWS, 1, 8, 8)
+    model(torch.randn(size) if given is None else given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, path) as recorder:
+        for _ in range(STEPS):
+            x = torch.randn(size) if given is None else torch.randint(50, (ROWS, 2))
+            y = torch.randint(3, (ROWS,))
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    return path
+
+
+@pytest.mark.parametrize("mask", ["label <> 1", "slot % 3 <> 0", "step > 11"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(lambda: nn.Linear(30, 24), id="linear"),
+        pytest.param(lambda: nn.Embedding(50, 24), id="embedding"),
+        pytest.param(lambda: nn.Conv2d(1, 5, 3), id="patches"),
+    ],
+)
+def test_the_first_masked_output_of_a_narrow_layer_reads_each_block_once(tmp_path, monkeypatch, read, first, mask):
+    monkeypatch.setattr(direct_outputs, "LEAST_PRODUCT", 0)
+    monkeypatch.setattr(workers, "cores", lambda: 1)  # one that sleeps may find its block gone
+    with dualform.open(recorded(tmp_path / "run", first())) as memory:
+        query = np.abs(memory.keys("0", [5]))
+        read.clear()
+        found = memory.output("0", query, mask)
+        assert set(read.values()) == {1}
+        again = memory.output("0", query, mask)  # by weights, which go over the same rows in another way
+        assert found.values.tobytes() == again.values.tobytes()
