@@ -7,6 +7,7 @@
     ├── NotFound          (LookupError)        a layer, column, probe, dataset, slot or row that does not exist
     ├── Inexact           (RuntimeError)       an output or weight that the record cannot reproduce
     ├── RecordingError    (RuntimeError)       the training cannot be recorded as it runs
+    ├── Forked            (RuntimeError)       what another process opened, of which this one is a fork
     ├── FolderError       (OSError)            the folder on disk
     │   ├── NotAMemory                         no memory there, or one this version cannot read
     │   ├── AlreadyExists (FileExistsError)    a folder that must not be written into
@@ -67,6 +68,10 @@ class Inexact(DualformError, RuntimeError):
 
 class RecordingError(DualformError, RuntimeError):
     code = "recording"
+
+
+class Forked(DualformError, RuntimeError):
+    code = "forked"
 
 
 class FolderError(DualformError, OSError):

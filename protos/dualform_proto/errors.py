@@ -30,6 +30,7 @@ STATUS_CODES: dict[type[errors.DualformError], grpc.StatusCode] = {
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Inexact: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RecordingError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Forked: grpc.StatusCode.FAILED_PRECONDITION,
     errors.FolderError: grpc.StatusCode.INTERNAL,
     errors.NotAMemory: grpc.StatusCode.FAILED_PRECONDITION,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,

@@ -299,9 +299,13 @@ def test_a_mask_is_answered_after_duckdb_has_ended_its_instance(engine):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_asks_masks_of_its_own(engine):
-    wanted = kept(engine, "share < 2")
+    wanted, snapshot = kept(engine, "share < 2"), engine._view.snapshot
     queue = multiprocessing.get_context("fork").SimpleQueue()
-    child = multiprocessing.get_context("fork").Process(target=lambda: queue.put(kept(engine, "share < 2.0001")))
+
+    def ask() -> None:
+        queue.put(kept(arrays.engine(snapshot), "share < 2.0001"))
+
+    child = multiprocessing.get_context("fork").Process(target=ask)
     child.start()
     child.join(60)
     assert child.exitcode == 0

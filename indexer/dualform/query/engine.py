@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import BadInput, Cancelled
+from dualform.errors import BadInput, Cancelled, Forked
 from dualform.methods import Answers
 from dualform.query import needs, slots
 from dualform.query.resolved import Q, Resolved, resolve
@@ -42,6 +42,7 @@ from dualform.questions import (
     Verification,
 )
 from dualform.store.byte_counts import bytes_of
+from dualform.store.forks import OwnProcess
 from dualform.store.memory_budget import MemoryBudget, anonymous_bytes, resident_bytes
 from dualform.store.runs import Runs, opened, opened_again
 from dualform.store.segment_cache import SegmentCache
@@ -88,7 +89,10 @@ def open_memory(
 
 
 class Engine(Answers):
-    """Answers about one memory, with all methods of dualform.methods.Answers."""
+    """Answers about one memory, with all methods of dualform.methods.Answers.
+
+    It belongs to the process that opened it: in a fork of that one everything that is asked of it raises Forked.
+    """
 
     def __init__(
         self,
@@ -103,16 +107,31 @@ class Engine(Answers):
         self._budget, self._segments = budget, segments
         """Key and value segments held in memory; committed segments never change, so a refresh keeps them."""
         self._refreshing = threading.Lock()
+        self._process = OwnProcess()
         self.tally = Tally()
         self._see(memory)
 
     def _see(self, memory: Snapshot) -> None:
-        self._view = View(memory, self._backend, self._budget or self._cache_bytes, self.tally)
-        self._sql = Sql(self._view)
+        self._seen = View(memory, self._backend, self._budget or self._cache_bytes, self.tally)
+        self._sql = Sql(self._seen)
+
+    @property
+    def _view(self) -> View:
+        """What questions are asked of. Raises Forked."""
+        self._check_process()
+        return self._seen
+
+    def _check_process(self) -> None:
+        """Raises Forked in a fork: any lock may be one that a thread of the parent's held."""
+        if not self._process.here:
+            raise Forked(
+                f"The memory {self.path} was opened by another process, of which this one is a fork.",
+                hint="Open it here, too: dualform.open in the child, or the start method spawn.",
+            )
 
     @property
     def path(self) -> Path:
-        return self._view.snapshot.path
+        return self._seen.snapshot.path
 
     @property
     def recording(self) -> bool:
@@ -205,6 +224,7 @@ class Engine(Answers):
 
         Questions already being answered keep the snapshot that they began with.
         """
+        self._check_process()
         with self._refreshing:
             seen = self._view.snapshot
             if not seen.moved():
@@ -217,8 +237,10 @@ class Engine(Answers):
 
     def close(self) -> None:
         """End the process that runs SQL, and let go of what is held in memory. The engine can still be asked: it reads
-        again, and a statement starts another process.
+        again, and a statement starts another process. In a fork nothing happens.
         """
+        if not self._process.here:
+            return
         self._sql.close()
         self._view.cache.clear()
         if self._segments is not None:
@@ -232,7 +254,7 @@ class Engine(Answers):
         return backends.described(self._backend)
 
     def __repr__(self) -> str:
-        return f"Engine({str(self.path)!r}, snapshot {self._view.snapshot.commits}, {self._backend.name})"
+        return f"Engine({str(self.path)!r}, snapshot {self._seen.snapshot.commits}, {self._backend.name})"
 
 
 def _check(cancelled: StopSignal | None) -> Check:

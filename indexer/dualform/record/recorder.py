@@ -47,6 +47,7 @@ from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.wrappers import unwrapped_model
 from dualform.store.byte_counts import readable
+from dualform.store.forks import OwnProcess
 from dualform.store.header import Header
 from dualform.store.new_folder import check_new_folder
 from dualform.store.writer import Writer
@@ -163,6 +164,7 @@ class Recorder(Joinable):
         self._training = RecordedTraining(plan, found, on_error, keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._state = "new"
+        self._process = OwnProcess()
         self._failed = False
         """Whether the last step was refused, or raised something."""
 
@@ -189,7 +191,7 @@ class Recorder(Joinable):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state = "closed"
-        if self._training.stopped:
+        if self._training.stopped or not self._process.here:
             return
         self._training.detach()
         try:
@@ -310,3 +312,8 @@ class Recorder(Joinable):
     def _require_open(self, what: str) -> None:
         if self._state != "open":
             raise RecordingError(f"recorder.{what} was called outside `with recorder`.")
+        if not self._process.here:
+            raise RecordingError(
+                f"recorder.{what} was called in a fork of the process that records, where nobody writes.",
+                hint="Make a recorder of its own in the child, or leave this one to the parent.",
+            )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
 from dualform.store.durable_files import checksum, sync_folder, write_whole
+from dualform.store.forks import held_back
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_checked
@@ -108,5 +109,5 @@ class StoredProbe:
         if inside not in self._manifest.files:
             return None
         content = read_checked(self._memory / inside, self._manifest.files[inside])
-        with _PARSING:
+        with held_back(), _PARSING:
             return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))

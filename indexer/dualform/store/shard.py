@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dualform.errors import Locked
+from dualform.store.forks import held_back
 from dualform.store.manifest import TableMark
 from dualform.store.tables import (
     COMMITS,
@@ -51,20 +52,26 @@ def opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection
 
     Raises Locked where it is held for too long.
     """
-    connection = _waited(path, lambda: duckdb.connect(path, read_only=read_only))
-    try:
+    with ExitStack() as held:
+        connection = _waited(path, lambda: duckdb.connect(path, read_only=read_only), held)
+        held.callback(connection.close)
         connection.execute(_QUIET)
         yield connection
-    finally:
-        connection.close()
 
 
-def _waited(path: Path, open_file: Callable[[], _Found]) -> _Found:
-    """What opening the file returns once no other process holds it. Raises Locked where it is held for too long."""
+def _waited(path: Path, open_file: Callable[[], _Found], held: ExitStack) -> _Found:
+    """What opening the file returns once no other process holds it; while it is `held`, forks are held back.
+
+    Raises Locked where another process holds it for too long.
+    """
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         try:
-            return open_file()
+            with ExitStack() as opening:
+                opening.enter_context(held_back())
+                found = open_file()
+                held.enter_context(opening.pop_all())
+                return found
         except duckdb.Error as error:
             if not any(word in str(error) for word in _LOCK_WORDS):
                 raise
@@ -113,18 +120,20 @@ class Appender:
         place = str(self._path).replace("'", "''")
         if self._duckdb is None:
             # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
-            self._duckdb = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
+            with held_back():
+                self._duckdb = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
             self._duckdb.execute(_QUIET)
         connection = self._duckdb
-        try:
-            _waited(self._path, lambda: connection.execute(f"ATTACH '{place}' AS shard"))
-            connection.execute("USE shard")
-            yield connection
-            connection.execute("USE memory")
-            connection.execute("DETACH shard")
-        except BaseException:
-            self.close()  # a transaction that nobody ends would hold the file
-            raise
+        with ExitStack() as held:
+            try:
+                _waited(self._path, lambda: connection.execute(f"ATTACH '{place}' AS shard"), held)
+                connection.execute("USE shard")
+                yield connection
+                connection.execute("USE memory")
+                connection.execute("DETACH shard")
+            except BaseException:
+                self.close()  # a transaction that nobody ends would hold the file
+                raise
 
     def close(self) -> None:
         """Let DuckDB go."""

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import duckdb
 
+from dualform.store.forks import held_back
+
 _ROW_GROUP = 122_880
 """Rows that DuckDB gives to one thread: fewer would not be shared among several."""
 
@@ -14,7 +16,8 @@ _ROW_GROUP = 122_880
 def connect(rows: int) -> duckdb.DuckDBPyConnection:
     """A connection for a question over so many rows, which sees no tables of others; the caller closes it."""
     if rows > _ROW_GROUP:
-        return duckdb.connect()
+        with held_back():
+            return duckdb.connect()
     try:
         found = _shared(os.getpid()).cursor()
         found.execute("SELECT 1").fetchall()
@@ -27,4 +30,5 @@ def connect(rows: int) -> duckdb.DuckDBPyConnection:
 @lru_cache
 def _shared(process: int) -> duckdb.DuckDBPyConnection:
     """A process's own: what a fork leaves of its parent's may be locked. It has no threads to be missed at the end."""
-    return duckdb.connect(config={"threads": 1})
+    with held_back():
+        return duckdb.connect(config={"threads": 1})

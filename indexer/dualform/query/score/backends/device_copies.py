@@ -21,7 +21,7 @@ class DeviceCopies:
     def __init__(self, upload: Callable[[NDArray[np.float32]], Any], room: Callable[[], int]) -> None:
         self._upload, self._room = upload, room
         self._held: dict[Place, Any] = {}
-        self._lock = threading.RLock()  # a block may be let go, and its copy forgotten, at any moment
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -30,9 +30,8 @@ class DeviceCopies:
         """The copy of a block, kept where there is room. Blocks of stored keys are never written to."""
         owner = _owner(block)
         place = (id(owner), block.ctypes.data, block.shape)
-        with self._lock:
-            if place in self._held:
-                return self._held[place]
+        if (held := self._held.get(place)) is not None:
+            return held
         copy = self._upload(block)
         with self._lock:
             if place not in self._held and self._room() >= _SPARE * block.nbytes:
@@ -42,8 +41,8 @@ class DeviceCopies:
         return copy
 
     def _forget(self, place: Place) -> None:
-        with self._lock:
-            self._held.pop(place, None)
+        # Without the lock: a block may be let go at any moment, by a thread that holds it, or in a fork.
+        self._held.pop(place, None)
 
 
 def _owner(block: NDArray[Any]) -> NDArray[Any]:

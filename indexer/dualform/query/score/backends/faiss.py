@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
+from dualform.store.forks import forked
 
 
 class FaissBackend:
@@ -20,7 +21,7 @@ class FaissBackend:
         self._faiss = load_faiss()
 
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = self._faiss.pairwise_distances(
+        scores: NDArray[np.float32] = self._module().pairwise_distances(
             np.ascontiguousarray(queries), np.ascontiguousarray(keys), metric=self._faiss.METRIC_INNER_PRODUCT
         )
         return scores
@@ -28,10 +29,15 @@ class FaissBackend:
     def top(
         self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        scores, rows = self._faiss.knn(
+        scores, rows = self._module().knn(
             np.ascontiguousarray(queries), np.ascontiguousarray(keys), k, metric=self._faiss.METRIC_INNER_PRODUCT
         )
         return scores, rows
+
+    def _module(self) -> Any:
+        if forked():  # OpenMP would wait for threads of the parent's
+            self._faiss.omp_set_num_threads(1)
+        return self._faiss
 
 
 class FaissGpuBackend:

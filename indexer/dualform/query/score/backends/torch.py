@@ -14,6 +14,7 @@ from dualform.errors import MissingPackage
 from dualform.query.score.backends.device_copies import DeviceCopies
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.device_screen import DeviceScreen
+from dualform.store.forks import forked
 
 _ROUNDINGS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-8}
 """torch.get_float32_matmul_precision: float32, TF32 or pairs of bfloat16, bfloat16."""
@@ -32,6 +33,8 @@ class TorchBackend:
         return _ROUNDINGS.get(self._torch.get_float32_matmul_precision(), 2.0**-8)
 
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        if forked():  # OpenMP would wait for threads of the parent's, as torch's own loaders know
+            self._torch.set_num_threads(1)
         with self._torch.inference_mode():
             scores: NDArray[np.float32] = self._product(keys, queries).cpu().numpy()
         return scores
