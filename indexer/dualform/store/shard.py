@@ -89,6 +89,8 @@ class Appender:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._duckdb: duckdb.DuckDBPyConnection | None = None
+        self._limit = ""
+        """Of the memory that DuckDB may take, as it chose it itself."""
 
     def append(
         self, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
@@ -123,6 +125,7 @@ class Appender:
             with held_back():
                 self._duckdb = duckdb.connect(config={"threads": 1, "checkpoint_threshold": "1 byte"})
             self._duckdb.execute(_QUIET)
+            (self._limit,) = self._duckdb.execute("SELECT current_setting('memory_limit')").fetchone() or ("",)
         connection = self._duckdb
         with ExitStack() as held:
             try:
@@ -131,6 +134,8 @@ class Appender:
                 yield connection
                 connection.execute("USE memory")
                 connection.execute("DETACH shard")
+                # What the rows took is freed, and kept by DuckDB's allocator: it is let go where a limit is set.
+                connection.execute(f"SET memory_limit = '{self._limit}'")
             except BaseException:
                 self.close()  # a transaction that nobody ends would hold the file
                 raise
