@@ -7,6 +7,7 @@ contest, timing      one question put to dualform and its peers; whoever is comp
 peers/               what else could answer: one file each
 oracle, blocks       the right answers, in float64
 *_process            what must not share a process: a section, a server, its clients, a memory of one size, trainings
+cold_profile         where the time of a first answer goes
 server_memory        what the process of a server holds, idle and asked
 engines, trainings   engines that have kept nothing yet; trainings recorded and not, of networks among others
 result, words        what was found; how it is printed

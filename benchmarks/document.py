@@ -31,7 +31,7 @@ def _lines(out: Path, run: Mapping[str, Any], sections: Sequence[Section]) -> It
         )
         yield from (f"*{summary.TITLE}; {machine}. [How it is measured](#how-it-is-measured).*", "")
     for heading, some in (("What a person feels", felt), ("Questions that are asked again", repeated)):
-        if rows := list(_targets(some)):
+        if rows := list(_compared(some)):
             yield from (f"## {heading}", "")
             yield from table(["question", "dualform", "beside", "ratio", "target", "met"], rows)
     if figure.draw(out / "benchmarks.png", repeated):
@@ -62,12 +62,15 @@ def _reading(run: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"dualform's backend: {run['backend']}.", "")
 
 
-def _targets(sections: Sequence[Section]) -> Iterator[list[str]]:
-    """Lines of a table."""
-    for row in (row for section in sections for row in section.rows if row.target is not None):
-        met = {None: "not measured", True: "yes", False: "**no**"}[row.met]
-        beside, ratio = words.beside_of(row) or "—", words.ratio_of(row) or "—"
-        yield [row.question, words.figure_of(row.ours), beside, ratio, str(row.target), met]
+def _compared(sections: Sequence[Section]) -> Iterator[list[str]]:
+    """Lines of a table: what has a target, and of what a person feels whatever was measured beside something."""
+    for section in sections:
+        for row in section.rows:
+            if row.target is None and (section.name not in FELT or row.ratio is None):
+                continue
+            met = {None: "not measured" if row.target else "—", True: "yes", False: "**no**"}[row.met]
+            beside, ratio = words.beside_of(row) or "—", words.ratio_of(row) or "—"
+            yield [row.question, words.figure_of(row.ours), beside, ratio, str(row.target or "—"), met]
 
 
 def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ _WIDTH = 54
 def draw(path: Path, sections: Sequence[Section]) -> bool:
     """False, and no picture, where none of the three was measured."""
     rows = {section.name: section.rows for section in sections}
-    answers = [row for row in rows.get("cold", []) if row.target and row.ours.counts]
+    answers = [row for row in rows.get("cold", []) if (row.target or row.ratio) and row.ours.counts]
     trainings = [
         row for name in ("recording", "checkpointing") for row in rows.get(name, []) if row.target and row.ratio
     ]

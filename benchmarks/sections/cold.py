@@ -30,7 +30,8 @@ from dualform.store.derived_file import CODES, SUM
 K = 10
 FAISS = "FAISS, read_index and search"
 PASS = "one pass over the keys"
-PRODUCT, WIDE = "NumPy, float32", "NumPy, float64"
+BARE = "one pass over its keys and values"
+ONE, PRODUCT, WIDE = "NumPy, float32, the output", "NumPy, float32, the weights", "NumPy, float64, the weights"
 OPENED = """
 import sys, time
 from dualform.query.engine import open_memory
@@ -51,8 +52,10 @@ ASKED = """
 import sys, time
 import numpy as np
 from dualform.query.engine import open_memory
-memory, query = open_memory(sys.argv[1]), np.load(sys.argv[2])
+query = np.load(sys.argv[2])
 began = time.perf_counter()
+memory = open_memory(sys.argv[1])
+opened = time.perf_counter()
 """
 TOPK = f"""{ASKED}
 memory.topk("{LAYER}", query, {K})
@@ -62,6 +65,7 @@ SUMS = f"""{ASKED}
 memory.group_sum("{LAYER}", query, ("dataset", "label"))
 print(time.perf_counter() - began)
 """
+SUMS_OF_OPEN = SUMS.replace("- began", "- opened")
 OUTPUT = f"""{ASKED}
 memory.output("{LAYER}", query, sys.argv[3])
 print(time.perf_counter() - began)
@@ -78,15 +82,7 @@ def run(plan: Plan) -> Section:
         memory.topk(plan, 0.35, dropped=True),
         memory.first_of_all(plan, "topk, 1 query", TOPK, CODES),
         memory.first_of_all(plan, "sums by dataset and label", SUMS, SUM),
-        _inside(
-            plan,
-            "sums by dataset and label, from opening to the answer",
-            {
-                OURS: lambda: _seconds("-c", SUMS, str(memory.path), str(query)),
-                PASS: lambda: _seconds("-c", READ, *memory.keys),
-            },
-            Target("at most", 0.5),
-        ),
+        *memory.sums(plan),
         _beside(
             plan,
             "sums by dataset and label",
@@ -105,12 +101,14 @@ def run(plan: Plan) -> Section:
     ]
     section.rows += _of_study(plan)
     section.notes.append(
-        "Whole processes, from the start of the interpreter to its end, but where it says from opening to the answer; "
-        "files are in the page cache, but where they were dropped from it. What is derived from keys lies beside "
-        "them; the first question of all derives it, from opening to the answer: topk codes, scales, bounds and norms "
-        "of the keys, a quarter of their size, and sums the groups and the sums of their keys. Byte code is kept, as "
-        "of installed packages. The masked output is of one query, under a mask that nobody asked for before; "
-        f"{PRODUCT} and {WIDE} read the keys and values of the slots that stay, and multiply them."
+        "Whole processes, from the start of the interpreter to its end, but where it says from opening to the answer: "
+        "libraries are loaded before that. Files are in the page cache, but where they were dropped from it. What is "
+        "derived from keys lies beside them; the first question of all derives it, from opening to the answer: topk "
+        "codes, scales, bounds and norms of the keys, a quarter of their size, and sums the groups and the sums of "
+        "their keys. Byte code is kept, as of installed packages. The masked output is of one query, under a mask that "
+        "nobody asked for before. NumPy reads the keys and values of the slots that stay, and multiplies them, with "
+        f"the query or to the weights that answer further ones; {BARE} reads them into one MiB of memory, again and "
+        "again, and multiplies nothing."
     )
     return section
 
@@ -130,18 +128,20 @@ def _of_study(plan: Plan) -> list[Row]:
     memory = _Memory(path, query, source.entry_block(0, source.entries))
     # Each time another sample goes, too.
     masks = (f"dataset <> '{datasets[-1]}' AND sample <> {sample}" for sample in count())
-    folder = str(memory.folder)
+    folder = memory.folder
     cells = _inside(
         plan,
         question,
         {
             OURS: lambda: _seconds("-c", OUTPUT, str(path), str(query), next(masks)),
-            PRODUCT: lambda: _seconds("-m", "benchmarks.product_process", folder, str(stays), "float32"),
-            WIDE: lambda: _seconds("-m", "benchmarks.product_process", folder, str(stays), "float64"),
+            BARE: lambda: _product(folder, stays, "none"),
+            ONE: lambda: _product(folder, stays, "float32", query),
+            PRODUCT: lambda: _product(folder, stays, "float32"),
+            WIDE: lambda: _product(folder, stays, "float64"),
         },
         target,
     )
-    return [memory.topk(plan, 0.6), memory.topk(plan, 0.35, dropped=True), cells]
+    return [memory.topk(plan, 0.6), memory.topk(plan, 0.35, dropped=True), *memory.sums(plan), cells]
 
 
 class _Memory:
@@ -174,7 +174,7 @@ class _Memory:
             return _beside(plan, question, {OURS: ours, FAISS: lambda: _python(*faiss)}, check, Target("at most", most))
 
         def after_drop(ask: Callable[[], str]) -> Callable[[], str]:
-            return lambda: _drop(self.path) or ask()
+            return lambda: drop_files(self.path) or ask()
 
         contestants = {OURS: after_drop(ours), PASS: after_drop(lambda: _python("-c", READ, *self.keys))}
         return _beside(
@@ -184,6 +184,21 @@ class _Memory:
             lambda name, answer: check(name, answer) if contest.ours(name) else ("", ""),
             Target("at most", most),
         )
+
+    def sums(self, plan: Plan) -> list[Row]:
+        """In Python, by groups that were asked for before: with the opening, and without it."""
+        question = f"sums by dataset and label, {len(self._keys):,} slots"
+
+        def asked(code: str) -> dict[str, Callable[[], float]]:
+            return {
+                OURS: lambda: _seconds("-c", code, str(self.path), str(self.query)),
+                PASS: lambda: _seconds("-c", READ, *self.keys),
+            }
+
+        return [
+            _inside(plan, f"{question}, from opening to the answer", asked(SUMS), Target("at most", 0.5)),
+            _inside(plan, f"{question}, the first question of an open memory", asked(SUMS_OF_OPEN)),
+        ]
 
     def first_of_all(self, plan: Plan, question: str, code: str, derived: str) -> Row:
         """In Python, from opening to the answer, where nothing of the kind was derived yet."""
@@ -197,7 +212,7 @@ class _Memory:
         return _inside(plan, f"{question}, the first question of all", contestants)
 
 
-def _drop(path: Path) -> str:
+def drop_files(path: Path) -> str:
     """Has the page cache let go of a memory's files."""
     for file in path.rglob("*"):
         if file.is_file():
@@ -249,6 +264,10 @@ def _within(question: str, seconds: list[float], most: float) -> Row:
     return Row(question, {OURS: cell}, "one second", 1.0, cell.seconds, Target("at most", most), question)
 
 
+def _product(folder: Path, stays: Path, kind: str, *query: Path) -> float:
+    return _seconds("-m", "benchmarks.product_process", str(folder), str(stays), kind, *map(str, query))
+
+
 def _seconds(*arguments: str) -> float:
     return float(_python(*arguments))
 
@@ -259,12 +278,12 @@ def _dualform(command: str, memory: Path, *rest: str) -> str:
 
 def _python(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=True, env=_environment()
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=True, env=environment()
     )
     return done.stdout
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Byte code is kept, as that of an installed package is: our sources are not compiled anew for every process."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
@@ -273,7 +292,7 @@ def _ready(memory: Path) -> float:
     began = time.perf_counter()
     command = [sys.executable, "-m", "dualform_client.cli", "serve", str(memory), "--address", "127.0.0.1:0", "--json"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=_environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
     ) as server:
         assert server.stdout is not None
         said = server.stdout.readline()

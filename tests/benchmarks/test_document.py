@@ -71,6 +71,17 @@ def section() -> Section:
     return Section("topk", "Top", rows, {"fact": "3 things"}, notes=["A note."], date="2026-01-01")
 
 
+def test_a_first_answer_without_a_target_stands_among_what_a_person_feels(tmp_path):
+    row = Row("the very first", {OURS: Cell(2.0), "a pass": Cell(1.0)}, "a pass", 1.0, 2.0, short="first")
+    absent = Row("not compared", {OURS: Cell(3.0)}, short="alone")
+    for name, stands in (("cold", True), ("topk", False)):
+        found = Section(name, "Some", [row, absent], date="2026-01-01").to_json()
+        document.write(tmp_path, {**RUN, "sections": {name: json.loads(json.dumps(found))}})
+        text = (tmp_path / "benchmarks.md").read_text()
+        assert ("| the very first | 2.00 s | a pass: 1.00 s | 2.00 | — | — |" in text) == stands
+        assert "| not compared |" not in text
+
+
 def test_the_document_says_what_was_found(tmp_path):
     document.write(tmp_path, {**RUN, "sections": {"topk": json.loads(json.dumps(section().to_json()))}})
     text = (tmp_path / "benchmarks.md").read_text()

@@ -31,20 +31,24 @@ def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_grades(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "layers"),
+    ("words", "wanted"),
     [
-        (["topk", "RUN", "--layer", "2"], ["2"]),
-        (["topk", "--layer=0,2", "-k", "3", "RUN"], ["0,2", "0", "2"]),
-        (["topk", "RUN", "--layer"], []),
-        (["sums", "RUN", "--layer", "2"], []),
+        (["topk", "RUN", "--layer", "2", "--query", "test/1"], (["2"], ["test"], True)),
+        (["topk", "--layer=0,2", "-k", "3", "RUN", "--query=test"], (["0,2", "0", "2"], ["test"], True)),
+        (["topk", "RUN", "--layer"], ([], [], True)),
+        (["sums", "RUN", "--layer", "2", "--query", "test/1:3"], (["2"], ["test"], False)),
         (["topk", "localhost:1", "--layer", "2"], None),
     ],
 )
-def test_files_of_the_question_are_read_ahead(tmp_path, monkeypatch, words, layers):
+def test_files_of_the_question_are_read_ahead(tmp_path, monkeypatch, words, wanted):
     run, asked = record(tmp_path / "run"), []
-    monkeypatch.setattr(read_ahead, "read_ahead", lambda folder, layers: asked.append((folder, list(layers))))
+
+    def ahead(folder, layers, probes, *, codes):
+        asked.append((folder, layers, probes, codes))
+
+    monkeypatch.setattr(read_ahead, "read_ahead", ahead)
     sys.modules["dualform_client.cli.main"]._read_ahead([str(run) if word == "RUN" else word for word in words])
-    assert asked == ([] if layers is None else [(str(run), layers)])
+    assert asked == ([] if wanted is None else [(str(run), *wanted)])
 
 
 @pytest.mark.parametrize(("layer", "code"), [("2", 0), ("none", 2)])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
 import threading
 
+import numpy as np
 import pytest
 
 from dualform.store import derived_file, manifest, read_ahead, shard
@@ -13,21 +17,32 @@ from dualform.store.layer import Layer, affine
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The files that the system was to read, in order, once the thread has ended."""
-    files = []
+    """The files that the system read, in order, once all readers have ended; a call brings no more than two bytes."""
+    files, send = {}, os.sendfile
 
-    def advise(descriptor, *_):
-        files.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    def sent(out, file, first, count):
+        assert os.readlink(f"/proc/self/fd/{out}") == os.devnull
+        got = send(out, file, first, min(count, 2))
+        path = os.readlink(f"/proc/self/fd/{file}")
+        assert files.get(path, 0) == first
+        files[path] = first + got
+        return got
 
-    monkeypatch.setattr(os, "posix_fadvise", advise, raising=False)
+    monkeypatch.setattr(os, "sendfile", sent)
+    monkeypatch.setattr(read_ahead, "READERS", 1)  # several take files from one queue, in whatever order they come
 
     def found():
-        for thread in threading.enumerate():
-            if thread.name == "dualform-ahead":
-                thread.join(10)
-        return files
+        ended()
+        assert {path: os.stat(path).st_size for path in files} == files, "whole files"
+        return list(files)
 
     return found
+
+
+def ended():
+    for thread in threading.enumerate():
+        if thread.name == "dualform-ahead":
+            thread.join(10)
 
 
 @pytest.fixture
@@ -59,6 +74,15 @@ def test_tables_come_first_then_codes_of_the_layers(folder, asked):
     assert asked() == list(map(str, expected))
 
 
+def test_queries_of_a_probe_come_before_codes_and_without_them_where_none_are_asked(folder, asked):
+    queries = folder / "probes" / "test" / "queries-block%2F0.npy"
+    queries.parent.mkdir(parents=True)
+    queries.write_bytes(b"queries")
+    read_ahead.read_ahead(str(folder), ["block/0"], ["test", "none"], codes=False)
+    tables = [folder / name / shard.FILE for name in ("shard-00000", "shard-00001")]
+    assert asked() == list(map(str, [folder / manifest.FILE, *tables, queries]))
+
+
 def test_it_stops_at_half_of_the_memory_that_there_is(folder, asked, monkeypatch):
     monkeypatch.setattr(read_ahead, "_memory", lambda: 2 * len(b"{}tablestableskeys"))
     read_ahead.read_ahead(str(folder), ["block/0"])
@@ -70,11 +94,37 @@ def test_what_is_missing_or_refused_goes_unsaid(folder, asked, monkeypatch):
     assert asked() == []
 
     def refuse(*_):
-        raise OSError("no advice is taken")
+        raise OSError("this file system sends nothing")
 
-    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(os, "sendfile", refuse)
     read_ahead.read_ahead(str(folder), [])
     assert asked() == []
-    monkeypatch.delattr(os, "posix_fadvise")
+    monkeypatch.delattr(os, "sendfile")
     read_ahead.read_ahead(str(folder), [])
     assert asked() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reading ahead is Linux's")
+def test_a_whole_file_comes_into_the_page_cache_however_far_the_system_reads_ahead_by_itself(folder):
+    large = folder / "shard-00000" / "layers" / "block%2F0" / f"keys-000002.faiss{derived_file.CODES}"
+    large.write_bytes(os.urandom(40 << 20))
+    descriptor = os.open(large, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(descriptor, 0) as mapped:
+            if resident(mapped):
+                pytest.skip("this file system keeps what it was told to drop")
+            read_ahead.read_ahead(str(folder), ["block/0"])
+            ended()
+            assert resident(mapped) == len(mapped) // mmap.PAGESIZE
+    finally:
+        os.close(descriptor)
+
+
+def resident(mapped):
+    """Pages of it that the page cache holds."""
+    pages = np.empty(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+    place = np.frombuffer(mapped, np.uint8).ctypes.data
+    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(place), ctypes.c_size_t(len(mapped)), pages.ctypes)
+    return int((pages & 1).sum())

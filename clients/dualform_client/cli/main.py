@@ -79,11 +79,8 @@ class WithoutPandas(MetaPathFinder):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0, 1 for failures, 2 for bad usage or input, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and given[:1] and given[0] in ASKING:
-        sys.meta_path.insert(0, WithoutPandas())
-        _read_ahead(given)
-        if given[0] != "serve":
-            gc.set_threshold(_OBJECTS)
+    if arguments is None:
+        prepare(given)
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us (`>&-`): nobody reads what is said there
@@ -108,6 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def prepare(given: Sequence[str]) -> None:
+    """What a process that does nothing but ask spares itself, and has the disk do at once."""
+    if given[:1] and given[0] in ASKING:
+        sys.meta_path.insert(0, WithoutPandas())
+        _read_ahead(given)
+        if given[0] != "serve":
+            gc.set_threshold(_OBJECTS)
+
+
 def _read_ahead(given: Sequence[str]) -> None:
     """Has the disk read what a question about a folder will need, while its command is loaded."""
     folder = next((word for word in given[1:] if os.path.isfile(os.path.join(word, "memory.json"))), None)
@@ -115,10 +121,15 @@ def _read_ahead(given: Sequence[str]) -> None:
         return
     from dualform.store.read_ahead import read_ahead
 
-    said = [after for word, after in pairwise(given) if word == "--layer"]
-    said += [word.removeprefix("--layer=") for word in given if word.startswith("--layer=")]
-    layers = [name for text in said for name in dict.fromkeys((text, *text.split(",")))]
-    read_ahead(folder, layers if given[0] == "topk" else ())
+    layers = [name for text in _said(given, "--layer") for name in dict.fromkeys((text, *text.split(",")))]
+    probes = [text.partition("/")[0] for text in _said(given, "--query")]
+    read_ahead(folder, layers, probes, codes=given[0] == "topk")
+
+
+def _said(given: Sequence[str], option: str) -> list[str]:
+    """What an option is given, each time that it is."""
+    said = [after for word, after in pairwise(given) if word == option]
+    return said + [word.removeprefix(f"{option}=") for word in given if word.startswith(f"{option}=")]
 
 
 def run() -> NoReturn:
