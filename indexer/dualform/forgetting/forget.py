@@ -19,6 +19,7 @@ from dualform.forgetting.rewrite import rewrite
 from dualform.forgetting.targets import Targets, kept_sums, targets_of
 from dualform.query.score import backends
 from dualform.query.view import View
+from dualform.store.duckdb_path import check_writable
 from dualform.store.folder_lock import folder_lock
 from dualform.store.leftovers import leftovers
 from dualform.store.manifest import Manifest
@@ -99,6 +100,7 @@ def forgetting(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cu
 
 
 def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Targets]:
+    check_writable(folder)
     snapshot = opened(folder, SegmentCache())
     if snapshot.recording and not cut_off:
         raise BadInput(

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from dualform.errors import AlreadyExists, NotAMemory
+from dualform.store.duckdb_path import check_writable
 from dualform.store.manifest import Manifest, Shard
 
 
 def check_new_folder(path: Path) -> None:
-    """Raises AlreadyExists where a memory cannot be recorded into `path` without touching what is there."""
+    """Raises AlreadyExists where a memory cannot be recorded into `path` without touching what is there, and BadInput
+    where it could not be written.
+    """
+    check_writable(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise AlreadyExists(
             f"{path} already exists and is not an empty folder.", hint="Record into a new folder, or remove this one."

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dualform.errors import Locked
+from dualform.store.duckdb_path import duckdb_path
 from dualform.store.forks import held_back
 from dualform.store.manifest import TableMark
 from dualform.store.tables import (
@@ -53,7 +54,7 @@ def opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection
     Raises Locked where it is held for too long.
     """
     with ExitStack() as held:
-        connection = _waited(path, lambda: duckdb.connect(path, read_only=read_only), held)
+        connection = _waited(path, lambda: duckdb.connect(duckdb_path(path), read_only=read_only), held)
         held.callback(connection.close)
         connection.execute(_QUIET)
         yield connection
@@ -119,7 +120,7 @@ class Appender:
 
     @contextmanager
     def _held(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        place = str(self._path).replace("'", "''")
+        place = duckdb_path(self._path).replace("'", "''")
         if self._duckdb is None:
             # The training wants the processor: no threads for a few rows, and straight into the file, not to a log.
             with held_back():

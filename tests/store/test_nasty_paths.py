@@ -1,0 +1,93 @@
+"""A memory is kept, asked, served and forgotten in a folder of any name; names that DuckDB cannot write are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform as dual
+from dualform.errors import BadInput
+from dualform.store.check import check_memory
+from dualform_service.server import Server
+from tests.store.small_memory import write
+
+NAMES = [
+    "a b", " led", "it's", 'say "x"', "a;b", "100%", "%41", "sta*r", "a[b]", "#1", "{a}", "$HOME", "ünï 学",
+    "new\nline", "-dash", "~run", ":memory:", "a:b", "md:run", "sqlite:run", "duckdb:run", "s3:run", "http:run",
+    "http://host/run", "s3://bucket/run", "file:run", "postgres:run", "x.gz", "slots.duckdb",
+]  # fmt: skip
+UNWRITABLE = ["what?", "back\\slash", os.fsdecode(b"latin-\xfc")]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_folder_may_have_any_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path(name)
+    write(path, [5, 6, 7])
+    with dual.open(path) as memory:
+        assert len(memory.topk("layer-0", np.ones((1, 6)), k=3, where="label < 9").ids) == 3
+        assert memory.sql("SELECT count(*) AS n FROM slots")["n"].tolist() == [18]
+        assert memory.slots([0], "sample")["step"].tolist() == [0]
+        assert memory.probe("test", "layer-0").queries.shape == (12, 6)
+    check_memory(path)
+    assert dual.forget(path, "step = 0").samples == 5
+    with dual.connect(path) as memory, Server(memory) as server, dual.connect(server.address) as client:
+        assert client.info().slots == {"sample": 13}
+
+
+def train(path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dual.Recorder(model, optimizer, path, quiet=True) as recorder, recorder.step(label=1):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["it's", "md:run", "-dash", "sta*r"])
+def test_commands_take_such_folders(name, tmp_path):
+    """In a process of their own, whose folder is the one that the names are relative to."""
+    write(tmp_path / name, [5, 6, 7])
+    for command in (["info", "--", name], ["sql", "--", name, "SELECT 1 AS a"], ["check", "--", name]):
+        told = subprocess.run(
+            [sys.executable, "-m", "dualform_client.cli", *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+@pytest.mark.parametrize("name", UNWRITABLE, ids=ascii)
+def test_what_cannot_be_written_is_refused_before_anything_is(name, tmp_path):
+    with pytest.raises(BadInput, match="Name the folder otherwise"):
+        train(tmp_path / name / "run")
+    assert list(tmp_path.iterdir()) == []
+    # Where a memory was moved there, it is read if DuckDB can, and not written.
+    write(tmp_path / "memory", [5, 6])
+    (tmp_path / "memory").rename(tmp_path / name)
+    before = {file: file.read_bytes() for file in (tmp_path / name).rglob("*") if file.is_file()}
+    if name == "what?":
+        with dual.open(tmp_path / name) as memory:
+            assert memory.sql("SELECT count(*) AS n FROM slots")["n"].tolist() == [11]
+    else:
+        with pytest.raises(BadInput, match="Name the folder otherwise"):
+            dual.open(tmp_path / name)
+    with pytest.raises(BadInput, match="Name the folder otherwise"):
+        dual.forget(tmp_path / name, "step = 0")
+    assert {file: file.read_bytes() for file in (tmp_path / name).rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_link_does_not_help(tmp_path):
+    """DuckDB follows it."""
+    (tmp_path / "what?").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "what?")
+    with pytest.raises(BadInput, match="Name the folder otherwise"):
+        train(tmp_path / "link" / "run")
+    assert list((tmp_path / "what?").iterdir()) == []
