@@ -96,6 +96,12 @@ def _of_transport(code: grpc.StatusCode, message: str, address: str) -> errors.D
             f"No server answers at {address} ({message}).",
             hint=f"Start one: dualform serve RUN --address {address}",
         )
+    # A server that gives a question up says why; a client that is closed meanwhile, that its channel was.
+    if code is grpc.StatusCode.CANCELLED and "Channel closed" not in message:
+        return errors.Unavailable(
+            f"{address} closed before it had answered.",
+            hint="Ask another server, or this one once it has started again.",
+        )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TimedOut(
             f"{address} did not answer before the deadline.",

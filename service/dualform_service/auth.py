@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from dualform.errors import Unauthenticated
-from dualform_proto.errors import to_status
+from dualform_service.refusal import refusal
 
 _OPEN = "/grpc.health.v1.Health/"
 
@@ -29,18 +29,13 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ign
             return continuation(handler_call_details)
         presented = dict(handler_call_details.invocation_metadata).get("authorization")
         if presented is None:
-            return _refusal("The server asks for a token, and none was given.")
+            return _refused("The server asks for a token, and none was given.")
         data = presented if isinstance(presented, bytes) else presented.encode()
         # Compared in constant time: how long a refusal takes must not tell how much of the token was right.
         if not hmac.compare_digest(data, self._expected):
-            return _refusal("The token is not the server's.")
+            return _refused("The token is not the server's.")
         return continuation(handler_call_details)
 
 
-def _refusal(message: str) -> grpc.RpcMethodHandler[Any, Any]:
-    error = Unauthenticated(message, hint="Give Client(token=...), or --token-file on the command line.")
-
-    def refuse(_request: bytes, context: grpc.ServicerContext) -> None:
-        context.abort_with_status(to_status(error))
-
-    return grpc.unary_unary_rpc_method_handler(refuse)
+def _refused(message: str) -> grpc.RpcMethodHandler[Any, Any]:
+    return refusal(Unauthenticated(message, hint="Give Client(token=...), or --token-file on the command line."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from dualform_proto.address import Address
 from dualform_proto.v1 import dualform_pb2_grpc
 from dualform_service.auth import TokenInterceptor
 from dualform_service.batching import Batches
+from dualform_service.closing import ClosingInterceptor
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 from dualform_service.engine import Engine
 from dualform_service.following import Follower
@@ -39,7 +41,8 @@ class Server:
         self.metrics = Metrics()
         self.address = ""
         """host:port as bound; empty before `start`."""
-        self._server = _new_server(self.config)
+        self._closing = ClosingInterceptor()
+        self._server = _new_server(self.config, self._closing)
         self._health = Health(self._server)
         self._follower = Follower(engine, self.config.follow)
         self.batches = Batches(engine, self.config.max_concurrent)
@@ -66,9 +69,13 @@ class Server:
             raise cannot_listen(self.config.listen, "another process took it just now") from error
 
     def stop(self, grace: float | None = None) -> None:
-        """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended."""
+        """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended.
+
+        What comes meanwhile is refused with Unavailable.
+        """
         self._health.draining()
         self._follower.stop()
+        self._closing.close()
         self._server.stop(self.config.grace if grace is None else grace).wait()
         self.batches.close()
         for line in self.metrics.lines():
@@ -92,6 +99,8 @@ def serve(
 ) -> None:
     """Serves the memory at `path` until SIGTERM or SIGINT, then drains. `ready` is told the address once bound.
 
+    A second signal ends the process at once, with the exit code 128 and its number.
+
     `opening` opens the memory: dualform.open where it is None, or with others who answer for its shards (shards/).
 
     Runs in the main thread. Raises NotAMemory, ServiceError and BadInput before it listens.
@@ -106,28 +115,40 @@ def serve(
             ready(server.address)
             _log.info("%s", engine.answered_by)
             wait()
-            _log.info("draining")
-        server.stop()
+            _log.info("draining: a second signal ends it at once")
+            server.stop()
 
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], object]]:
-    """What returns once SIGTERM or SIGINT came. Leaving puts the former handlers back: a second signal ends at once."""
+    """What returns once SIGTERM or SIGINT came; a second one ends the process. Leaving puts former handlers back."""
     # A handler may run between any two lines of the thread that waits, where that holds the lock of a threading.Event:
     # setting the event would wait for it for ever. A SimpleQueue may be put to from there.
     stopped: SimpleQueue[int] = SimpleQueue()
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    came: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        if came:
+            name = signal.Signals(number).name
+            os.write(2, f"ended at once by a second signal, {name}: what was being answered is cut off\n".encode())
+            os._exit(128 + number)
+        came.append(number)
+        stopped.put(number)
+
     try:
         for number in former:
-            signal.signal(number, lambda number, _: stopped.put(number))
+            signal.signal(number, stop)
         yield stopped.get
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
 
 
-def _new_server(config: ServiceConfig) -> grpc.Server:
-    interceptors: list[grpc.ServerInterceptor] = [] if config.token is None else [TokenInterceptor(config.token)]
+def _new_server(config: ServiceConfig, closing: ClosingInterceptor) -> grpc.Server:
+    interceptors: list[grpc.ServerInterceptor] = [closing]
+    if config.token is not None:
+        interceptors.append(TokenInterceptor(config.token))
     options: list[tuple[str, Any]] = [
         # Without this, a second server binds a port in use without an error, and callers reach either.
         ("grpc.so_reuseport", 0),

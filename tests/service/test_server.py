@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from typing import NamedTuple
 
 import grpc
 import numpy as np
@@ -23,6 +24,7 @@ from dualform.errors import (
 )
 from dualform_client import Client
 from dualform_client.health import is_serving
+from dualform_service import closing
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.service.held_engine import until
@@ -186,9 +188,55 @@ def _refused(address):
             late.info()
         except Unavailable:
             return True
-        except Cancelled:  # what came as the draining began
-            return False
     return False
+
+
+def test_what_comes_while_a_server_closes_is_sent_elsewhere(engine):
+    with Server(engine) as server, Client(server.address) as client:
+        assert client.info().steps
+        server._closing.close()
+        with pytest.raises(Unavailable, match=r"^The server is closing\. Ask another one, or this one once it has"):
+            client.info()
+        assert is_serving(server.address)
+    assert server.metrics.outcomes("Info") == {"ok": 1}
+
+
+@pytest.mark.parametrize(("comes", "seconds"), [(0, 0.0), (1, 0.1), (3, 0.3), (1000, 1.0)])
+def test_a_server_stops_once_no_call_comes(monkeypatch, comes, seconds):
+    """`comes`: how many calls come, each just as the one before it is long enough ago."""
+    clock = Clock()
+    monkeypatch.setattr(closing, "time", clock)
+    interceptor = closing.ClosingInterceptor()
+
+    def call() -> None:
+        if clock.slept < comes:
+            interceptor.intercept_service(lambda details: None, Details("/dualform.v1.Memory/Info"))
+        interceptor.intercept_service(lambda details: None, Details("/grpc.health.v1.Health/Check"))
+
+    clock.after = call
+    call()
+    interceptor.close()
+    assert clock.now - 5.0 == pytest.approx(seconds)
+
+
+class Details(NamedTuple):
+    method: str
+
+
+class Clock:
+    """`after` is called after each sleep."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 5.0, 0
+        self.after = None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+        self.after()
 
 
 def test_draining_stops_what_outlasts_its_grace(engine):

@@ -1,7 +1,8 @@
-"""A server told to stop ends, whichever line of its wait the signal comes in."""
+"""A server told to stop ends, whichever line of its wait the signal comes in; told again, it ends at once."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 # A handler runs between two lines of what it interrupts. Tracing sends the signal before the `COUNT`-th line that runs
 # in the main thread once the server waits; the last counts lie beyond, where the thread sleeps and a timer sends it.
+# The handler's own lines are left out: a signal in those is the second one.
 WAITING = """
 import faulthandler, os, signal, sys, threading
 from dualform_service.server import stop_signals
@@ -19,6 +21,8 @@ lines = 0
 
 def traced(frame, event, argument):
     global lines
+    if frame.f_code.co_name == "stop":
+        return None
     if event == "line":
         lines += 1
         if lines == count:
@@ -26,7 +30,7 @@ def traced(frame, event, argument):
     return traced
 
 with stop_signals() as wait:
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    threading.Timer(0.3, lambda: lines >= count or os.kill(os.getpid(), signal.SIGTERM)).start()
     sys.settrace(traced)
     wait()
     sys.settrace(None)
@@ -38,3 +42,45 @@ print("ended")
 def test_a_signal_in_any_line_of_the_wait_ends_it(count):
     done = subprocess.run([sys.executable, "-c", WAITING, str(count)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+# A server whose engine is answering a question that takes for ever.
+SERVING = """
+import contextlib, logging, sys, threading
+from dualform_client import Client
+from dualform_service.server import serve
+from tests.service.canned import Canned
+
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+engine = Canned()
+engine.hold.clear()
+engine.answered_by = "canned answers"
+
+def ready(address):
+    threading.Thread(target=lambda: Client(address).topk("fc", "test"), daemon=True).start()
+    assert engine.waiting.acquire(timeout=60)
+    print("asked", flush=True)
+
+serve("here", "127.0.0.1:0", ready, lambda path: contextlib.nullcontext(engine))
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_server_that_drains_at_once(first, second):
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    try:
+        assert server.stdout.readline() == "asked\n"
+        server.send_signal(first)
+        assert any("draining: a second signal ends it at once" in line for line in iter(server.stderr.readline, ""))
+        server.send_signal(second)
+        out, logged = server.communicate(timeout=60)
+    finally:
+        server.kill()
+        server.wait()
+    assert (server.returncode, out) == (128 + second, "")
+    said = f"ended at once by a second signal, {second.name}: what was being answered is cut off\n"
+    assert said in logged

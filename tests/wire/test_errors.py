@@ -52,7 +52,8 @@ def test_texts_that_are_no_valid_unicode_still_travel():
     [
         (grpc.StatusCode.UNAVAILABLE, "refused", errors.Unavailable, "No server answers at here:1 (refused)."),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.TimedOut, "here:1 did not answer before the deadline."),
-        (grpc.StatusCode.CANCELLED, "gone", errors.Cancelled, "here:1 answered CANCELLED: gone"),
+        (grpc.StatusCode.CANCELLED, "Cancelled", errors.Unavailable, "here:1 closed before it had answered."),
+        (grpc.StatusCode.CANCELLED, "Channel closed!", errors.Cancelled, "here:1 answered CANCELLED: Channel closed!"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "", errors.Overloaded, "here:1 takes no more questions at present."),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max", errors.BadInput, "A message to or from here:1"),
         (grpc.StatusCode.UNIMPLEMENTED, "", errors.ServiceError, "here:1 is a server, but does not speak dualform.v1"),

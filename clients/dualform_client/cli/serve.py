@@ -77,8 +77,9 @@ def serve(
 ) -> None:
     """Answer questions about a memory over gRPC.
 
-    It goes on until SIGTERM or Ctrl-C. An address that other machines can reach needs TLS and a token. Ray itself
-    listens on every address of its machines.
+    It goes on until SIGTERM or Ctrl-C, then gives the questions under way ten seconds; a second signal ends it at
+    once, with the exit code 128 and its number. An address that other machines can reach needs TLS and a token. Ray
+    itself listens on every address of its machines.
 
     \b
     Example:

@@ -1,0 +1,53 @@
+"""A server that closes: calls that still come are told so, and go elsewhere.
+
+gRPC cuts off what reaches a server while it stops with CANCELLED, which tells nobody to ask again. So a server first
+refuses with UNAVAILABLE while calls keep coming, and stops once none does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from dualform.errors import Unavailable
+from dualform_proto.v1 import dualform_pb2 as pb
+from dualform_service.refusal import refusal
+
+_OURS = f"/{pb.DESCRIPTOR.services_by_name['Memory'].full_name}/"
+QUIET_SECONDS = 0.1
+"""Once no call has come for so long, a server stops."""
+MOST_SECONDS = 1.0
+"""Or after so long, however many come."""
+
+
+class ClosingInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """Lets questions in until the server closes; health is told to the end."""
+
+    def __init__(self) -> None:
+        self._closing = False
+        self._last = float("-inf")
+        """When the last question came, in seconds of time.monotonic()."""
+
+    def close(self) -> None:
+        """Refuse what comes from here on; returns once nothing does, or after MOST_SECONDS."""
+        self._closing = True
+        end = time.monotonic() + MOST_SECONDS
+        while (quiet := min(self._last + QUIET_SECONDS, end) - time.monotonic()) > 0:
+            time.sleep(quiet)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        if not handler_call_details.method.startswith(_OURS):
+            return continuation(handler_call_details)
+        self._last = time.monotonic()
+        if self._closing:
+            return refusal(
+                Unavailable("The server is closing.", hint="Ask another one, or this one once it has started again.")
+            )
+        return continuation(handler_call_details)
