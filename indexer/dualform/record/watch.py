@@ -210,7 +210,6 @@ class Watch:
         for first, last in self._runs_of(skipped, groups):
             self._noise.carry(slice(first, last + 1), groups[first][1])
             self._states.advance(first, last, gradient, groups[first][1])
-        self._states.lift()
         self._noises = self._noise.lengths()
         self._due = (~skipped).tolist()
 

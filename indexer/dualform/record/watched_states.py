@@ -11,14 +11,6 @@ from dualform.record.projection import Doubles
 from dualform.rules import Settings, State, UpdateRule, updated
 from dualform.store.weights import Buffers
 
-LEAST = 1e-150
-"""What is left of an average of gradients that stopped coming, as those of a unit that went dead. Float32 ends at
-1e-45; float64 goes on to numbers with which processors calculate a hundred times as slowly. So small a number moves no
-weight, its square can still be told from 0, and both its sign and 0 stay.
-"""
-LIFTED_EVERY = 64
-"""Updates, in which a buffer that loses nine tenths at each still does not come so far."""
-
 
 class WatchedStates:
     """States of all parameters, which are advanced together: as rebuilt since the start (0), as expected from the
@@ -46,19 +38,8 @@ class WatchedStates:
         for kind in (*rules[0].buffers, *rules[0].statistics):
             own = {name: held[kind] for name, held in buffers.items() if kind in held}
             self.buffers[kind] = np.stack([total(image.project_arrays(own))] * count)
-        self._updates = 0
         self.kinds = [frozenset(self.buffers) & buffers.get(name, {}).keys() for name in names]
         """By parameter: which of them it has. What is missing is left to the rule, which begins it with its own."""
-
-    def lift(self) -> None:
-        """To be called after each update: once in a while, lift what buffers hold to LEAST where it is less."""
-        self._updates += 1
-        if self._updates % LIFTED_EVERY:
-            return
-        for own in self.buffers.values():
-            small = (np.abs(own) < LEAST) & (own != 0.0)
-            if small.any():
-                own[small] = np.copysign(LEAST, own[small])
 
     def advance(self, first: int, last: int, gradient: Doubles, settings: Settings) -> None:
         """Take the states of the parameters from `first` to `last` on by one update that all of them get alike.

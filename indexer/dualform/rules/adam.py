@@ -19,7 +19,7 @@ from dualform.rules import compiled_adam
 from dualform.rules.descent import left_by_decay
 from dualform.rules.half_precision import HalfType
 from dualform.rules.moments import AveragedRule, counted, mean_square
-from dualform.rules.rounding import correction
+from dualform.rules.rounding import correction, power
 from dualform.rules.update_rule import Doubles, Scale, Settings, State
 
 
@@ -80,7 +80,7 @@ class Adam(AveragedRule):
         moved, squares = (state.buffers.get(kind, zeros) for kind in ("exp_avg", "exp_avg_sq"))
         moved = half(moved + np.float32(1 - beta1) * (descent - moved))
         squares = half(half(squares * np.float32(beta2)) + np.float32(1 - beta2) * descent * descent)
-        root = half(half(np.sqrt(squares)) / (1 - beta2**count) ** 0.5)
+        root = half(half(np.sqrt(squares)) / (1 - power(beta2, count)) ** 0.5)
         root = half(root + half.number(settings["eps"]))
-        weight = half(weight - settings["lr"] / (1 - beta1**count) * (moved / root))
+        weight = half(weight - settings["lr"] / (1 - power(beta1, count)) * (moved / root))
         return State(weight, {"exp_avg": moved, "exp_avg_sq": squares, "step": count})

@@ -18,7 +18,7 @@ import numpy as np
 
 from dualform.rules.descent import left_by_decay
 from dualform.rules.moments import AveragedRule, counted, mean_square
-from dualform.rules.rounding import correction
+from dualform.rules.rounding import correction, power
 from dualform.rules.update_rule import Doubles, Scale, Settings, State
 
 
@@ -44,7 +44,7 @@ class RAdam(AveragedRule):
         squares = mean_square(state, gradient, settings, "exp_avg_sq", beta2)
         bias = correction(beta2, count, settings)
         longest = 2 / (1 - beta2) - 1
-        length = np.asarray(longest - 2 * count * beta2**count / bias)
+        length = np.asarray(longest - 2 * count * power(beta2, count) / bias)
         # Counts may differ from number to number: parameters that are watched together need not begin together.
         rectified = length > 5
         safe = np.where(rectified, length, longest)

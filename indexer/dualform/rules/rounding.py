@@ -9,11 +9,15 @@ where the count of updates is a tensor, which `float32_corrections` says.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 from typing import Any
 
 import numpy as np
 
 from dualform.rules.update_rule import Doubles, Settings
+
+NEGLIGIBLE = 1e-30
+"""Beside 1, in float32 and float64. Powers that underflow take thirty times as long, as of 0.9 after 6,700 updates."""
 
 
 def rounds_factors(group: Mapping[str, Any]) -> bool:
@@ -50,5 +54,13 @@ def left_of(weight: Doubles, number: float | Doubles) -> Doubles:
 def correction(beta: float, count: Doubles, settings: Settings) -> Doubles:
     """1 - beta^count."""
     if settings.get("float32_corrections"):  # memories of before do not say it
-        return np.asarray(np.float32(1) - np.power(np.float32(beta), np.float32(count)), dtype=np.float64)
-    return np.asarray(1 - beta**count)
+        return np.asarray(np.float32(1) - power(np.float32(beta), np.float32(count)), dtype=np.float64)
+    return np.asarray(1 - power(beta, count))
+
+
+def power(beta: float | np.float32, count: Doubles | np.float32) -> Doubles:
+    """beta^count of 0 <= beta <= 1; where that is less than NEGLIGIBLE, about NEGLIGIBLE."""
+    if 0 < beta < 1:
+        count = np.minimum(count, count.dtype.type(log(NEGLIGIBLE) / log(beta)))
+    found: Doubles = np.power(beta, count)
+    return found
