@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dualform.errors import BadInput, NotAMemory
 from dualform.extras import missing_package
 from dualform.methods import Answers
 from dualform_proto.address import is_address
+
+if TYPE_CHECKING:
+    from dualform.query.engine import Bound
 
 
 def connect(
@@ -18,7 +22,7 @@ def connect(
     token: str | None = None,
     tls: bool = False,
     authority: str | Path | None = None,
-    memory: int | str | None = None,
+    memory: Bound | None = None,
 ) -> Answers:
     """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
 
@@ -47,7 +51,7 @@ def connect(
     return open_folder(place, memory)
 
 
-def open_folder(folder: Path, memory: int | str | None = None) -> Answers:
+def open_folder(folder: Path, memory: Bound | None = None) -> Answers:
     """The engine over a memory's folder, of bounded `memory` where it is given. Raises NotAMemory, and MissingPackage
     without the engine's extra.
     """

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import dualform as dual
+from dualform_client.cli import compare
 from dualform_service.server import Server
 from tests.record.sampled_training import scripted
 
@@ -57,6 +58,23 @@ def test_samples_are_matched_whatever_their_slots(dualform, runs):
             assert own["shared"] == len(set(expected[0]) & set(expected[1]))
             assert all(one["label"] == one["sample"] % 3 and one["dataset"] == "mine" for one in own["samples"])
     assert told["score"] == "signed"
+
+
+def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
+    seen, compared = [], compare.compared
+
+    def watched(memories, *arguments):
+        seen.extend(memory._budget for memory in memories)
+        return compared(memories, *arguments)
+
+    monkeypatch.setattr(compare, "compared", watched)
+    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "-k", "3", "--memory", "1 GB")
+    assert told.code == 0
+    assert seen[0] is seen[1]
+    assert 0 < seen[0].most_bytes <= 850_000_000
+    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--memory", "500 MB", "--json")
+    assert told.code == 2
+    assert "500 MB are too few" in told.json["error"]["message"]
 
 
 def test_the_table_over_a_folder_and_a_server(dualform, runs):

@@ -309,3 +309,13 @@ def test_a_process_takes_no_more_than_it_was_given(run, tmp_path):
     bounded, free = map(int, ran.stdout.split())
     assert bounded <= 64e6
     assert free > 84e6
+
+
+def test_memories_that_share_a_budget_take_what_they_need_of_one_bound():
+    budget = MemoryBudget.shared(1000)
+    budget.leave(200, 100)
+    assert (budget.most_bytes, budget.largest) == (680, 170)
+    budget.leave(300, 100)
+    assert (budget.most_bytes, budget.largest) == (425, 106)
+    with pytest.raises(BadInput, match=r"^1 kB are too few: 900 bytes are taken"):
+        budget.leave(400, 100)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_client.target import check_folder, connect
 from dualform_proto.address import is_address
+
+if TYPE_CHECKING:
+    from dualform.query.engine import Bound
 
 NOT_SERVED = "This needs the memory's folder, not a server."
 
@@ -32,7 +35,7 @@ def open_target(
     tls: bool = False,
     authority: Path | None = None,
     timeout: float | None = None,
-    memory: str | None = None,
+    memory: Bound | None = None,
 ) -> Iterator[Answers]:
     """Whoever answers for the target. Raises NotAMemory or BadInput where it is neither a folder nor an address."""
     token = read_token(token_file) if token_file and not Path(target).exists() else None
@@ -86,14 +89,21 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
         **rest: Any,
     ) -> Any:
         served = [not Path(target).exists() and is_address(target) for target in (a, b)]
-        own = [
-            None if one and not all(served) else memory for one in served
-        ]  # it is meant for the folder, if there is one
+        # It is meant for the folder, if there is one; two share it.
+        bound = memory if memory is None or any(served) else _shared_bound(memory)
+        own = [None if one and not all(served) else bound for one in served]
         reach = token_file, tls, tls_ca, timeout
         with open_target(a, *reach, own[0]) as first, open_target(b, *reach, own[1]) as second:
             return command((first, second), **rest)
 
     return _reaching(opened, "b", "a")
+
+
+def _shared_bound(memory: str) -> Bound:
+    from dualform.store.byte_counts import bytes_of
+    from dualform.store.memory_budget import MemoryBudget
+
+    return MemoryBudget.shared(bytes_of(memory, "memory"))
 
 
 def _reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
@@ -103,7 +113,7 @@ def _reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
         click.option(
             "--memory",
             metavar="BYTES",
-            help='What answering from a folder may take, as "2 GB"; a server has an option of its own. Default: half '
+            help='What answering from folders may take, as "2 GB"; a server has an option of its own. Default: half '
             "of the machine's memory for keys and values, an eighth for their codes.",
         ),
         click.option(

@@ -50,6 +50,8 @@ from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")
 CACHE_BYTES = 1 << 30
+Bound: TypeAlias = int | str | MemoryBudget
+"""Bytes, a text as "2 GB", or a budget that several memories share."""
 _FEWER_QUERIES = "Ask with fewer queries at once, or by fewer groups"
 StopSignal: TypeAlias = Callable[[], bool]
 """Returns True once nobody waits for the answer any more."""
@@ -60,7 +62,7 @@ def open_memory(
     backend: str | None = None,
     cache_bytes: int = CACHE_BYTES,
     held_bytes: int | None = None,
-    memory: int | str | None = None,
+    memory: Bound | None = None,
     whole_process: bool = False,
 ) -> Engine:
     """The memory in a folder, ready for questions; or in several, the runs of a training that was resumed, in order.
@@ -68,16 +70,19 @@ def open_memory(
     Steps and slots of a run follow those of the run before; the column `run` counts from 0.
     `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
     give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights), and
-    `held_bytes` the keys and values that are: half of the machine's memory where it is None. With `memory`, bytes or a
-    text as "2 GB", all that the engine holds takes that much at most, with what questions need while they are answered;
-    `cache_bytes` and `held_bytes` then say nothing, and a question that needs more is refused. With `whole_process`,
-    what the process holds already counts, the libraries it has loaded among it: all that is resident.
+    `held_bytes` the keys and values that are: half of the machine's memory where it is None. With `memory` (bytes, a
+    text as "2 GB", or a MemoryBudget that other engines draw on), all that the engine holds takes that much at most,
+    with what questions need while they are answered; `cache_bytes` and `held_bytes` then say nothing, and a question
+    that needs more is refused. With `whole_process`, what the process holds already counts, the libraries it has loaded
+    among it: all that is resident.
 
     Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little memory,
     NotFound or MissingPackage for the backend.
     """
     before = anonymous_bytes()
-    budget = None if memory is None else MemoryBudget.shared(bytes_of(memory, "memory"))
+    budget = memory if isinstance(memory, MemoryBudget) else None
+    if budget is None and memory is not None:
+        budget = MemoryBudget.shared(bytes_of(memory, "memory"))
     segments = SegmentCache(held_bytes, budget)
     found = opened(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
     chosen = backends.choose(backend)

@@ -27,11 +27,11 @@ class MemoryBudget:
 
     def __init__(self, most_bytes: int, largest: int | None = None) -> None:
         """`largest`: bytes of a single value, beyond which it is not kept; all of them where it is None."""
-        self.most_bytes = most_bytes
+        self.most_bytes = self._given = most_bytes
         self.largest = most_bytes if largest is None else largest
         self.kept_bytes = 0
         """What is kept at this moment."""
-        self._claimed = 0
+        self._claimed = self._taken = 0
         self._line = deque[object]()
         """Whoever waits to claim, in the order they came."""
         self._kept = OrderedDict[tuple[object, Hashable], tuple[Any, int]]()
@@ -43,16 +43,18 @@ class MemoryBudget:
         return cls(most_bytes, most_bytes // 4)
 
     def leave(self, taken: int, least: int) -> None:
-        """Count with what is `taken` already, and with what the allocator keeps for itself.
+        """Count with what is `taken` already, by each memory as it is opened, and with what the allocator keeps for
+        itself.
 
         Raises BadInput where less than `least` is left.
         """
-        left = int((self.most_bytes - taken) * _ACCOUNTED)
+        self._taken += taken
+        left = int((self._given - self._taken) * _ACCOUNTED)
         if left < least:
             raise BadInput(
-                f"{readable(self.most_bytes)} are too few: {readable(taken)} are taken as the memory is opened, "
+                f"{readable(self._given)} are too few: {readable(self._taken)} are taken as the memory is opened, "
                 f"and a question takes up to {readable(least)}.",
-                hint=f"Give at least {readable(1.01 * (taken + least / _ACCOUNTED))}.",
+                hint=f"Give at least {readable(1.01 * (self._taken + least / _ACCOUNTED))}.",
                 field="memory",
             )
         with self._changed:
