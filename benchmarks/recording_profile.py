@@ -7,6 +7,7 @@ of the others.
 from __future__ import annotations
 
 import functools
+import gc
 import tempfile
 import threading
 import time
@@ -37,9 +38,16 @@ from dualform.record import (
     slots,
     updates,
 )
+from dualform.record.taps import early_key, identity, module_tap, watcher
 from dualform.store import direct_file, distinct_keys, journal, rows_writer, shard, writer
 
 PARTS: Sequence[tuple[str, Any, str]] = (
+    ("training: a record begun and ended", recording.Recording, "__init__"),
+    ("training: a record begun and ended", recorded_training.RecordedTraining, "close"),
+    ("training: taps, forward and backward", module_tap._Hook, "__call__"),
+    ("training: taps, forward and backward", early_key.SaveEarly, "__call__"),
+    ("training: taps, forward and backward", watcher, "_seen"),
+    ("training: taps, forward and backward", identity.Report, "__call__"),
     ("training: keys and error signals copied", collector.Collector, "received"),
     ("training: slots along directions, and whether they are finite", pending_gradients.PendingGradients, "add"),
     ("training: gradients of chosen entries, from slots", recorded_entries.RecordedEntries, "add_outer"),
@@ -64,6 +72,7 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("writer: DuckDB", shard, "create"),
     ("writer: journal", journal.JournalWriter, "append"),
     ("writer: rest", writer.Writer, "append"),
+    ("writer: rest", writer.Writer, "tick"),
     ("writer: rest", writer.Writer, "commit"),
     ("writer: rest", writer.Writer, "__init__"),
     ("writer: rest", writer.Writer, "close"),
@@ -113,6 +122,7 @@ def measure(training: Training, kinds: Sequence[Kind], repeats: int, folder: Pat
     for repeat in range(repeats):
         for kind in kinds:
             memory = None if kind == "unrecorded" else folder / f"{kind}-{repeat}"
+            gc.collect()  # of what was imported, which takes longer than many steps and comes once
             with profiled() as profile:
                 began = time.process_time()
                 training.run(memory, kind == "values", training.steps)

@@ -8,6 +8,7 @@ opening until the record is durable, its steps, and the record's bytes. Records 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ def main(folder: Path, steps: int, share: float, order: str, data: Path | None) 
                 training.run(warming, True, _WARM_UP)
             shutil.rmtree(memory)
             warm.add(name)
+        gc.collect()  # of what was imported, which takes longer than many steps and comes once
         began = perf_counter()
         training.run(None if kind == "unrecorded" else memory, kind == "values", training.steps)
         figures = {"seconds": perf_counter() - began, "steps": float(training.steps), "bytes": 0.0}
