@@ -18,6 +18,7 @@ from dualform.store.rows import Keys, Rows
 from dualform.store.rows_writer import MatrixWriter
 from dualform.store.segment import BLOCK_BYTES, Segment
 from dualform.store.segment_cache import SegmentCache
+from dualform.store.sources import segment_rows
 from dualform.store.sources.patches import PatchRows, Unfolding
 from dualform.store.sources.segment_rows import SegmentRows
 from dualform.store.sources.some_columns import some_columns
@@ -178,6 +179,27 @@ def test_a_pass_in_small_pieces_reads_each_block_once(stored, read, rows):
             assert pieces(own, at).tobytes() == matrix[at].tobytes()
         assert sorted(read) == [0, 1, 2, 3, 4]
         read.clear()
+
+
+def test_a_pass_in_large_pieces_reads_their_blocks_alone(stored, read, monkeypatch):
+    monkeypatch.setattr(segment_rows, "SMALL_BYTES", 1000)  # so that pieces of this file are large
+    matrix, file = stored
+    own = rows_of(stored).passing()
+    ranges = {(0, ROWS): [0, 1, 2, 3, 4], (across(0) + 1, across(2)): [1, 2], (across(2), ROWS): [2, 3, 4]}
+    for (first, last), blocks in ranges.items():
+        for at in (np.arange(first, last), np.delete(np.arange(first, last), 9)):
+            found, places = own.holding(at)
+            assert found[places].tobytes() == matrix[at].tobytes()
+            assert read == blocks
+            read.clear()
+        found = own.read(first, last)
+        assert (found.tobytes(), found.ctypes.data % 64) == (matrix[first:last].tobytes(), 0)
+        read.clear()
+    few = np.arange(0, ROWS, 40)
+    assert np.take(*own.holding(few), axis=0).tobytes() == matrix[few].tobytes()
+    flip(file.path, BLOCK_BYTES + 7)
+    with pytest.raises(Damaged, match=f"{file.path} was altered"):
+        own.read(0, ROWS)
 
 
 def test_passes_hold_few_blocks_and_none_of_another(stored, read):

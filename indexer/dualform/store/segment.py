@@ -116,6 +116,25 @@ class SegmentBuffer:
         self.filled = min(int(self._touched.sum()) * _PAGE_BYTES, len(self._content))
 
 
+def read_rows(segment: Segment, form: MatrixForm, start: int, stop: int) -> NDArray[Any]:
+    """[stop - start, *shape], aligned and C-contiguous, at least one row: in memory for their blocks alone, which the
+    allocator has again for the next ones, where room for a whole file goes back to the system and comes as new pages.
+
+    Raises Damaged as `SegmentBuffer.read`.
+    """
+    header = len(form.header(segment.rows))
+    first, last = (header + form.row_bytes * row for row in (start, stop))
+    blocks = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
+    begin, end = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, segment.size)
+    room = np.empty(end - begin + 64, np.uint8)
+    content = room[-(room.ctypes.data + first - begin) % 64 :]
+    with _opened(segment) as file:
+        for number in blocks:
+            place = number * BLOCK_BYTES - begin
+            _read_block(segment, file, number, content[place : min(place + BLOCK_BYTES, end - begin)].data)
+    return content[first - begin : last - begin].view(form.dtype).reshape(stop - start, *form.shape)
+
+
 def read_block(segment: Segment, number: int) -> NDArray[np.uint8]:
     """uint8: one block of a file. Raises Damaged as `SegmentBuffer.read`."""
     content = np.empty(min(BLOCK_BYTES, segment.size - number * BLOCK_BYTES), np.uint8)

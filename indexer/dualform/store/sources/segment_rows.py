@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from dualform.store.matrix_file import MatrixForm
 from dualform.store.recent_blocks import SMALL_BYTES
-from dualform.store.segment import Segment, SegmentBuffer
+from dualform.store.segment import Segment, SegmentBuffer, read_rows
 from dualform.store.segment_cache import SegmentCache
 
 FEW_ROWS = 64
 """Rows that are copied where nothing is kept: memory for whole blocks costs more than reading them."""
+_DENSE = 7 / 8
+"""Of a range's rows: if more of them are wanted, the range is read as a whole."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,8 @@ class SegmentRows:
     def read(self, start: int, stop: int) -> NDArray[Any]:
         if self._in_pieces(start, stop):
             return self.cache.recent.rows(self.passing_as, self.segment, self.form, start, stop)
+        if start < stop and self.form.row_bytes and self._passes():
+            return read_rows(self.segment, self.form, start, stop)
         buffer = self._buffer()
         if buffer.read(start, stop):
             self.cache.settle(self.segment, buffer)
@@ -61,8 +65,10 @@ class SegmentRows:
     def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if self._passes() and 0 < len(rows) <= FEW_ROWS:
             return self.cache.recent.some(self.passing_as, self.segment, self.form, rows), np.arange(len(rows))
-        if len(rows) and self._in_pieces(first := int(rows.min()), last := int(rows.max()) + 1):
-            return self.read(first, last), rows - first
+        if len(rows) and self._passes():
+            first, last = int(rows.min()), int(rows.max()) + 1
+            if len(rows) > _DENSE * (last - first) or self._in_pieces(first, last):
+                return self.read(first, last), rows - first
         buffer = self._buffer()
         if buffer.read_rows(rows):
             self.cache.settle(self.segment, buffer)
