@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -65,29 +66,35 @@ def run(plan: Plan) -> Section:
 
 def _windows(memory: Path, steps: int, window: int) -> tuple[list[float], list[float]]:
     """Of each window of a recorded training: the median seconds of a step, and the bytes resident at its end."""
+    seconds, held, of_window = list[float](), list[float](), list[float]()
+    for took in recorded_steps(memory, steps):
+        of_window.append(took)
+        if len(of_window) == window:
+            seconds.append(median(of_window))
+            held.append(resident()["VmRSS"])
+            of_window.clear()
+    return seconds, held
+
+
+def recorded_steps(memory: Path, steps: int) -> Generator[float, None, None]:
+    """Trains with one thread of torch, recorded into `memory`, which is gone in the end: the seconds of each step."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, 64, generator=generator)
     labels = torch.randint(0, networks.GROUPS, (SAMPLES,), generator=generator)
     model, threads = networks.small_perceptron(), torch.get_num_threads()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    seconds, held, of_window = list[float](), list[float](), list[float]()
     torch.set_num_threads(1)
     try:
         with Recorder(model, optimizer, memory, quiet=True) as recorder:
-            for step in range(1, steps + 1):
+            for _ in range(steps):
                 began = perf_counter()
                 chosen = torch.randint(0, SAMPLES, (ROWS,), generator=generator)
                 with recorder.step(label=labels[chosen], sample=chosen):
                     _update(model, optimizer, inputs[chosen], labels[chosen])
-                of_window.append(perf_counter() - began)
-                if step % window == 0:
-                    seconds.append(median(of_window))
-                    held.append(resident()["VmRSS"])
-                    of_window.clear()
+                yield perf_counter() - began
     finally:
         torch.set_num_threads(threads)
         shutil.rmtree(memory, ignore_errors=True)
-    return seconds, held
 
 
 def _update(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor) -> None:
