@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
-PAGES += [ROOT / "docs" / f"{name}.md" for name in ("recording", "asking", "exactness")]
+PAGES += [ROOT / "docs" / f"{name}.md" for name in ("recording", "asking", "exactness", "platforms", "format", "rules")]
 PARENTS = [ROOT, *(ROOT / room for room in ("indexer", "indexer/dualform", "protos", "service", "clients"))]
 SOURCES = [path for parent in PARENTS[1:] for kind in ("*.py", "*.[ch]") for path in parent.rglob(kind)]
-NAMES = {path.name for parent in PARENTS[2:] for path in parent.rglob("*.py")}
+NAMES = {path.name for parent in PARENTS[2:] for path in parent.rglob("*.py")} | {"setup.py"}
 
 
 def named(page: str) -> list[str]:

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import server_memory
-from benchmarks.result import OURS
 from benchmarks.sections import memory
 from torch import nn
 
 import dualform
 from dualform.errors import BadInput
-from dualform.store.memory_budget import anonymous_bytes
 
 
 def test_a_whole_runs_memory_is_what_its_report_says(tmp_path):
@@ -64,5 +62,3 @@ def test_a_server_is_watched_and_its_answers_are_compared(tmp_path):
     assert (never, wrong) == ({"refused"}, "")
     assert other[2] == "best is not what an engine without a bound answers"
     assert 10e6 < held.anonymous < held.resident < 2e9
-    assert anonymous_bytes() > 0
-    assert OURS in memory._row("held", held.resident, 2e9).cells

@@ -90,3 +90,11 @@ def test_alone_it_says_what_there_is(dualform):
     told = dualform()
     assert told.code == 0
     assert all(name in told.out for name in OPTIONS)
+
+
+@pytest.mark.parametrize("command", ["serve", "topk"])
+def test_the_share_of_memory_for_codes_is_said(command):
+    (option,) = [own for own in group.get_command(click.Context(group), command).params if own.name == "memory"]
+    said = option.help.lower()
+    assert "half of the machine" in said
+    assert "an eighth for their codes" in said

@@ -222,7 +222,7 @@ class TooMuch(nn.Module):
 
 @pytest.mark.parametrize(("failing", "folders"), [(1, {"m": 7}), (4, {"m": 3, "m-2": 7})])
 def test_a_batch_size_that_is_found_by_trying(tmp_path, failing, folders):
-    pytest.importorskip("accelerate")
+    pytest.importorskip("accelerate", reason="accelerate, which looks for the batch size, is not here")
     torch.manual_seed(0)
     model = TooMuch(failing)
     training = trainer(model, tmp_path, tmp_path / "m", num_train_epochs=1, auto_find_batch_size=True)

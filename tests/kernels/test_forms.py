@@ -77,6 +77,7 @@ def test_why_there_are_no_loops_is_told(library, monkeypatch, tmp_path):
     library.cache_clear()
     assert library() is None
     assert kernels.described().startswith("no compiled loops: dualform was installed without a C compiler. The best")
+    assert "sums and recording take longer" in kernels.described()
     assert kernels.missed() == kernels.described()
     monkeypatch.setenv(loader.VARIABLE, "none")
     library.cache_clear()

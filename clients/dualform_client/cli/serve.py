@@ -46,7 +46,8 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--memory",
     metavar="BYTES",
-    help='What the process may take, as "2 GB". Default: up to half of the machine for keys and values.',
+    help='What the process may take, as "2 GB". Default: up to half of the machine for keys and values, '
+    "and an eighth for their codes.",
 )
 @click.option(
     "--ray",

@@ -51,8 +51,8 @@ def missed() -> str:
     if library() is not None or wanted_form() == "none":
         return ""
     return (
-        f"no compiled loops: {load()}. The best slots of many are found several times as slowly, and recording takes "
-        f"longer. {_INSTALL}"
+        f"no compiled loops: {load()}. The best slots of many are found several times as slowly, sums and recording "
+        f"take longer. {_INSTALL}"
     )
 
 
