@@ -8,6 +8,8 @@ peers/               what else could answer: one file each
 oracle, blocks       the right answers, in float64
 *_process            what must not share a process: a section, a server, its clients, a memory of one size, trainings
 cold_profile         where the time of a first answer goes
+recording_profile    where the processor's time of recording goes
+long_profile         what grows in a long training of small steps
 server_memory        what the process of a server holds, idle and asked
 engines, trainings   engines that have kept nothing yet; trainings recorded and not, of networks among others
 result, words        what was found; how it is printed
