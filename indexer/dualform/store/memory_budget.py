@@ -48,7 +48,7 @@ class MemoryBudget:
 
         Raises BadInput where less than `least` is left.
         """
-        self._taken += taken
+        self._taken += max(0, taken)  # a process may hold less than before, as others let go meanwhile
         left = int((self._given - self._taken) * _ACCOUNTED)
         if left < least:
             raise BadInput(
