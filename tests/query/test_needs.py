@@ -12,6 +12,12 @@ from torch import nn
 import dualform
 from dualform.errors import BadInput
 from dualform.query import engine, needs
+from dualform.query.resolved import resolve
+from dualform.query.sums import grouping
+from dualform.query.sums.group_sum import group_sum
+from dualform.query.view import never
+from dualform.questions import GroupSum, Vectors
+from tests.query import arrays
 from tests.wire.values import same
 
 WIDE, STEPS, ROWS = 700, 4, 8
@@ -120,3 +126,25 @@ def test_a_refusal_says_what_would_need_less(run, small, monkeypatch, ask, inste
         with pytest.raises(BadInput, match="needs about") as caught:
             ask(memory)
         assert caught.value.hint.startswith(instead)
+
+
+def test_sums_by_many_groups_hold_the_scores_of_one_batch(monkeypatch, rng):
+    entries, groups, queries = 200_000, 5_000, 3 * grouping.BATCH
+    monkeypatch.setattr(grouping, "BUDGET", 0)
+    made = arrays.memory(
+        {"fc": rng.standard_normal((entries, 4), np.float32)}, {"sample": rng.integers(0, groups, entries)}
+    )
+    memory = arrays.engine(made)
+    asked = GroupSum("fc", Vectors(rng.standard_normal((queries, 4), np.float32)), ("sample",))
+    memory.ask(asked)
+    resolved = resolve(memory._view, asked, never)
+    tracemalloc.start()
+    try:
+        group_sum(resolved, never)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    claimed = needs.of_group_sum(resolved) - needs._blocks()
+    batch, answer = 8 * grouping.BATCH * entries, 8 * queries * groups
+    assert peak < 1.8 * batch + answer
+    assert peak < claimed < 2 * (batch + answer) + 8 * needs._COLUMNS * entries

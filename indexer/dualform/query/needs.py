@@ -54,7 +54,8 @@ def of_group_sum(resolved: Resolved[GroupSum]) -> int:
     absolute, answer = resolved.question.score == "abs", 8 * queries * groups
     needed = _blocks() + 8 * _COLUMNS * entries + 2 * answer
     if many(resolved.layer.d_in, groups):
-        return needed if absolute else needed + 3 * 8 * min(BATCH, queries) * entries
+        # Scores of one batch, and what they are of one query, by row and by entry.
+        return needed if absolute else needed + 8 * (min(BATCH, queries) + 2) * entries
     # Sums of keys; of absolute scores also what float32 may be off by, and what is asked again in float64.
     return needed + 2 * 8 * groups * resolved.layer.d_in + 4 * answer * absolute
 

@@ -113,6 +113,7 @@ class Grouping:
                 self.check()
                 terms = scores if index is None else scores[index]
                 sums[i] = np.bincount(groups.numbers, terms, minlength=len(groups.counts))
+            del products, scores, terms  # as large as all else, and not to be held beside the next batch's
         return sums
 
     def absolute(
