@@ -11,6 +11,7 @@ import pytest
 
 import dualform
 from dualform_service.server import Server
+from tests.coverage import document
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -60,6 +61,11 @@ def test_the_price_of_recording_is_that_of_the_benchmarks():
     said = " ".join(README.split())
     assert f"takes {ratio} times as long to train recorded, and {alone} times with keys alone" in said
     assert f"where {target} and {target_alone} are the targets" in said
+
+
+def test_the_price_of_small_networks_is_that_of_the_coverage():
+    middle, _, _ = document.price(document.read(), "AdamW")
+    assert f"on one thread {1e3 * middle:.1f} ms a layer and step under AdamW" in " ".join(README.split())
 
 
 def test_the_examples_run(tmp_path, monkeypatch, capsys):

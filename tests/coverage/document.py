@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 from .measure import Measured
 from .rows import ROWS, Row
@@ -14,9 +15,9 @@ from .training import STEPS
 DOCS = Path(__file__).parents[2] / "docs"
 FIGURES, PAGE = DOCS / "coverage.json", DOCS / "coverage.md"
 
-_INTRODUCTION = f"""# Coverage: networks, optimizers, precisions, trainers
+_INTRODUCTION = """# Coverage: networks, optimizers, precisions, trainers
 
-Each row is a small network, trained for {STEPS} updates on one thread of a CPU, recorded and not. `make
+Each row is a small network, trained for STEPS updates on one thread of a CPU, recorded and not. `make
 coverage` writes this page, and `make test` trains every row again and fails where the page says something else. A row
 holds that
 
@@ -30,10 +31,12 @@ whose values are stored step by step, without attention: norms, free parameters.
 weights miss, relative to how far the weights moved, of the layer that misses most; **grade** is that of the least
 exact layer. **Step** is the processor's time for an unrecorded step, **times** how much of it a recorded one takes,
 the thread that writes included: medians over three trainings of either kind by turns, so that what else the machine
-does changes both alike. In networks as small as these recording is a fixed price of some tenths of a millisecond a
-layer, which may be several times the step itself (docs/benchmarks.md has larger ones). The last column is what a step
-takes on disk. `torch.compile` is its tracing, and runs what was traced as it is; of ranks there are two, of gloo, and
-the time is that of the first one.
+does changes both alike. In networks as small as these recording is a fixed price a layer and step, which may be
+several times the step itself (docs/benchmarks.md has larger ones):
+PRICES,
+over the rows in float32 that are trained by a plain loop. The last column is what a step takes on disk.
+`torch.compile` is its tracing, and runs what was traced as it is; of ranks there are two, of gloo, and the time is
+that of the first one.
 """
 
 
@@ -53,7 +56,25 @@ def read() -> dict[str, Measured]:
 
 def page(found: Mapping[str, Measured]) -> str:
     """The page as Markdown."""
-    return "\n".join([_INTRODUCTION, *_table(found), "", *_remarks(found)]) + "\n"
+    return "\n".join([_introduction(found), *_table(found), "", *_remarks(found)]) + "\n"
+
+
+def price(found: Mapping[str, Measured], optimizer: str) -> tuple[float, float, float]:
+    """What recording adds to a step, in seconds of the processor a layer: the median, the least and the greatest of the
+    rows under an optimizer that a plain loop trains in float32.
+    """
+    same = [row.name for row in ROWS if (row.optimizer, row.precision, row.trainer) == (optimizer, "float32", "loop")]
+    rows = [found[name] for name in same if name in found and not found[name].refused]
+    added = [(row.recorded_seconds - row.seconds) / row.layers for row in rows]
+    return median(added), min(added), max(added)
+
+
+def _introduction(found: Mapping[str, Measured]) -> str:
+    said = []
+    for optimizer, name in (("AdamW", "AdamW"), ("SGD, momentum", "SGD with momentum")):
+        middle, least, greatest = (f"{1e3 * seconds:.1f}" for seconds in price(found, optimizer))
+        said.append(f"{middle} ms under {name} ({least} to {greatest})")
+    return _INTRODUCTION.replace("STEPS", str(STEPS)).replace("PRICES", " and ".join(said))
 
 
 _HEADING = (

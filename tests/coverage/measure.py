@@ -38,6 +38,8 @@ class Measured:
     """Of the processor, for an unrecorded step: the median."""
     recorded_seconds: float
     bytes_a_step: int
+    layers: int
+    """Of the memory."""
     skipped: dict[str, str]
     """By module or parameter, why it is not recorded."""
     refused: str = ""
@@ -62,7 +64,7 @@ def measure(row: Row, folder: Path, repeats: int = 0) -> Measured:
     try:
         recorded = train(row, folder)
     except DualformError as error:
-        return Measured(0.0, 0.0, "", None, None, 0.0, 0.0, 0, {}, str(error))
+        return Measured(0.0, 0.0, "", None, None, 0.0, 0.0, 0, 0, {}, str(error))
     seconds, recorded_seconds = list(unrecorded.seconds), list(recorded.seconds)
     for number in range(repeats):
         seconds += train(row, None).seconds
@@ -87,6 +89,7 @@ def measure(row: Row, folder: Path, repeats: int = 0) -> Measured:
         seconds=median(seconds),
         recorded_seconds=median(recorded_seconds),
         bytes_a_step=size // STEPS,
+        layers=len(info.layers),
         skipped=left,
     )
 

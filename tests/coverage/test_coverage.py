@@ -47,11 +47,23 @@ def documented(row: Row, measured: Measured) -> None:
     expected = found[row.name]
     assert (measured.recorded, measured.kept) == pytest.approx((expected.recorded, expected.kept))
     assert (measured.grade, measured.refused) == (expected.grade, expected.refused)
+    assert measured.layers == expected.layers
     assert measured.bytes_a_step == pytest.approx(expected.bytes_a_step, rel=0.05)
 
 
 def test_no_other_row_is_written():
     assert set(document.read()) == {row.name for row in ROWS}
+
+
+def test_the_price_of_a_layer_is_what_recording_adds_to_its_step():
+    def row(seconds, recorded, layers):
+        return Measured(1.0, 0.0, "exact", None, None, seconds, recorded, 0, layers, {})
+
+    of = {row.optimizer: row.name for row in ROWS if row.name.startswith("MLP") and row.name.endswith("float32 | loop")}
+    llama = next(row.name for row in ROWS if row.name.startswith("Llama | AdamW | float32"))
+    found = {of["AdamW"]: row(1.0, 7.0, 3), llama: row(2.0, 7.0, 5), of["SGD"]: row(1.0, 1.5, 1)}
+    assert document.price(found, "AdamW") == (1.5, 1.0, 2.0)
+    assert document.price(found, "SGD") == (0.5, 0.5, 0.5)
 
 
 def test_the_page_is_made_of_the_figures():
