@@ -22,7 +22,7 @@ from dualform_studies.images.training.updates import train_part
 
 Kind: TypeAlias = Literal["unrecorded", "values", "keys"]
 """Without the recorder; with keys and values; with keys alone."""
-GPT_STEPS, TOY_STEPS, PERCEPTRON_STEPS, CHECKPOINTED_STEPS = 20, 150, 800, 40
+GPT_STEPS, TOY_STEPS, PERCEPTRON_STEPS, CHECKPOINTED_STEPS = 60, 150, 800, 40
 """So many that opening and closing a record is no large part of the training."""
 
 
