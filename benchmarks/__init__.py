@@ -11,7 +11,9 @@ cold_profile         where the time of a first answer goes
 recording_profile    where the processor's time of recording goes
 long_profile         what grows in a long training of small steps
 server_memory        what the process of a server holds, idle and asked
-engines, trainings   engines that have kept nothing yet; trainings recorded and not, of networks among others
+engines, trainings   engines that have kept nothing yet; trainings recorded and not
+networks             the networks that are trained
+token_memory         what opening and masking a memory of very many token slots takes
 result, words        what was found; how it is printed
 document             benchmarks.md, from benchmarks.json
 summary, figure      its pictures: what a person feels, and the time of each contestant

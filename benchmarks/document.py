@@ -70,7 +70,7 @@ def _compared(sections: Sequence[Section]) -> Iterator[list[str]]:
                 continue
             met = {None: "not measured" if row.target else "—", True: "yes", False: "**no**"}[row.met]
             beside, ratio = words.beside_of(row) or "—", words.ratio_of(row) or "—"
-            yield [row.question, words.figure_of(row.ours), beside, ratio, str(row.target or "—"), met]
+            yield [row.question, words.figure_of(row.ours), beside, ratio, words.target_of(row) or "—", met]
 
 
 def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:

@@ -37,12 +37,11 @@ class Cell:
 class Target:
     kind: Literal["at most", "at least"]
     value: float
+    unit: Literal["", "s", "bytes"] = ""
+    """Of a target for dualform's own figure; "" for one of the ratio."""
 
-    def met(self, ratio: float) -> bool:
-        return ratio <= self.value if self.kind == "at most" else ratio >= self.value
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.value:,g}"
+    def met(self, figure: float) -> bool:
+        return figure <= self.value if self.kind == "at most" else figure >= self.value
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class Row:
     short: str = ""
     """Column heading in the section's table."""
     note: str = ""
-    beside_bytes: float | None = None
     ratios: tuple[float, float] | None = None
     """The least and the greatest of the repeats; None where the spread is not told."""
 
@@ -71,9 +69,10 @@ class Row:
     @property
     def met(self) -> bool | None:
         """None where there is no target or no figure."""
-        if self.target is None or self.ratio is None:
+        if self.target is None:
             return None
-        return self.target.met(self.ratio) and not self.ours.wrong
+        figure = {"": self.ratio, "s": self.ours.seconds, "bytes": self.ours.bytes}[self.target.unit]
+        return None if figure is None else self.target.met(figure) and not self.ours.wrong
 
 
 @dataclass

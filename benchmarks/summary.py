@@ -75,7 +75,7 @@ def _answers(axis: Axes, rows: Sequence[Row]) -> None:
     axis.set_xscale("log")
     low = min(row.ours.seconds or 1.0 for row in rows)
     high = max(max(row.ours.seconds or 0.0, row.beside_seconds or 0.0) for row in rows)
-    axis.set_xlim(low / 4, high * 30)
+    axis.set_xlim(low / 4, high * 100)
     axis.set_xticks([10.0**power for power in range(-6, 4) if low / 4 <= 10.0**power <= high * 3])
     axis.set_xticks([], minor=True)
     axis.xaxis.set_major_formatter(lambda seconds, _: words.duration(seconds).replace(".00", "").replace(".0", ""))

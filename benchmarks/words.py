@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.result import Cell, Row
+from benchmarks.result import Cell, Row, Target
 from dualform.store.byte_counts import readable
 
 
@@ -23,11 +23,11 @@ def _digits(value: float) -> str:
 
 
 def figure_of(cell: Cell, ours: float | None = None) -> str:
-    """A cell's time, and how many times ours it is, or its bytes; or that there is none, or that it is no answer."""
+    """A cell's time, and how many times ours it is, or its bytes; "—" where there is none, or that it is no answer."""
     if cell.bytes is not None:
         return f"**wrong** ({readable(cell.bytes)})" if cell.wrong else readable(cell.bytes)
     if cell.seconds is None:
-        return "no"
+        return "—"
     if cell.wrong:
         return f"**wrong** ({duration(cell.seconds)})"
     times = "" if ours is None else f" ({ratio(cell.seconds / ours)} x)"
@@ -37,8 +37,6 @@ def figure_of(cell: Cell, ours: float | None = None) -> str:
 
 def beside_of(row: Row) -> str:
     """What the ratio compares with, and its figure; "" where there is none."""
-    if row.beside_bytes is not None:
-        return f"{row.beside}: {readable(row.beside_bytes)}"
     return "" if row.beside_seconds is None else f"{row.beside}: {duration(row.beside_seconds)}"
 
 
@@ -48,3 +46,20 @@ def ratio_of(row: Row) -> str:
         return ""
     spread = "" if row.ratios is None else f" ({ratio(row.ratios[0])} to {ratio(row.ratios[1])})"
     return ratio(row.ratio) + spread
+
+
+def target_of(row: Row) -> str:
+    """The bound of the ratio, or of the figure itself; "" where there is none."""
+    return "" if row.target is None else f"{row.target.kind} {_bound(row.target)}"
+
+
+def _bound(target: Target) -> str:
+    if target.unit == "bytes":
+        return readable(target.value)
+    return f"{target.value:,g}" if not target.unit else _plain(duration(target.value))
+
+
+def _plain(figure: str) -> str:
+    """Without zeros that say nothing: 4.50 s is 4.5 s."""
+    number, unit = figure.split()
+    return f"{float(number.replace(',', '')):g} {unit}"

@@ -261,7 +261,7 @@ def _cell(seconds: list[float]) -> Cell:
 
 def _within(question: str, seconds: list[float], most: float) -> Row:
     cell = _cell(seconds)
-    return Row(question, {OURS: cell}, "one second", 1.0, cell.seconds, Target("at most", most), question)
+    return Row(question, {OURS: cell}, target=Target("at most", most, "s"), short=question)
 
 
 def _product(folder: Path, stays: Path, kind: str, *query: Path) -> float:

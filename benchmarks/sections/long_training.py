@@ -22,7 +22,6 @@ ROWS, SAMPLES = 4, 4096
 """Of a batch, and of the data."""
 GROWN_SECONDS, GROWN_BYTES = 0.3e-3, 64e6
 """By how much a step and the process may grow."""
-WITHIN = Target("at most", 1)
 
 
 def run(plan: Plan) -> Section:
@@ -38,16 +37,13 @@ def run(plan: Plan) -> Section:
             f"a step of the first {window:,}, and 0.3 ms",
             first + GROWN_SECONDS,
             last / (first + GROWN_SECONDS),
-            WITHIN,
+            Target("at most", 1),
             "time",
         ),
         Row(
             f"growth of memory, {named}: most resident memory after the first {window:,}",
             {OURS: Cell(bytes=most - before)},
-            "its bound",
-            beside_bytes=GROWN_BYTES,
-            ratio=(most - before) / GROWN_BYTES,
-            target=WITHIN,
+            target=Target("at most", GROWN_BYTES, "bytes"),
             short="memory",
         ),
     ]

@@ -27,13 +27,12 @@ from dualform.store.byte_counts import bytes_of, readable
 from dualform_client import Client
 from dualform_studies.pages.folder import report_folder
 
-IDLE_BYTES, STUDY_BYTES = 400e6, 6e9
+IDLE, WHOLE_RUN = Target("at most", 400e6, "bytes"), Target("at most", 6e9, "bytes")
 BOUND, STUDY_BOUND = "1 GB", "2 GB"
 """Of a server of the run's memory, and of one of the whole study."""
 CLIENTS = 8
 AGAIN = 0.05
 """Seconds after which a client asks again that was turned away."""
-WITHIN = Target("at most", 1)
 
 Ask = Callable[[Answers], list[NDArray[Any]]]
 """What a memory answers, in arrays that compare bit by bit."""
@@ -45,7 +44,7 @@ def run(plan: Plan) -> Section:
     _server(section, plan, plan.memory, BOUND, _of_keys(queries))
     if plan.study is None or plan.quick:
         why = "needs a whole recorded continual study" if plan.study is None else "not in a quick run"
-        section.rows.append(Row("dualform serve of a whole study, idle", {OURS: Cell(why_not=why)}, target=WITHIN))
+        section.rows.append(Row("dualform serve of a whole study, idle", {OURS: Cell(why_not=why)}, target=IDLE))
     else:
         _server(section, plan, plan.study, STUDY_BOUND, _of_keys(queries) | _of_values(queries))
         section.rows += [_whole_run(plan.study.parent / name) for name in ("continual", "single")]
@@ -67,7 +66,7 @@ def _server(section: Section, plan: Plan, path: Path, bound: str, questions: Map
         right = {question: ask(engine) for question, ask in questions.items()}
     with server_memory.served(path) as (_, process):
         held = server_memory.idle(process)
-    section.rows.append(_row(f"dualform serve, {name}, idle: resident memory", held.resident, IDLE_BYTES))
+    section.rows.append(_row(f"dualform serve, {name}, idle: resident memory", held.resident, IDLE))
     section.facts[f"dualform serve, {name}, idle: of which no file backs"] = readable(held.anonymous)
     with (
         server_memory.served(path, "--memory", bound) as (address, process),
@@ -75,7 +74,8 @@ def _server(section: Section, plan: Plan, path: Path, bound: str, questions: Map
     ):
         answered, refused, wrong = _mix(address, questions, right, _seconds(plan))
     mixed = f'dualform serve --memory "{bound}", {name}, {CLIENTS} clients'
-    section.rows.append(_row(f"{mixed}: most resident memory", held.resident, bytes_of(bound), wrong, "--memory"))
+    most = Target("at most", bytes_of(bound), "bytes")
+    section.rows.append(_row(f"{mixed}: most resident memory", held.resident, most, wrong))
     section.facts[f"{mixed}: of which no file backs"] = readable(held.anonymous)
     section.facts[f"{mixed}: answered"] = f"{answered:,} questions in {_seconds(plan):.0f} s"
     if refused:
@@ -86,9 +86,9 @@ def _seconds(plan: Plan) -> float:
     return 5.0 if plan.quick else 30.0
 
 
-def _row(question: str, held: float, most: float, wrong: str = "", beside: str = "its bound") -> Row:
+def _row(question: str, held: float, most: Target, wrong: str = "") -> Row:
     cell = Cell(bytes=held, wrong=wrong)
-    return Row(question, {OURS: cell}, beside, beside_bytes=most, ratio=held / most, target=WITHIN)
+    return Row(question, {OURS: cell}, target=most)
 
 
 def _whole_run(run: Path) -> Row:
@@ -97,8 +97,8 @@ def _whole_run(run: Path) -> Row:
     held = json.loads(path.read_text()).get("peak_bytes") if path.is_file() else None
     if held is None:
         why = f"no report beside the study says it: dualform study {run.name} --out {run.name}"
-        return Row(question, {OURS: Cell(why_not=why)}, target=WITHIN)
-    return _row(question, float(held), STUDY_BYTES)
+        return Row(question, {OURS: Cell(why_not=why)}, target=WHOLE_RUN)
+    return _row(question, float(held), WHOLE_RUN)
 
 
 def _of_keys(queries: NDArray[np.float32]) -> dict[str, Ask]:

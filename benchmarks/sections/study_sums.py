@@ -32,7 +32,7 @@ TOLERANCE = {"signed": 1e-12, "abs": 1e-6}
 TARGET = Target("at most", 2)
 FIRST_STEPS, FEWER = 300, 1000
 """Steps and queries of the sums that a program with all scores at hand would be asked for."""
-FIRST_STEPS_TARGET = Target("at most", 0.7)
+FIRST_STEPS_TARGET = Target("at most", 0.7, "s")
 """Seconds."""
 
 
@@ -128,11 +128,8 @@ def _first_steps(engine: Engine, memory: Snapshot, probe: str, plan: Plan) -> Ro
             OURS: Cell(mine.seconds, mine.best, mine.repeats, wrong=wrong),
             "NumPy, float32": Cell(beside.seconds, beside.best, beside.repeats),
         },
-        "one second",
-        1.0,
-        mine.seconds,
-        FIRST_STEPS_TARGET if len(queries) == FEWER else None,
-        "absolute, layer 0, first steps",
+        target=FIRST_STEPS_TARGET if len(queries) == FEWER else None,
+        short="absolute, layer 0, first steps",
     )
 
 

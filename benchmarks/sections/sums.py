@@ -80,12 +80,11 @@ def _row(
 
 
 def _many(held: Contest, positions: Groups, right: oracle.Sums, count: int) -> Row:
-    """Absolute sums of many queries, beside a second: a target of its own, whatever peers take."""
+    """Absolute sums of many queries: a target of its own, whatever peers take."""
     cells = _ask(held, positions, right, count, "abs")
     question = f"absolute sums by {positions.count:,} positions, {asked(count)}"
-    seconds = cells[OURS].seconds
-    target = Target("at most", MANY_SECONDS) if count == MANY else None
-    return Row(question, cells, "one second", 1.0, seconds, target, f"absolute, {positions.count:,} positions, {count}")
+    target = Target("at most", MANY_SECONDS, "s") if count == MANY else None
+    return Row(question, cells, target=target, short=f"absolute, {positions.count:,} positions, {count}")
 
 
 def _signed(held: Contest, groups: Groups, right: oracle.Sums) -> Row:

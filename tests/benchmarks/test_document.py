@@ -87,7 +87,7 @@ def test_the_document_says_what_was_found(tmp_path):
     text = (tmp_path / "benchmarks.md").read_text()
     assert "| fast one | 1.00 ms | fastest peer: peer: 10.0 ms | 0.10 | at most 0.5 | yes |" in text
     assert "| slow one | 1.00 s | peer: 500 ms | 2.00 | at most 1 | **no** |" in text
-    assert "| absent one | no | — | — | at most 1 | not measured |" in text
+    assert "| absent one | — | — | — | at most 1 | not measured |" in text
     assert "**wrong** (100 µs)" in text
     assert "slot 3 is wrong" in text
     assert "no search" in text
@@ -113,7 +113,8 @@ FELT = {
     ],
     "serving": [Row("64 clients", {OURS: Cell(0.002)}, "one", 0.016, ratio=8.0, target=Target("at least", 8))],
     "memory": [
-        Row("idle", {OURS: Cell(bytes=3e8)}, "its bound", beside_bytes=4e8, ratio=0.75, target=Target("at most", 1))
+        Row("idle", {OURS: Cell(bytes=3e8)}, target=Target("at most", 4e8, "bytes")),
+        Row("whole run", {OURS: Cell(why_not="no report")}, target=Target("at most", 6e9, "bytes")),
     ],
 }
 
@@ -130,6 +131,10 @@ def test_the_page_is_written_again_without_measuring_and_leads_with_what_a_perso
     felt = {name: Section(name, name.title(), rows, date="2026-01-01") for name, rows in FELT.items()}
     text = written(tmp_path, {"topk": section(), **felt})
     parts = ["benchmarks-summary.png", "## What a person feels", "| topk | 500 ms", "| training |", "| 64 clients |"]
+    parts += [
+        "| idle | 300 MB | — | — | at most 400 MB | yes |",
+        "| whole run | — | — | — | at most 6 GB | not measured |",
+    ]
     parts += [
         "## Questions that are asked again",
         "| fast one |",
@@ -164,9 +169,23 @@ def test_spreads_and_bytes_are_printed():
     (row,) = FELT["recording"]
     assert words.figure_of(row.ours) == "1.20 s (1.10 s to 1.40 s)"
     assert (words.beside_of(row), words.ratio_of(row)) == ("unrecorded: 1.00 s", "1.20 (1.10 to 1.40)")
-    (row,) = FELT["memory"]
-    assert (words.figure_of(row.ours), words.beside_of(row)) == ("300 MB", "its bound: 400 MB")
     assert words.figure_of(Cell(bytes=3e8, wrong="an answer was")) == "**wrong** (300 MB)"
+
+
+@pytest.mark.parametrize(
+    ("cell", "target", "bound", "met"),
+    [
+        (Cell(bytes=3e8), Target("at most", 4e8, "bytes"), "at most 400 MB", True),
+        (Cell(bytes=5e8), Target("at most", 4e8, "bytes"), "at most 400 MB", False),
+        (Cell(bytes=3e8, wrong="an answer was"), Target("at most", 4e8, "bytes"), "at most 400 MB", False),
+        (Cell(0.2), Target("at most", 0.3, "s"), "at most 300 ms", True),
+        (Cell(4.6), Target("at most", 4.5, "s"), "at most 4.5 s", False),
+        (Cell(why_not="no report"), Target("at most", 6e9, "bytes"), "at most 6 GB", None),
+    ],
+)
+def test_a_target_may_be_seconds_or_bytes(cell, target, bound, met):
+    row = Row("question", {OURS: cell}, target=target)
+    assert (row.met, words.target_of(row), words.beside_of(row), words.ratio_of(row)) == (met, bound, "", "")
 
 
 def test_a_section_survives_json():
