@@ -196,8 +196,11 @@ class _Memory:
             }
 
         return [
-            _inside(plan, f"{question}, from opening to the answer", asked(SUMS), Target("at most", 0.5)),
-            _inside(plan, f"{question}, the first question of an open memory", asked(SUMS_OF_OPEN)),
+            _inside(plan, f"{question}, from opening to the answer", asked(SUMS)),
+            # The opening has a target of its own.
+            _inside(
+                plan, f"{question}, the first question of an open memory", asked(SUMS_OF_OPEN), Target("at most", 0.5)
+            ),
         ]
 
     def first_of_all(self, plan: Plan, question: str, code: str, derived: str) -> Row:
