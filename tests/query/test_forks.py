@@ -14,6 +14,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -216,7 +217,8 @@ assert os.waitpid(child, 0)[1] == 0
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment)
 
 
-def test_a_recorder_leaves_its_forks_alone(tmp_path):
+def trained(tmp_path: Path) -> tuple[dualform.Recorder, Callable[[dualform.Recorder], None]]:
+    """A recorder of a network, and what trains that for a step of two slots."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -226,7 +228,25 @@ def test_a_recorder_leaves_its_forks_alone(tmp_path):
             model(torch.ones(2, 3)).sum().backward()
             optimizer.step()
 
-    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+    return dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True), train
+
+
+def test_a_recorder_is_of_the_process_that_records_wherever_it_was_made(tmp_path):
+    """As launchers have it that make all they need, and fork what trains."""
+    recorder, train = trained(tmp_path)
+
+    def child() -> None:
+        with recorder:
+            train(recorder)
+
+    in_a_fork(child)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().slots == {"sample": 2}
+
+
+def test_a_recorder_leaves_its_forks_alone(tmp_path):
+    made, train = trained(tmp_path)
+    with made as recorder:
         train(recorder)
 
         def child() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,13 +43,33 @@ def test_a_folder_may_have_any_name(name, tmp_path, monkeypatch):
         assert client.info().slots == {"sample": 13}
 
 
-def train(path: Path) -> None:
+def train(path: Path, then: Callable[[], None] = lambda: None) -> None:
+    """Two steps of two slots, and what is done between them."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dual.Recorder(model, optimizer, path, quiet=True) as recorder, recorder.step(label=1):
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+    with dual.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for after in (then, lambda: None):
+            with recorder.step(label=1):
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+            recorder.flush()
+            after()
+
+
+def test_a_folder_is_where_it_was_when_it_was_named(tmp_path, monkeypatch):
+    """Whatever folder the process works in from then on."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    train(Path("run"), then=lambda: os.chdir(tmp_path))
+    monkeypatch.chdir(tmp_path / "a")
+    with dual.open("run") as memory, dual.open([Path("run")]) as runs:
+        monkeypatch.chdir(tmp_path)
+        for own in (memory, runs):
+            assert len(own.topk("", np.ones((1, 3)), k=9).ids) == 4
+            assert own.sql("SELECT count(*) AS n FROM slots")["n"].tolist() == [4]
+            assert not own.refresh()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("name", ["it's", "md:run", "-dash", "sta*r"])

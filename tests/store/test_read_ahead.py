@@ -92,6 +92,8 @@ def test_it_stops_at_half_of_the_memory_that_there_is(folder, asked, monkeypatch
 def test_what_is_missing_or_refused_goes_unsaid(folder, asked, monkeypatch):
     read_ahead.read_ahead(str(folder / "nothing"), ["block/0"])
     assert asked() == []
+    read_ahead.read_ahead(str(folder), [os.fsdecode(b"latin-\xfc")])
+    assert asked() == []
 
     def refuse(*_):
         raise OSError("this file system sends nothing")

@@ -84,7 +84,9 @@ def open_memory(
     if budget is None and memory is not None:
         budget = MemoryBudget.shared(bytes_of(memory, "memory"))
     segments = SegmentCache(held_bytes, budget)
-    found = opened(path, segments) if isinstance(path, str | Path) else Runs.of(path, segments)
+    # Absolute, for the process may go to another folder.
+    folders = [Path(one).absolute() for one in ((path,) if isinstance(path, str | Path) else path)]
+    found = opened(folders[0], segments) if isinstance(path, str | Path) else Runs.of(folders, segments)
     chosen = backends.choose(backend)
     if budget is not None:
         budget.leave(resident_bytes() if whole_process else anonymous_bytes() - before, needs.LEAST)

@@ -122,7 +122,7 @@ class Recorder(Joinable):
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded, and for a training that cannot be resumed; so does the first step.
         """
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the process may go to another folder
         if on_error not in ("raise", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
         if budget is None and steps is not None:
@@ -164,7 +164,6 @@ class Recorder(Joinable):
         self._training = RecordedTraining(plan, found, on_error, keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._state = "new"
-        self._process = OwnProcess()
         self._failed = False
         """Whether the last step was refused, or raised something."""
 
@@ -182,7 +181,7 @@ class Recorder(Joinable):
     def __enter__(self) -> Recorder:
         if self._state != "new":
             raise RecordingError("a recorder records one training.", hint="Make another, with a folder of its own.")
-        self._state = "open"
+        self._state, self._process = "open", OwnProcess()
         self._training.attach()
         self._say(str(self.summary))
         return self

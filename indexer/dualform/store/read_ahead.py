@@ -34,7 +34,7 @@ def _read(files: Iterator[tuple[str, int]], turn: threading.Lock) -> None:
     Nothing is copied on the way to the null device, and one call brings a whole file, so that Python's lock is hardly
     asked for.
     """
-    with suppress(OSError, AttributeError), open(os.devnull, "wb", buffering=0) as nowhere:
+    with suppress(OSError, AttributeError, UnicodeError), open(os.devnull, "wb", buffering=0) as nowhere:
         while True:
             with turn:
                 path, size = next(files, ("", 0))
