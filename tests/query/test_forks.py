@@ -163,6 +163,16 @@ def test_a_fork_waits_no_longer_than_it_must(monkeypatch):
         in_a_fork(lambda: None)
 
 
+def test_a_fork_of_whoever_is_inside_leaves_nothing_to_wait_for(monkeypatch):
+    monkeypatch.setattr(forks, "MOST_SECONDS", 0.1)
+    with forks.held_back():
+        child = os.fork()
+    if not child:
+        os._exit(0 if forks._inside == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert forks._inside == 0
+
+
 def test_forks_wait_while_a_file_of_duckdb_is_open(folder):
     path = next(folder.glob("shard-*")) / shard.FILE
     with shard.opened(path, read_only=True):

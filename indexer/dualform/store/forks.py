@@ -47,7 +47,7 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         with _changed:
-            _inside -= 1
+            _inside = max(0, _inside - 1)  # a fork of this very thread began anew
             _changed.notify_all()
 
 
