@@ -217,6 +217,13 @@ def test_passes_hold_few_blocks_and_none_of_another(stored, read):
         recent.rows(first, file, flat_index(WIDTH), 0, 1)
 
 
+def test_rows_that_a_file_does_not_have_are_damage(stored):
+    matrix, file = stored
+    longer = Segment(file.path, 0, ROWS + 9, file.size, file.checksums)
+    with pytest.raises(Damaged, match=f"{file.path} has {file.size} bytes, which are fewer than its rows take"):
+        RecentBlocks().rows(object(), longer, flat_index(WIDTH), len(matrix), len(matrix) + 1)
+
+
 def test_threads_of_a_pass_read_a_block_once(stored, read):
     matrix, _ = stored
     own, found = rows_of(stored).passing(), []

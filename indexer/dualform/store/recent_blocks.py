@@ -6,7 +6,6 @@ read and verified once, and its rows are copied out of it.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from threading import Lock
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.errors import Damaged
+from dualform.kernels.workers import cores
 from dualform.store.matrix_file import MatrixForm
 from dualform.store.segment import BLOCK_BYTES, Segment, read_block
 
@@ -26,7 +27,7 @@ class RecentBlocks:
 
     def __init__(self, most: int | None = None) -> None:
         """`most`: as many as each core may need for one piece of a pass where it is None."""
-        self._most = (SMALL_BYTES // BLOCK_BYTES + 1) * (os.cpu_count() or 1) if most is None else most
+        self._most = (SMALL_BYTES // BLOCK_BYTES + 1) * cores() if most is None else most
         self._held = OrderedDict[tuple[object, int], _Block]()
         self._taking = Lock()
 
@@ -57,6 +58,8 @@ class RecentBlocks:
         while len(left):
             number, within = divmod(place, BLOCK_BYTES)
             part = self._block(passing, segment, number)[within : within + len(left)]
+            if not len(part):
+                raise Damaged(f"{segment.path} has {segment.size} bytes, which are fewer than its rows take.")
             left[: len(part)] = part
             left, place = left[len(part) :], place + len(part)
 
