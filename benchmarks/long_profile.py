@@ -8,17 +8,17 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import click
 
 from benchmarks.memory_process import resident
-from benchmarks.recording_profile import LEAST, PARTS, profiled
+from benchmarks.recording_profile import WHOLE, profiled, show_parts, show_row
 from benchmarks.sections.long_training import recorded_steps
 
-WHOLE, RESIDENT, MOST = "whole", "MB resident at its end", "MB resident at most until then"
+RESIDENT, MOST = "MB resident at its end", "MB resident at most until then"
 OBJECTS = "thousands of objects that Python's collector knows"
 
 
@@ -47,16 +47,9 @@ def main(steps: int, windows: int) -> None:
     with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
         found = measure(steps, window, Path(folder))
     stops = [f"to {number * window:,}" for number in range(1, len(found) + 1)]
-    click.echo("| ms of the processor a step | " + " | ".join(stops) + " |\n| --- |" + " ---: |" * len(stops))
-    for part in dict.fromkeys([WHOLE, *(part for part, _, _ in PARTS)]):
-        if any(own.get(part, 0.0) >= LEAST for own in found):
-            click.echo(_row(part, [f"{own.get(part, 0.0):.2f}" for own in found]))
+    show_parts(dict(zip(stops, found, strict=True)), [WHOLE])
     for name in (RESIDENT, MOST, OBJECTS):
-        click.echo(_row(name, [f"{own[name]:,.0f}" for own in found]))
-
-
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"| {name} | " + " | ".join(cells) + " |"
+        show_row(name, [f"{own[name]:,.0f}" for own in found])
 
 
 if __name__ == "__main__":

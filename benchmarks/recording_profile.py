@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +78,7 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("writer: rest", writer.Writer, "close"),
 )
 """What a part is called, and a function of it."""
+WHOLE, OWN = "whole", "training: its own work"
 STUDY_STEPS = 600
 LEAST = 0.005
 """Milliseconds of a step: parts that take less in every kind are left out."""
@@ -127,8 +128,8 @@ def measure(training: Training, kinds: Sequence[Kind], repeats: int, folder: Pat
                 began = time.process_time()
                 training.run(memory, kind == "values", training.steps)
                 whole = time.process_time() - began
-            parts = {**{name: profile.seconds[name] for name, _, _ in PARTS}, "whole": whole}
-            parts["training: its own work"] = whole - sum(profile.seconds.values())
+            parts = {**{name: profile.seconds[name] for name, _, _ in PARTS}, WHOLE: whole}
+            parts[OWN] = whole - sum(profile.seconds.values())
             for name, seconds in parts.items():
                 found[kind][name].append(1e3 * seconds / training.steps)
     return {kind: {name: median(own) for name, own in parts.items()} for kind, parts in found.items()}
@@ -150,10 +151,21 @@ def main(name: str, data: Path | None, steps: int | None, repeats: int, threads:
     training = _training(name, data, steps)
     with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
         found = measure(training, training.kinds, repeats, Path(folder))
+    show_parts(found, [WHOLE, OWN])
+
+
+def show_parts(found: Mapping[str, Mapping[str, float]], first: Sequence[str]) -> None:
+    """Prints a Markdown table of milliseconds a step: a line a part, those named `first` before PARTS, and a column for
+    each of `found`.
+    """
     click.echo("| ms of the processor a step | " + " | ".join(found) + " |\n| --- |" + " ---: |" * len(found))
-    for part in dict.fromkeys(["whole", "training: its own work", *(part for part, _, _ in PARTS)]):
-        if part == "whole" or any(own[part] >= LEAST for own in found.values()):
-            click.echo(f"| {part} | " + " | ".join(f"{own[part]:.2f}" for own in found.values()) + " |")
+    for part in dict.fromkeys([*first, *(part for part, _, _ in PARTS)]):
+        if part == WHOLE or any(own.get(part, 0.0) >= LEAST for own in found.values()):
+            show_row(part, [f"{own.get(part, 0.0):.2f}" for own in found.values()])
+
+
+def show_row(name: str, cells: Sequence[str]) -> None:
+    click.echo(f"| {name} | " + " | ".join(cells) + " |")
 
 
 def _training(name: str, data: Path | None, steps: int | None) -> Training:
