@@ -33,7 +33,6 @@ TARGET = Target("at most", 2)
 FIRST_STEPS, FEWER = 300, 1000
 """Steps and queries of the sums that a program with all scores at hand would be asked for."""
 FIRST_STEPS_TARGET = Target("at most", 0.7, "s")
-"""Seconds."""
 
 
 def run(plan: Plan) -> Section:

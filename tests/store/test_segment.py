@@ -220,8 +220,14 @@ def test_passes_hold_few_blocks_and_none_of_another(stored, read):
 def test_rows_that_a_file_does_not_have_are_damage(stored):
     matrix, file = stored
     longer = Segment(file.path, 0, ROWS + 9, file.size, file.checksums)
-    with pytest.raises(Damaged, match=f"{file.path} has {file.size} bytes, which are fewer than its rows take"):
-        RecentBlocks().rows(object(), longer, flat_index(WIDTH), len(matrix), len(matrix) + 1)
+    size, form = file.size + 9 * 4 * WIDTH, flat_index(WIDTH)
+    for read in (
+        lambda: RecentBlocks().rows(object(), longer, form, len(matrix), len(matrix) + 1),
+        lambda: segment.read_rows(longer, form, len(matrix), len(matrix) + 1),
+        lambda: segment.SegmentBuffer(longer, form),
+    ):
+        with pytest.raises(Damaged, match=f"{file.path} has {file.size} bytes where {size} were expected"):
+            read()
 
 
 def test_threads_of_a_pass_read_a_block_once(stored, read):

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import Damaged
 from dualform.kernels.workers import cores
 from dualform.store.matrix_file import MatrixForm
-from dualform.store.segment import BLOCK_BYTES, Segment, read_block
+from dualform.store.segment import BLOCK_BYTES, Segment, first_byte, read_block
 
 SMALL_BYTES = 4 * BLOCK_BYTES
 """Of rows that are copied out of blocks: of more, the blocks at both ends are few beside those between them."""
@@ -54,12 +53,10 @@ class RecentBlocks:
 
     def _copy(self, passing: object, segment: Segment, form: MatrixForm, row: int, left: NDArray[np.uint8]) -> None:
         """Into uint8[bytes], from where a row begins."""
-        place = len(form.header(segment.rows)) + form.row_bytes * row
+        place = first_byte(segment, form) + form.row_bytes * row
         while len(left):
             number, within = divmod(place, BLOCK_BYTES)
             part = self._block(passing, segment, number)[within : within + len(left)]
-            if not len(part):
-                raise Damaged(f"{segment.path} has {segment.size} bytes, which are fewer than its rows take.")
             left[: len(part)] = part
             left, place = left[len(part) :], place + len(part)
 

@@ -53,15 +53,12 @@ class SegmentBuffer:
 
     def __init__(self, segment: Segment, form: MatrixForm) -> None:
         self._segment, self._row_bytes = segment, form.row_bytes
-        start = form.header(segment.rows)
-        self._header, size = len(start), len(start) + segment.rows * form.row_bytes
-        if size != segment.size:
-            raise Damaged(f"{segment.path} has {segment.size} bytes where {size} were expected.")
+        self._header, size = first_byte(segment, form), segment.size
         buffer = np.empty(size + 64, dtype=np.uint8)
         # The header's length is no multiple of four: place it so that the numbers behind it fall on a cache line.
-        offset = -(buffer.ctypes.data + len(start)) % 64
+        offset = -(buffer.ctypes.data + self._header) % 64
         self._content = buffer[offset : offset + size]
-        rows = self._content[len(start) :].view(form.dtype)
+        rows = self._content[self._header :].view(form.dtype)
         self.matrix: NDArray[Any] = rows.reshape(segment.rows, *form.shape)
         """[rows, *shape]; only rows that were read hold anything."""
         self._read = np.zeros(-(-size // BLOCK_BYTES), dtype=bool)
@@ -116,13 +113,21 @@ class SegmentBuffer:
         self.filled = min(int(self._touched.sum()) * _PAGE_BYTES, len(self._content))
 
 
+def first_byte(segment: Segment, form: MatrixForm) -> int:
+    """Where the rows begin in a segment's file. Raises Damaged where it is not as long as its rows need."""
+    header = len(form.header(segment.rows))
+    if (size := header + segment.rows * form.row_bytes) != segment.size:
+        raise Damaged(f"{segment.path} has {segment.size} bytes where {size} were expected.")
+    return header
+
+
 def read_rows(segment: Segment, form: MatrixForm, start: int, stop: int) -> NDArray[Any]:
     """[stop - start, *shape], aligned and C-contiguous, at least one row: in memory for their blocks alone, which the
     allocator has again for the next ones, where room for a whole file goes back to the system and comes as new pages.
 
     Raises Damaged as `SegmentBuffer.read`.
     """
-    header = len(form.header(segment.rows))
+    header = first_byte(segment, form)
     first, last = (header + form.row_bytes * row for row in (start, stop))
     blocks = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
     begin, end = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, segment.size)
