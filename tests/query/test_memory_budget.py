@@ -311,6 +311,48 @@ def test_a_process_takes_no_more_than_it_was_given(run, tmp_path):
     assert free > 84e6
 
 
+def test_caches_make_room_for_what_a_process_holds_and_nobody_counts():
+    budget, owner, held = MemoryBudget.shared(1000), object(), [100]
+    budget.leave(100, 100, lambda: held[0])
+    for number in range(4):
+        budget.keep(owner, number, number, 150)
+    assert (budget.most_bytes, budget.kept_bytes) == (765, 600)
+    held[0] = 100 + 600 + 135  # of a thousand bytes 135 are left to the allocator
+    with budget.claimed(165, lambda: None):
+        assert budget.kept_bytes == 600
+    held[0] += 1
+    with budget.claimed(165, lambda: None):
+        assert budget.kept_bytes == 450
+        held[0] = 100 + 450 + 135  # of the claim nothing is in use yet, and what is uncounted seems to be gone
+        with budget.claimed(150, lambda: None):
+            assert budget.kept_bytes == 300
+    held[0] = 100 + 300
+    budget.keep(owner, 5, 5, 150)
+    with budget.claimed(300, lambda: None):
+        assert budget.kept_bytes == 450
+
+
+def test_a_question_that_finds_no_room_beside_what_nobody_counts_is_refused_once_that_stays(monkeypatch):
+    monkeypatch.setattr(memory_budget, "_LOOK", 0.001)
+    budget, held, looks = MemoryBudget.shared(1000), [100], []
+    budget.leave(100, 100, lambda: held[0])
+    held[0] = 600
+
+    def look():
+        looks.append(None)
+        if len(looks) == 5:
+            held[0] = 300
+
+    with budget.claimed(500, look):
+        assert len(looks) == 5
+    held[0] = 600
+    refused = pytest.raises(BadInput, match=r"needs about 500 bytes of memory, and 400 bytes may be taken")
+    with refused, budget.claimed(500, lambda: None):
+        pass
+    with budget.claimed(400, lambda: None):
+        assert not budget._line
+
+
 def test_memories_that_share_a_budget_take_what_they_need_of_one_bound():
     budget = MemoryBudget.shared(1000)
     budget.leave(200, 100)

@@ -41,6 +41,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
+from dualform.store.allocator import return_large_blocks
 from dualform.store.byte_counts import bytes_of
 from dualform.store.forks import OwnProcess
 from dualform.store.memory_budget import MemoryBudget, anonymous_bytes, resident_bytes
@@ -74,7 +75,7 @@ def open_memory(
     text as "2 GB", or a MemoryBudget that other engines draw on), all that the engine holds takes that much at most,
     with what questions need while they are answered; `cache_bytes` and `held_bytes` then say nothing, and a question
     that needs more is refused. With `whole_process`, what the process holds already counts, the libraries it has loaded
-    among it: all that is resident.
+    among it: all that is resident, now and whenever a question begins; and its allocator gives large blocks back early.
 
     Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little memory,
     NotFound or MissingPackage for the backend.
@@ -89,7 +90,11 @@ def open_memory(
     found = opened(folders[0], segments) if isinstance(path, str | Path) else Runs.of(folders, segments)
     chosen = backends.choose(backend)
     if budget is not None:
-        budget.leave(resident_bytes() if whole_process else anonymous_bytes() - before, needs.LEAST)
+        if whole_process:
+            return_large_blocks()
+            budget.leave(resident_bytes(), needs.LEAST, resident_bytes)
+        else:
+            budget.leave(anonymous_bytes() - before, needs.LEAST)
         if isinstance(chosen, backends.ScreenBackend):
             chosen.screen.codes = CodesCache(budget.most_bytes // 2, budget)
     return Engine(found, chosen, cache_bytes, segments, budget)

@@ -16,6 +16,8 @@ _ACCOUNTED = 0.85
 """Of a bound, what is counted: the rest is the allocator's, which returns pages late."""
 _LOOK = 0.05
 """Seconds between looks whether whoever waits for room still has to."""
+_LOOKS = 40
+"""After so many a question is refused that has all claims for itself, and still no room beside what nobody counts."""
 
 
 class MemoryBudget:
@@ -32,6 +34,10 @@ class MemoryBudget:
         self.kept_bytes = 0
         """What is kept at this moment."""
         self._claimed = self._taken = 0
+        self._resident: Callable[[], int] | None = None
+        self._uncounted = 0
+        """What the process holds beyond all that is counted and left to the allocator: columns that were read, commits
+        of a training that goes on, what libraries keep."""
         self._line = deque[object]()
         """Whoever waits to claim, in the order they came."""
         self._kept = OrderedDict[tuple[object, Hashable], tuple[Any, int]]()
@@ -42,12 +48,13 @@ class MemoryBudget:
         """One that all caches of an engine draw on: a single value takes a quarter at most."""
         return cls(most_bytes, most_bytes // 4)
 
-    def leave(self, taken: int, least: int) -> None:
+    def leave(self, taken: int, least: int, resident: Callable[[], int] | None = None) -> None:
         """Count with what is `taken` already, by each memory as it is opened, and with what the allocator keeps for
-        itself.
+        itself. `resident`: what the process holds, where all of it is to stay within the bound.
 
         Raises BadInput where less than `least` is left.
         """
+        self._resident = resident
         self._taken += max(0, taken)  # a process may hold less than before, as others let go meanwhile
         left = int((self._given - self._taken) * _ACCOUNTED)
         if left < least:
@@ -100,17 +107,16 @@ class MemoryBudget:
         be asked for that needs less, for the hint.
         """
         if size > self.most_bytes:
-            raise BadInput(
-                f"this question needs about {readable(size)} of memory, and {readable(self.most_bytes)} may be taken.",
-                hint=f"{instead}, or open the memory with more." if instead else "Open the memory with more.",
-                field="memory",
-            )
+            raise _too_large(size, self.most_bytes, instead)
         with self._changed:
-            place = object()
+            place, looks = object(), 0
             self._line.append(place)
             try:
                 # A small claim that fits waits behind a large one that does not yet, which would else wait for ever.
-                while self._line[0] is not place or self._claimed + size > self.most_bytes:
+                while self._line[0] is not place or self._claimed + size > (room := self._room()):
+                    looks = looks + 1 if self._line[0] is place and not self._claimed else 0
+                    if looks > _LOOKS:
+                        raise _too_large(size, room, instead)
                     self._changed.wait(_LOOK)
                     check()
                 self._claimed += size
@@ -125,13 +131,31 @@ class MemoryBudget:
                 self._claimed -= size
                 self._changed.notify_all()
 
+    def _room(self) -> int:
+        """Bytes for what is kept and claimed, beside all else that the process holds."""
+        if self._resident is not None:
+            counted = self._taken + self.kept_bytes + self._claimed
+            allocators = self._given - self._taken - self.most_bytes
+            beyond = max(0, self._resident() - counted - allocators)
+            # Of a claim only a part is in use, and then less is seen than there is.
+            self._uncounted = max(beyond, self._uncounted) if self._claimed else beyond
+        return self.most_bytes - self._uncounted
+
     def _make_room(self) -> None:
-        while self._kept and self.kept_bytes + self._claimed > self.most_bytes:
+        while self._kept and self.kept_bytes + self._claimed > self.most_bytes - self._uncounted:
             self._drop(*next(iter(self._kept)))
 
     def _drop(self, owner: object, key: Hashable) -> None:
         _, size = self._kept.pop((owner, key), (None, 0))
         self.kept_bytes -= size
+
+
+def _too_large(size: int, room: int, instead: str) -> BadInput:
+    return BadInput(
+        f"this question needs about {readable(size)} of memory, and {readable(max(0, room))} may be taken.",
+        hint=f"{instead}, or open the memory with more." if instead else "Open the memory with more.",
+        field="memory",
+    )
 
 
 def anonymous_bytes() -> int:
