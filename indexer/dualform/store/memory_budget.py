@@ -16,7 +16,7 @@ _ACCOUNTED = 0.85
 """Of a bound, what is counted: the rest is the allocator's, which returns pages late."""
 _LOOK = 0.05
 """Seconds between looks whether whoever waits for room still has to."""
-_LOOKS = 40
+_LOOKS = 20
 """After so many a question is refused that has all claims for itself, and still no room beside what nobody counts."""
 
 
