@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import dualform
 from dualform import kernels
 from dualform.answers import Scan
-from dualform.errors import BadInput, Cancelled
+from dualform.errors import BadInput, Cancelled, Overloaded
 from dualform.query import engine, needs
 from dualform.store import memory_budget
 from dualform.store.batch import Batch, Extent, LayerRows
@@ -333,24 +333,58 @@ def test_caches_make_room_for_what_a_process_holds_and_nobody_counts():
 
 
 def test_a_question_that_finds_no_room_beside_what_nobody_counts_is_refused_once_that_stays(monkeypatch):
+    clock = [0.0]
     monkeypatch.setattr(memory_budget, "_LOOK", 0.001)
-    budget, held, looks = MemoryBudget.shared(1000), [100], []
+    monkeypatch.setattr(memory_budget.time, "monotonic", lambda: clock[0])
+    budget, owner, held, looks = MemoryBudget.shared(1000), object(), [100], []
     budget.leave(100, 100, lambda: held[0])
     held[0] = 600
 
     def look():
         looks.append(None)
-        if len(looks) == 5:
+        clock[0] += 0.3
+        if len(looks) == 3:
             held[0] = 300
 
     with budget.claimed(500, look):
-        assert len(looks) == 5
+        assert len(looks) == 3
     held[0] = 600
-    refused = pytest.raises(BadInput, match=r"needs about 500 bytes of memory, and 400 bytes may be taken")
-    with refused, budget.claimed(500, lambda: None):
+    refused = pytest.raises(Overloaded, match=r"needs about 500 bytes of memory, and beside what .* 400 bytes are left")
+    looks[:] = [None] * 10
+    with refused, budget.claimed(500, look):
         pass
-    with budget.claimed(400, lambda: None):
+    assert len(looks) == 14  # more than a second
+    with refused, budget.claimed(500, look):
+        pass
+    assert len(looks) == 14  # nor does the next one keep anyone up who waits behind it
+    with budget.claimed(400, look):
         assert not budget._line
+    budget.keep(owner, 1, 1, 100)
+    held[0] = 100 + 250 + 135  # what is kept takes more than it said
+    monkeypatch.setattr(budget, "_drop", lambda *place: (held.__setitem__(0, 100), MemoryBudget._drop(budget, *place)))
+    with budget.claimed(700, look):
+        assert budget.kept_bytes == 0
+
+
+def test_what_the_system_does_not_say_this_once_is_what_it_said_before():
+    budget, held = MemoryBudget.shared(1000), [100]
+    budget.leave(100, 100, lambda: held[0])
+    budget.leave(0, 100)
+    held[0] = 600
+    assert budget._room() == 400
+    held[0] = 0
+    assert budget._room() == 400
+
+
+def test_a_server_looks_at_its_process_and_its_allocator_gives_back_early(run, monkeypatch):
+    told = []
+    monkeypatch.setattr(engine, "return_large_blocks", lambda: told.append(True))
+    with dualform.open(run, memory="4 GB", whole_process=True) as served:
+        assert told == [True]
+        assert served._budget._resident is memory_budget.resident_bytes
+    with dualform.open(run, memory="4 GB") as memory:
+        assert told == [True]
+        assert memory._budget._resident is None
 
 
 def test_memories_that_share_a_budget_take_what_they_need_of_one_bound():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -44,7 +45,9 @@ meet.wait()
 
 
 def kept(*how: str) -> int:
-    ran = subprocess.run([sys.executable, "-c", FREED, *how], capture_output=True, text=True, check=True, timeout=120)
+    untold = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", FREED, *how]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=untold)
     return int(ran.stdout)
 
 

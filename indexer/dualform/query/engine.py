@@ -84,6 +84,8 @@ def open_memory(
     budget = memory if isinstance(memory, MemoryBudget) else None
     if budget is None and memory is not None:
         budget = MemoryBudget.shared(bytes_of(memory, "memory"))
+    if budget is not None and whole_process:
+        return_large_blocks()
     segments = SegmentCache(held_bytes, budget)
     # Absolute, for the process may go to another folder.
     folders = [Path(one).absolute() for one in ((path,) if isinstance(path, str | Path) else path)]
@@ -91,7 +93,6 @@ def open_memory(
     chosen = backends.choose(backend)
     if budget is not None:
         if whole_process:
-            return_large_blocks()
             budget.leave(resident_bytes(), needs.LEAST, resident_bytes)
         else:
             budget.leave(anonymous_bytes() - before, needs.LEAST)

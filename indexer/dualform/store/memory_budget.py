@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dualform.errors import BadInput
+from dualform.errors import BadInput, Overloaded
 from dualform.store.byte_counts import readable
 
 _ACCOUNTED = 0.85
 """Of a bound, what is counted: the rest is the allocator's, which returns pages late."""
 _LOOK = 0.05
 """Seconds between looks whether whoever waits for room still has to."""
-_LOOKS = 20
-"""After so many a question is refused that has all claims for itself, and still no room beside what nobody counts."""
+_PATIENCE = 1.0
+"""Seconds without room after which the first in line is refused, though nobody else holds a claim."""
 
 
 class MemoryBudget:
@@ -38,6 +39,8 @@ class MemoryBudget:
         self._uncounted = 0
         """What the process holds beyond all that is counted and left to the allocator: columns that were read, commits
         of a training that goes on, what libraries keep."""
+        self._short_since = float("inf")
+        """When the first in line last began to find no room, though nobody else held a claim."""
         self._line = deque[object]()
         """Whoever waits to claim, in the order they came."""
         self._kept = OrderedDict[tuple[object, Hashable], tuple[Any, int]]()
@@ -54,7 +57,7 @@ class MemoryBudget:
 
         Raises BadInput where less than `least` is left.
         """
-        self._resident = resident
+        self._resident = resident or self._resident
         self._taken += max(0, taken)  # a process may hold less than before, as others let go meanwhile
         left = int((self._given - self._taken) * _ACCOUNTED)
         if left < least:
@@ -103,20 +106,21 @@ class MemoryBudget:
         others work or came first. Whoever holds a claim must not ask for another: two that wait for each other would do
         so for ever.
 
-        Raises BadInput where there will never be so much, and what `check` raises while it waits. `instead`: what could
-        be asked for that needs less, for the hint.
+        Raises BadInput where there will never be so much, Overloaded where what the process holds leaves too little,
+        and what `check` raises while it waits. `instead`: what could be asked for that needs less, for the hint.
         """
         if size > self.most_bytes:
-            raise _too_large(size, self.most_bytes, instead)
+            raise BadInput(
+                f"this question needs about {readable(size)} of memory, and {readable(self.most_bytes)} may be taken.",
+                hint=f"{instead}, or open the memory with more." if instead else "Open the memory with more.",
+                field="memory",
+            )
         with self._changed:
-            place, looks = object(), 0
+            place = object()
             self._line.append(place)
             try:
                 # A small claim that fits waits behind a large one that does not yet, which would else wait for ever.
-                while self._line[0] is not place or self._claimed + size > (room := self._room()):
-                    looks = looks + 1 if self._line[0] is place and not self._claimed else 0
-                    if looks > _LOOKS:
-                        raise _too_large(size, room, instead)
+                while self._line[0] is not place or not self._fits(size):
                     self._changed.wait(_LOOK)
                     check()
                 self._claimed += size
@@ -131,12 +135,32 @@ class MemoryBudget:
                 self._claimed -= size
                 self._changed.notify_all()
 
+    def _fits(self, size: int) -> bool:
+        """Whether the first in line may claim so much. Raises Overloaded where nobody could give way any more."""
+        if self._claimed + size <= self._room():
+            self._short_since = float("inf")
+            return True
+        if not self._claimed:
+            for place in list(self._kept):  # which may take more than was said
+                self._drop(*place)
+            now = time.monotonic()
+            self._short_since = min(self._short_since, now)
+            if now - self._short_since > _PATIENCE:
+                raise Overloaded(
+                    f"this question needs about {readable(size)} of memory, and beside what the process holds "
+                    f"{readable(max(0, self._room()))} are left.",
+                    hint="Ask again in a moment, or for less; or start it with more memory.",
+                    field="memory",
+                )
+        return False
+
     def _room(self) -> int:
         """Bytes for what is kept and claimed, beside all else that the process holds."""
-        if self._resident is not None:
+        held = 0 if self._resident is None else self._resident()
+        if held:
             counted = self._taken + self.kept_bytes + self._claimed
-            allocators = self._given - self._taken - self.most_bytes
-            beyond = max(0, self._resident() - counted - allocators)
+            slack = self._given - self._taken - self.most_bytes
+            beyond = max(0, held - counted - slack)
             # Of a claim only a part is in use, and then less is seen than there is.
             self._uncounted = max(beyond, self._uncounted) if self._claimed else beyond
         return self.most_bytes - self._uncounted
@@ -148,14 +172,6 @@ class MemoryBudget:
     def _drop(self, owner: object, key: Hashable) -> None:
         _, size = self._kept.pop((owner, key), (None, 0))
         self.kept_bytes -= size
-
-
-def _too_large(size: int, room: int, instead: str) -> BadInput:
-    return BadInput(
-        f"this question needs about {readable(size)} of memory, and {readable(max(0, room))} may be taken.",
-        hint=f"{instead}, or open the memory with more." if instead else "Open the memory with more.",
-        field="memory",
-    )
 
 
 def anonymous_bytes() -> int:
