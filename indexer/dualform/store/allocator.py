@@ -7,9 +7,9 @@ from contextlib import suppress
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's parameters (malloc.h)."""
-_LARGE_BYTES = 4 << 20
-"""A block of so many is mapped by itself, and an arena keeps so many at its end: smaller ones are used again and again,
-as those that files are read in, and a page that comes back from the system costs more than filling it."""
+_LARGE_BYTES, _KEPT_BYTES = 4 << 20, 2 << 20
+"""From how many a block is mapped by itself, and how many an arena keeps at its end: files are read in blocks of half as
+many again and again, and a page that comes back from the system costs more than filling it."""
 
 
 def return_large_blocks() -> None:
@@ -23,4 +23,4 @@ def return_large_blocks() -> None:
     with suppress(AttributeError, OSError, TypeError):  # not glibc's, or no C library that this process could ask
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
-        library.mallopt(_TRIM_THRESHOLD, _LARGE_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
