@@ -8,8 +8,8 @@ from contextlib import suppress
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's parameters (malloc.h)."""
 _LARGE_BYTES, _KEPT_BYTES = 4 << 20, 2 << 20
-"""From how many a block is mapped by itself, and how many an arena keeps at its end: files are read in blocks of half as
-many, again and again, and a page that comes back from the system costs more than filling it."""
+"""From how many a block is mapped by itself, and how many an arena keeps at its end: files are read in blocks of half
+as many, again and again, and a page that comes back from the system costs more than filling it."""
 
 
 def return_large_blocks() -> None:
