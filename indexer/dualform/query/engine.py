@@ -93,7 +93,7 @@ def open_memory(
     chosen = backends.choose(backend)
     if budget is not None:
         if whole_process:
-            budget.leave(resident_bytes(), needs.LEAST, resident_bytes)
+            budget.leave(resident_bytes() + needs.SERVED, needs.LEAST, resident_bytes)
         else:
             budget.leave(anonymous_bytes() - before, needs.LEAST)
         if isinstance(chosen, backends.ScreenBackend):

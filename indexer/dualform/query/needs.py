@@ -23,6 +23,8 @@ WORK = 256 << 20
 """Blocks of keys or values, their codes and scores, candidates."""
 LEAST = WORK + HELD_BYTES + (64 << 20)
 """What an engine must be given for questions about a layer."""
+SERVED = 96 << 20
+"""What a server's process comes to hold beside all that: columns that were read, and what threads and DuckDB keep."""
 _COLUMNS = 12
 """Numbers of eight bytes for each slot that a mask and groups are made with."""
 _STATES = 12

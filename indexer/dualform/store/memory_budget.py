@@ -159,7 +159,8 @@ class MemoryBudget:
         held = 0 if self._resident is None else self._resident()
         if held:
             counted = self._taken + self.kept_bytes + self._claimed
-            slack = self._given - self._taken - self.most_bytes
+            # A quarter of what is left to the allocator is for what it takes until somebody looks again.
+            slack = 3 * (self._given - self._taken - self.most_bytes) // 4
             beyond = max(0, held - counted - slack)
             # Of a claim only a part is in use, and then less is seen than there is.
             self._uncounted = max(beyond, self._uncounted) if self._claimed else beyond
