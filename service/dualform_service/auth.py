@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
-from typing import Any
-
-import grpc
+from collections.abc import Iterable
 
 from dualform.errors import Unauthenticated
-from dualform_service.refusal import refusal
-
-_OPEN = "/grpc.health.v1.Health/"
 
 
-class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses every call whose metadata lacks `authorization: Bearer TOKEN`."""
+class Token:
+    """What a call's metadata must hold as `authorization: Bearer TOKEN`."""
 
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+        self._expected = token.encode()
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        if handler_call_details.method.startswith(_OPEN):
-            return continuation(handler_call_details)
-        presented = dict(handler_call_details.invocation_metadata).get("authorization")
+    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Raises Unauthenticated where it is missing or wrong."""
+        presented = dict(metadata).get("authorization")
         if presented is None:
-            return _refused("The server asks for a token, and none was given.")
+            raise _refused("The server asks for a token, and none was given.")
         data = presented if isinstance(presented, bytes) else presented.encode()
+        scheme, _, token = data.partition(b" ")
         # Compared in constant time: how long a refusal takes must not tell how much of the token was right.
-        if not hmac.compare_digest(data, self._expected):
-            return _refused("The token is not the server's.")
-        return continuation(handler_call_details)
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._expected):
+            raise _refused("The token is not the server's.")
 
 
-def _refused(message: str) -> grpc.RpcMethodHandler[Any, Any]:
-    return refusal(Unauthenticated(message, hint="Give Client(token=...), or --token-file on the command line."))
+def _refused(message: str) -> Unauthenticated:
+    return Unauthenticated(message, hint="Give Client(token=...), or --token-file on the command line.")

@@ -7,23 +7,16 @@ refuses with UNAVAILABLE while calls keep coming, and stops once none does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
-
-import grpc
 
 from dualform.errors import Unavailable
-from dualform_proto.v1 import dualform_pb2 as pb
-from dualform_service.refusal import refusal
 
-_OURS = f"/{pb.DESCRIPTOR.services_by_name['Memory'].full_name}/"
 QUIET_SECONDS = 0.1
 """Once no call has come for so long, a server stops."""
 MOST_SECONDS = 1.0
 """Or after so long, however many come."""
 
 
-class ClosingInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+class Closing:
     """Lets questions in until the server closes; health is told to the end."""
 
     def __init__(self) -> None:
@@ -38,16 +31,8 @@ class ClosingInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-i
         while (quiet := min(self._last + QUIET_SECONDS, end) - time.monotonic()) > 0:
             time.sleep(quiet)
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        if not handler_call_details.method.startswith(_OURS):
-            return continuation(handler_call_details)
+    def admit(self) -> None:
+        """To be called as a question comes. Raises Unavailable once the server closes."""
         self._last = time.monotonic()
         if self._closing:
-            return refusal(
-                Unavailable("The server is closing.", hint="Ask another one, or this one once it has started again.")
-            )
-        return continuation(handler_call_details)
+            raise Unavailable("The server is closing.", hint="Ask another one, or this one once it has started again.")

@@ -9,7 +9,7 @@ from dualform.errors import BadInput
 from dualform_proto.address import Address, parse_address
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-MESSAGE_BYTES = 64 * 2**20
+REQUEST_BYTES, ANSWER_BYTES = 4 * 2**20, 64 * 2**20
 METADATA_BYTES = 64 * 2**10
 """Errors carry their details as metadata; gRPC's own bound of 8 KiB would cut long ones off."""
 
@@ -27,17 +27,37 @@ class ServiceConfig:
     """Questions answered at once; one more is refused with Overloaded, not queued. As many scans may be shared ones."""
     max_small: int = 128
     """Small questions held at once, most of them waiting for a scan that they share; one more is refused likewise."""
-    message_bytes: int = MESSAGE_BYTES
-    """Largest request and largest answer."""
+    request_bytes: int = REQUEST_BYTES
+    """Largest request: a thousand queries of a thousand numbers."""
+    answer_bytes: int = ANSWER_BYTES
+    """Largest answer."""
+    message_seconds: float = 10.0
+    """In which a call's message must have come."""
+    write_seconds: float = 10.0
+    """In which a caller must take an answer, with one more for each MiB; else its connection is shut."""
+    calls: int = 1024
+    """Calls that there may be at once; one more is refused unread."""
+    connection_calls: int = 512
+    """Of which on one connection; others wait at their caller's."""
     deadline: float = 600.0
     """Seconds after which work stops for a caller that set no earlier deadline."""
-    grace: float = 10.0
+    grace: float = 7.0
     """Seconds that running questions get to finish when the server drains."""
     follow: float = 5.0
     """Seconds between looks for newer commits of a training that still runs."""
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrent", "max_small", "message_bytes", "deadline"):
+        for name in (
+            "max_concurrent",
+            "max_small",
+            "request_bytes",
+            "answer_bytes",
+            "message_seconds",
+            "write_seconds",
+            "calls",
+            "connection_calls",
+            "deadline",
+        ):
             if getattr(self, name) <= 0:
                 raise BadInput(f"{name} is {getattr(self, name)}.", hint="It must be above 0.", field=name)
         if (self.certificate is None) != (self.key is None):

@@ -1,37 +1,132 @@
-"""The standard services beside ours: gRPC health checking and reflection."""
+"""The standard services beside ours: gRPC health checking and reflection, as handlers of raw bytes."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
-from dualform.errors import MissingPackage
+from dualform.errors import MissingPackage, Unauthenticated
 from dualform_proto.v1 import dualform_pb2 as pb
+from dualform_service.auth import Token
+from dualform_service.readers import Readers
+from dualform_service.transport import Context, Handler
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
+MESSAGE_BYTES, MESSAGE_SECONDS = 1024, 1.0
+"""Of what asks for health: the largest, and how long it may take to come."""
+CALLS, READING, PATIENCE = 256, 16, 0.25
+"""Calls of these services that there may be at once; the others as in handlers.py."""
 
 
-class Health:
-    """Says SERVING for the server as a whole and for dualform.v1.Memory, until it drains."""
+class StandardServices:
+    """Health says SERVING for the server as a whole and for dualform.v1.Memory, until it drains."""
 
-    def __init__(self, server: grpc.Server) -> None:
+    def __init__(self, token: Token | None) -> None:
+        """`token`: what reflection asks for."""
         try:
-            from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-            from grpc_reflection.v1alpha import reflection
+            from grpc_health.v1 import health_pb2
+            from grpc_reflection.v1alpha import reflection, reflection_pb2
         except ImportError as error:
             raise MissingPackage(
                 f"Serving needs {error.name}, which is not installed.", hint="Install it: pip install 'dualform[serve]'"
             ) from None
-        self._servicer: Any = health.HealthServicer()
-        self._serving = health_pb2.HealthCheckResponse.SERVING
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self._health: Any = health_pb2
+        self._status = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._changed: asyncio.Event | None = None
+        self._calls, self._readers, self._token = 0, Readers(READING, PATIENCE), token
+        health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
+        self._names = ("", SERVICE, health)
+        names = ("grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME)
+        self._reflection: Any = reflection.aio.ReflectionServicer((SERVICE, health, *names))
+        self.handlers: dict[str, dict[str, Handler]] = {
+            health: {"Check": self._bounded(self._check), "Watch": self._bounded(self._watch)},
+            **{name: {"ServerReflectionInfo": self._bounded(self._reflect)} for name in names},
+        }
 
     def serving(self) -> None:
-        for name in ("", SERVICE):
-            self._servicer.set(name, self._serving)
+        """On the loop."""
+        self._set(self._health.HealthCheckResponse.SERVING)
 
     def draining(self) -> None:
-        """NOT_SERVING from here on, whatever is set later."""
-        self._servicer.enter_graceful_shutdown()
+        """On the loop."""
+        self._set(self._health.HealthCheckResponse.NOT_SERVING)
+
+    def _set(self, status: int) -> None:
+        self._status, changed, self._changed = status, self._changed, None
+        if changed is not None:
+            changed.set()
+
+    def _bounded(self, handler: Handler) -> Handler:
+        async def handle(context: Context) -> None:
+            if self._calls >= CALLS:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many such calls at once.")
+            self._calls += 1
+            try:
+                await handler(context)
+            finally:
+                self._calls -= 1
+
+        return handle
+
+    async def _asked(self, context: Context, of: type[Message], seconds: float | None) -> Any:
+        """The next message; None at the end. Ends the call where none comes in time, or one that is none."""
+        try:
+            async with asyncio.timeout(seconds) as limit, self._readers.one(context.peer(), limit):
+                message: Any = await context.read()
+            if message is grpc.aio.EOF:
+                return None
+            if len(message) > MESSAGE_BYTES:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"A message has {MESSAGE_BYTES} bytes at most.")
+            return of.FromString(message)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "No message came in time.")
+        except DecodeError:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"The bytes that came are no {of.DESCRIPTOR.full_name}."
+            )
+
+    async def _check(self, context: Context) -> None:
+        name = await self._service(context)
+        if name not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such service.")
+        await self._tell(context, self._status)
+
+    async def _watch(self, context: Context) -> None:
+        name = await self._service(context)
+        if name not in self._names:
+            await self._tell(context, self._health.HealthCheckResponse.SERVICE_UNKNOWN)
+            await asyncio.Event().wait()
+        while True:
+            self._changed = self._changed or asyncio.Event()
+            changed = self._changed
+            await self._tell(context, self._status)
+            await changed.wait()
+
+    async def _service(self, context: Context) -> str:
+        request = await self._asked(context, self._health.HealthCheckRequest, MESSAGE_SECONDS)
+        if request is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A call holds one message, and none came.")
+        return str(request.service)
+
+    async def _tell(self, context: Context, status: int) -> None:
+        await context.write(self._health.HealthCheckResponse(status=status).SerializeToString())
+
+    async def _reflect(self, context: Context) -> None:
+        if self._token is not None:
+            try:
+                self._token.check(context.invocation_metadata() or ())
+            except Unauthenticated as error:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+
+        async def asked() -> AsyncIterator[Any]:
+            of = self._reflected.ServerReflectionRequest
+            while (request := await self._asked(context, of, None)) is not None:
+                yield request
+
+        async for answer in self._reflection.ServerReflectionInfo(asked(), context):
+            await context.write(answer.SerializeToString())

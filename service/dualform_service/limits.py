@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import grpc
-
 from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
+
+_LOOK = 0.05
+"""Seconds between looks whether whoever waits for room still has to."""
 
 
 class Places:
@@ -31,17 +32,73 @@ class Places:
             self._free.release()
 
 
+class ByteRoom:
+    """So many bytes that may be held at once."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._changed = threading.Condition()
+
+    def take_now(self, size: int) -> bool:
+        """Whether there was room for so many."""
+        with self._changed:
+            if size > self._free:
+                return False
+            self._free -= size
+            return True
+
+    def take(self, size: int, deadline: Deadline) -> None:
+        """Waits for room. Raises TimedOut or Cancelled once the call must stop."""
+        while not self.take_now(size):
+            deadline.check()
+            with self._changed:
+                self._changed.wait(_LOOK)
+
+    def give_back(self, size: int) -> None:
+        with self._changed:
+            self._free += size
+            self._changed.notify_all()
+
+
+class CallState:
+    """Whether a call goes on, for threads that may ask nothing of the transport."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        """`seconds` that its caller gives it; None for as long as it takes."""
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._told = list[Callable[[], None]]()
+        self._ended = False
+
+    @property
+    def active(self) -> bool:
+        return not self._ended
+
+    def on_end(self, ended: Callable[[], None]) -> None:
+        """Calls `ended` when the call ends, whoever ends it, or at once if it has ended."""
+        with self._lock:
+            if not self._ended:
+                self._told.append(ended)
+                return
+        ended()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended, told = True, self._told
+        for tell in told:
+            tell()
+
+
 class Deadline:
     """When one call must stop: at the caller's deadline, at the server's own, or when the caller has gone."""
 
-    def __init__(self, context: grpc.ServicerContext, longest: float) -> None:
-        allowed = context.time_remaining()
-        self._context = context
-        self._seconds = longest if allowed is None else min(longest, allowed)
+    def __init__(self, call: CallState, longest: float) -> None:
+        self._call = call
+        self._seconds = longest if call.seconds is None else min(longest, call.seconds)
         self._end = time.monotonic() + self._seconds
 
     def passed(self) -> bool:
-        return time.monotonic() >= self._end or not self._context.is_active()
+        return time.monotonic() >= self._end or not self._call.active
 
     def remaining(self) -> float:
         """Seconds."""
@@ -49,8 +106,7 @@ class Deadline:
 
     def on_end(self, ended: Callable[[], None]) -> None:
         """Calls `ended` when the call ends, whoever ends it, or at once if it has ended."""
-        if not self._context.add_callback(ended):
-            ended()
+        self._call.on_end(ended)
 
     def check(self) -> None:
         """Raises TimedOut or Cancelled if the call must stop."""

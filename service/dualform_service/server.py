@@ -5,30 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
-
-import grpc
 
 from dualform_proto.address import Address
-from dualform_proto.v1 import dualform_pb2_grpc
-from dualform_service.auth import TokenInterceptor
+from dualform_service.auth import Token
 from dualform_service.batching import Batches
-from dualform_service.closing import ClosingInterceptor
-from dualform_service.config import METADATA_BYTES, ServiceConfig
+from dualform_service.closing import Closing
+from dualform_service.config import ServiceConfig
 from dualform_service.engine import Engine
 from dualform_service.following import Follower
-from dualform_service.health import Health
+from dualform_service.handlers import CallHandlers
+from dualform_service.health import SERVICE, StandardServices
 from dualform_service.listening import cannot_listen, check_free
 from dualform_service.metrics import Metrics
 from dualform_service.servicer import MemoryServicer
 from dualform_service.tls import server_credentials
+from dualform_service.transport import Transport
+
+LAST_SECONDS = 3.0
+"""That questions get to stop once their grace is over, before `serve` ends the process."""
 
 _log = logging.getLogger("dualform.service")
 
@@ -41,20 +42,21 @@ class Server:
         self.metrics = Metrics()
         self.address = ""
         """host:port as bound; empty before `start`."""
-        self._closing = ClosingInterceptor()
-        self._server = _new_server(self.config, self._closing)
-        self._health = Health(self._server)
+        token = None if self.config.token is None else Token(self.config.token)
+        self._closing = Closing()
+        self._standard = StandardServices(token)
         self._follower = Follower(engine, self.config.follow)
         self.batches = Batches(engine, self.config.max_concurrent)
-        servicer: Any = MemoryServicer(engine, self.batches, self.config, self.metrics)
-        dualform_pb2_grpc.add_MemoryServicer_to_server(servicer, self._server)
+        servicer = MemoryServicer(engine, self.batches, self.config)
+        self._handlers = CallHandlers(servicer, self.config, token, self._closing, self.metrics)
+        self._transport = Transport(self.config)
 
     def start(self) -> int:
         """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
         port = self._bind()
         self.address = str(Address(self.config.listen.host, port))
-        self._server.start()
-        self._health.serving()
+        self._handlers.port = port
+        self._transport.call(self._standard.serving)
         self._follower.start()
         return port
 
@@ -62,9 +64,7 @@ class Server:
         credentials = server_credentials(self.config)
         check_free(self.config.listen)
         try:
-            if credentials is None:
-                return self._server.add_insecure_port(self.config.address)
-            return self._server.add_secure_port(self.config.address, credentials)
+            return self._transport.start(credentials, {SERVICE: self._handlers.handlers(), **self._standard.handlers})
         except RuntimeError as error:
             raise cannot_listen(self.config.listen, "another process took it just now") from error
 
@@ -73,11 +73,13 @@ class Server:
 
         What comes meanwhile is refused with Unavailable.
         """
-        self._health.draining()
+        self._transport.call(self._standard.draining)
         self._follower.stop()
         self._closing.close()
-        self._server.stop(self.config.grace if grace is None else grace).wait()
+        self._transport.stop(self.config.grace if grace is None else grace)
+        self._handlers.close()
         self.batches.close()
+        self._transport.close()
         for line in self.metrics.lines():
             _log.info("%s", line)
 
@@ -99,7 +101,8 @@ def serve(
 ) -> None:
     """Serves the memory at `path` until SIGTERM or SIGINT, then drains. `ready` is told the address once bound.
 
-    A second signal ends the process at once, with the exit code 128 and its number.
+    A second signal ends the process at once, with the exit code 128 and its number. What does not stop LAST_SECONDS
+    after the grace of `config` is cut off with the process.
 
     `opening` opens the memory: dualform.open where it is None, or with others who answer for its shards (shards/).
 
@@ -116,7 +119,25 @@ def serve(
             _log.info("%s", engine.answered_by)
             wait()
             _log.info("draining: a second signal ends it at once")
-            server.stop()
+            with _ended_after(config.grace + LAST_SECONDS):
+                server.stop()
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Ends the process where what is inside takes longer: work that does not look whether it must stop."""
+
+    def end() -> None:
+        os.write(2, b"ended: what was being answered did not stop in time\n")
+        os._exit(0)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -143,25 +164,3 @@ def stop_signals() -> Iterator[Callable[[], object]]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def _new_server(config: ServiceConfig, closing: ClosingInterceptor) -> grpc.Server:
-    interceptors: list[grpc.ServerInterceptor] = [closing]
-    if config.token is not None:
-        interceptors.append(TokenInterceptor(config.token))
-    options: list[tuple[str, Any]] = [
-        # Without this, a second server binds a port in use without an error, and callers reach either.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", config.message_bytes),
-        # Answers that are too large are refused by name in servicer.py; the transport's own refusal says less.
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_metadata_size", METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES),
-    ]
-    return grpc.server(
-        ThreadPoolExecutor(config.workers, thread_name_prefix="dualform"),
-        interceptors=interceptors,
-        options=options,
-        # An outer bound for floods: beyond it calls are refused before they take a thread or memory.
-        maximum_concurrent_rpcs=64 + 8 * config.max_concurrent + config.max_small,
-    )

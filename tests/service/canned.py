@@ -81,6 +81,8 @@ class Canned(Answers):
         self.cancelled = threading.Event()
         self.refreshed = threading.Event()
         self.contents = INFO
+        self.table = Columns(COLUMNS, SCAN)
+        """What every SQL statement gets."""
 
     def _begin(self, asked: Any, cancelled: Callable[[], bool] | None = None) -> None:
         self.asked.append(asked)
@@ -108,7 +110,7 @@ class Canned(Answers):
             case SlotLookup():
                 return _columns(question.ids)
             case SqlStatement():
-                return Columns(COLUMNS, SCAN)
+                return self.table
             case ProbeLookup(name, layer):
                 queries = None if layer is None else np.ones((2, 3), np.float32)
                 return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries, SCAN)

@@ -14,32 +14,10 @@ from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
 from dualform.errors import Cancelled, DualformError, NotFound
 from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
-from dualform_service.limits import Deadline
+from dualform_service.limits import CallState, Deadline
 
 ASKED_ALONE = 1
 """The first of a crowd finds no scan under way and is asked at once."""
-
-
-class Call:
-    """A call's context, as far as a deadline needs it."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._seconds, self._active, self._told = seconds, True, list[Callable[[], None]]()
-
-    def time_remaining(self) -> float | None:
-        return self._seconds
-
-    def is_active(self) -> bool:
-        return self._active
-
-    def add_callback(self, tell: Callable[[], None]) -> bool:
-        self._told.append(tell)
-        return self._active
-
-    def end(self) -> None:
-        self._active = False
-        for tell in self._told:
-            tell()
 
 
 class Held:
@@ -117,9 +95,9 @@ def same(got: Any, right: Any) -> bool:
 class Asker(threading.Thread):
     """One asker; what it got stands in `outcome` once it has ended."""
 
-    def __init__(self, batches: Batches, question: Question, call: Call | None = None) -> None:
+    def __init__(self, batches: Batches, question: Question, call: CallState | None = None) -> None:
         super().__init__()
-        self.call = call or Call()
+        self.call = call or CallState()
         self.outcome: Any = None
         self._batches, self._question = batches, question
         self.start()
@@ -128,7 +106,7 @@ class Asker(threading.Thread):
         try:
             self.outcome = self._batches.ask(
                 self._question,
-                Deadline(self.call, 60.0),  # type: ignore[arg-type]
+                Deadline(self.call, 60.0),
             )
         except DualformError as error:
             self.outcome = error

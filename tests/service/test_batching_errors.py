@@ -11,8 +11,8 @@ import pytest
 from dualform.errors import Cancelled, Damaged, TimedOut
 from dualform.questions import ProbeRows, TopK
 from dualform_service import batching
-from dualform_service.limits import Deadline
-from tests.service.held_engine import Asker, Call, batches as batches, crowd, engine as engine, numbers, until
+from dualform_service.limits import CallState, Deadline
+from tests.service.held_engine import Asker, batches as batches, crowd, engine as engine, numbers, until
 
 
 def test_one_askers_error_is_nobody_elses(engine, batches):
@@ -76,7 +76,7 @@ def test_a_question_that_gets_no_turn_fails_and_the_next_is_asked(engine, batche
     with monkeypatch.context() as patch:
         patch.setattr(batches._scans, "submit", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            batches.ask(question, Deadline(Call(), 10.0))  # type: ignore[arg-type]
+            batches.ask(question, Deadline(CallState(), 10.0))
     engine.go.set()
     again = Asker(batches, question)
     again.join()
@@ -139,7 +139,7 @@ def test_a_deadline_ends_one_askers_wait(engine, batches):
     question = TopK("fc", ProbeRows("test", (1,)))
     first = Asker(batches, question)
     assert engine.begun.acquire(timeout=60)
-    hasty = Asker(batches, question, Call(0.05))
+    hasty = Asker(batches, question, CallState(0.05))
     hasty.join()
     assert isinstance(hasty.outcome, TimedOut)
     assert batches.waiting() == 0

@@ -35,7 +35,9 @@ def test_a_token_that_no_header_can_carry_is_refused(token):
         ServiceConfig(token=token)
 
 
-@pytest.mark.parametrize("name", ["max_concurrent", "message_bytes", "deadline"])
+@pytest.mark.parametrize(
+    "name", ["max_concurrent", "request_bytes", "answer_bytes", "message_seconds", "calls", "deadline"]
+)
 def test_bounds_must_bound_something(name):
     with pytest.raises(BadInput, match=f"{name} is 0. It must be above 0."):
         ServiceConfig(**{name: 0})

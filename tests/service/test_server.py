@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import NamedTuple
+from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -138,7 +138,7 @@ def test_an_unforeseen_error_goes_to_the_log_and_not_to_the_caller(engine, clien
 
 
 def test_an_answer_that_is_too_large_is_refused_by_name(engine):
-    config = ServiceConfig("127.0.0.1:0", message_bytes=100)
+    config = ServiceConfig("127.0.0.1:0", answer_bytes=100)
     with (
         Server(engine, config) as server,
         Client(server.address) as client,
@@ -154,7 +154,7 @@ def test_a_question_that_is_too_large_for_the_client_is_never_sent(client, engin
 
 
 def test_a_question_that_is_too_large_for_the_server_is_refused_by_name(engine):
-    config = ServiceConfig("127.0.0.1:0", message_bytes=1000)
+    config = ServiceConfig("127.0.0.1:0", request_bytes=1000)
     with (
         Server(engine, config) as server,
         Client(server.address) as client,
@@ -163,8 +163,10 @@ def test_a_question_that_is_too_large_for_the_server_is_refused_by_name(engine):
         client.topk("fc", np.zeros((1, 3000), np.float32))
 
 
-def test_messages_of_many_megabytes_pass(client, engine):
-    client.topk("fc", np.ones((4, 3_000_000), np.float32))
+def test_messages_of_many_megabytes_pass(engine):
+    config = ServiceConfig("127.0.0.1:0", request_bytes=64 * 2**20)
+    with Server(engine, config) as server, Client(server.address) as client:
+        client.topk("fc", np.ones((4, 3_000_000), np.float32))
     assert engine.asked[-1].queries.rows.shape == (4, 3_000_000)
 
 
@@ -198,7 +200,7 @@ def test_what_comes_while_a_server_closes_is_sent_elsewhere(engine):
         with pytest.raises(Unavailable, match=r"^The server is closing\. Ask another one, or this one once it has"):
             client.info()
         assert is_serving(server.address)
-    assert server.metrics.outcomes("Info") == {"ok": 1}
+    assert server.metrics.outcomes("Info") == {"ok": 1, "unavailable": 1}
 
 
 @pytest.mark.parametrize(("comes", "seconds"), [(0, 0.0), (1, 0.1), (3, 0.3), (1000, 1.0)])
@@ -206,21 +208,17 @@ def test_a_server_stops_once_no_call_comes(monkeypatch, comes, seconds):
     """`comes`: how many calls come, each just as the one before it is long enough ago."""
     clock = Clock()
     monkeypatch.setattr(closing, "time", clock)
-    interceptor = closing.ClosingInterceptor()
+    server = closing.Closing()
 
     def call() -> None:
         if clock.slept < comes:
-            interceptor.intercept_service(lambda details: None, Details("/dualform.v1.Memory/Info"))
-        interceptor.intercept_service(lambda details: None, Details("/grpc.health.v1.Health/Check"))
+            with suppress(Unavailable):
+                server.admit()
 
     clock.after = call
     call()
-    interceptor.close()
+    server.close()
     assert clock.now - 5.0 == pytest.approx(seconds)
-
-
-class Details(NamedTuple):
-    method: str
 
 
 class Clock:
@@ -288,7 +286,8 @@ def test_reflection_lists_the_services(server):
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         (answer,) = stub.ServerReflectionInfo(iter([asked]))
     names = {service.name for service in answer.list_services_response.service}
-    assert names == {"dualform.v1.Memory", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    reflection = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {"dualform.v1.Memory", "grpc.health.v1.Health", *reflection}
 
 
 @pytest.mark.parametrize(

@@ -84,3 +84,42 @@ def test_a_second_signal_ends_a_server_that_drains_at_once(first, second):
     assert (server.returncode, out) == (128 + second, "")
     said = f"ended at once by a second signal, {second.name}: what was being answered is cut off\n"
     assert said in logged
+
+
+# One whose engine never looks whether it must stop.
+STUBBORN = """
+import contextlib, threading
+from dualform_client import Client
+from dualform_service import server
+from dualform_service.config import ServiceConfig
+from tests.service.canned import Canned
+
+server.LAST_SECONDS = 0.3
+engine, asked = Canned(), threading.Event()
+engine.answered_by = "canned answers"
+
+def ask(question, cancelled):
+    asked.set()
+    threading.Event().wait()
+
+def ready(address):
+    threading.Thread(target=lambda: Client(address).topk("fc", "test"), daemon=True).start()
+    assert asked.wait(60)
+    print("asked", flush=True)
+
+engine.ask = ask
+config = ServiceConfig("127.0.0.1:0", grace=0.2)
+server.serve("here", config, ready, lambda path: contextlib.nullcontext(engine))
+print("ended")
+"""
+
+
+def test_work_that_does_not_stop_does_not_keep_a_server_alive():
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout.readline() == "asked\n"
+        server.send_signal(signal.SIGTERM)
+        out, logged = server.communicate(timeout=60)
+    assert (server.returncode, out) == (0, "")
+    assert "ended: what was being answered did not stop in time\n" in logged

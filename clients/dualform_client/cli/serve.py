@@ -44,6 +44,13 @@ _FILE = click.Path(path_type=Path)
     "--deadline", type=float, default=600.0, show_default=True, help="Seconds after which a question's work stops."
 )
 @click.option(
+    "--request-bytes",
+    default="4 MiB",
+    show_default=True,
+    metavar="BYTES",
+    help="Largest question that is taken, as it is sent.",
+)
+@click.option(
     "--memory",
     metavar="BYTES",
     help='What the process may take, as "2 GB". Default: up to half of the machine for keys and values, '
@@ -71,6 +78,7 @@ def serve(
     max_concurrent: int,
     max_small: int,
     deadline: float,
+    request_bytes: str,
     memory: str | None,
     ray: str | None,
     shard_deadline: float,
@@ -87,12 +95,20 @@ def serve(
       dualform serve runs/demo --address 127.0.0.1:50051
     """
     check_folder(Path(run))
+    from dualform.store.byte_counts import bytes_of
     from dualform_service.config import ServiceConfig
     from dualform_service.server import serve as serve_memory
 
     token = read_token(token_file) if token_file else None
     config = ServiceConfig(
-        address, token, tls_cert, tls_key, max_concurrent=max_concurrent, max_small=max_small, deadline=deadline
+        address,
+        token,
+        tls_cert,
+        tls_key,
+        max_concurrent=max_concurrent,
+        max_small=max_small,
+        request_bytes=bytes_of(request_bytes, "request_bytes"),
+        deadline=deadline,
     )
 
     def ready(bound: str) -> None:

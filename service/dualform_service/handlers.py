@@ -1,0 +1,145 @@
+"""What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
+
+headers    is there room for one more call? does the server close? is the token right?
+message    seconds to come; only so many are on their way at once, and only so many bytes are held
+work       on a thread of the pool (servicer.py)
+answer     seconds to be read, then its room is free again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dualform.errors import BadInput, Overloaded, TimedOut
+from dualform_proto.errors import to_status
+from dualform_service.auth import Token
+from dualform_service.closing import Closing
+from dualform_service.config import ServiceConfig
+from dualform_service.connections import shut
+from dualform_service.limits import ByteRoom, CallState, Deadline
+from dualform_service.metrics import Metrics
+from dualform_service.readers import Readers
+from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
+from dualform_service.transport import Context, Handler
+
+_log = logging.getLogger("dualform.service")
+
+READING, PATIENCE = 64, 0.25
+"""Messages on their way at once, and seconds after which one that is not there yet makes room for others."""
+
+
+class CallHandlers:
+    """The handlers of dualform.v1. All state is the loop's; what a call works on runs in the pool."""
+
+    def __init__(
+        self,
+        servicer: MemoryServicer,
+        config: ServiceConfig,
+        token: Token | None,
+        closing: Closing,
+        metrics: Metrics,
+    ) -> None:
+        self._servicer, self._config, self._closing, self._metrics = servicer, config, closing, metrics
+        self._token = token
+        self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="dualform")
+        self._readers = Readers(READING, PATIENCE)
+        self._messages = ByteRoom(READING * config.request_bytes)
+        self._calls = 0
+        """That there are."""
+        self.port = 0
+        """Where the server listens."""
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method."""
+        return {method: self._handler(method) for method in self._servicer.methods}
+
+    def close(self) -> None:
+        """Returns when no call works any more."""
+        self._pool.shutdown()
+
+    def _handler(self, method: str) -> Handler:
+        async def handle(context: Context) -> None:
+            started, state = time.monotonic(), CallState(context.time_remaining())
+            deadline = Deadline(state, self._config.deadline)
+            self._calls += 1
+            outcome = "ok"
+            try:
+                await self._answer(method, context, deadline)
+            except asyncio.CancelledError:
+                outcome = deadline.error().code
+                raise
+            except Exception as error:
+                failure = as_ours(method, error, deadline)
+                outcome, status = failure.code, to_status(failure)
+                await context.abort(status.code, status.details, status.trailing_metadata)
+            finally:
+                self._calls -= 1
+                state.end()
+                self._metrics.add(method, outcome, time.monotonic() - started)
+
+        return handle
+
+    async def _answer(self, method: str, context: Context, deadline: Deadline) -> None:
+        self._closing.admit()
+        if self._calls > self._config.calls:
+            raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
+        if self._token is not None:
+            self._token.check(context.invocation_metadata() or ())
+        message = await self._message(context)
+        if not self._messages.take_now(len(message)):
+            raise Overloaded("The server holds as many bytes of questions as it may.", hint="Ask again in a moment.")
+        work = self._pool.submit(self._servicer.answer, method, message, deadline)
+        # A call may end while its question is still worked on.
+        work.add_done_callback(lambda _: self._messages.give_back(len(message)))
+        try:
+            answer = await asyncio.wrap_future(work)
+            await self._write(context, answer.data, deadline)
+        finally:
+            work.add_done_callback(_release)
+
+    async def _message(self, context: Context) -> bytes:
+        """The message of a call. Raises BadInput where none comes, or a larger one than may, and TimedOut."""
+        seconds, most = self._config.message_seconds, self._config.request_bytes
+        try:
+            async with asyncio.timeout(seconds) as limit, self._readers.one(context.peer(), limit):
+                message: Any = await context.read()
+        except TimeoutError:
+            raise TimedOut(
+                f"No question came within {seconds:.3g} s of its call, or others came while it was on its way.",
+                hint="Send it at once, or again.",
+            ) from None
+        if message is grpc.aio.EOF:
+            raise BadInput(
+                f"A call holds one message of at most {most / 2**20:.3g} MiB, and none came, or a larger one.",
+                hint="Ask with fewer queries at a time, or start the server with more --request-bytes.",
+            )
+        return bytes(message)
+
+    async def _write(self, context: Context, answer: bytes, deadline: Deadline) -> None:
+        """Returns when the transport has got rid of the answer; a caller that does not take it loses its connection."""
+        seconds = self._config.write_seconds + len(answer) / 2**20
+        try:
+            async with asyncio.timeout(seconds):
+                await context.write(answer)
+        except TimeoutError:
+            # A status would wait in the transport's queue behind the bytes that are not read.
+            found = shut(context.peer(), self.port)
+            _log.warning(
+                "%s did not read its answer within %.3g s; connection shut: %s", context.peer(), seconds, found
+            )
+            await asyncio.sleep(
+                deadline.remaining()
+            )  # ended by the transport, which cancels what was on the connection
+            raise TimedOut(f"The answer was not read within {seconds:.3g} s.") from None
+
+
+def _release(work: Future[EncodedAnswer]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().release()

@@ -1,0 +1,108 @@
+"""gRPC on an event loop with a thread of its own, for callers that know of neither.
+
+Every call is a stream of raw bytes in both directions, which on the wire is what a call of one message is. So a handler
+begins with the headers alone: it decides who may send a message before one is there, how long it may take, and what
+becomes of bytes that are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from dualform_service.config import METADATA_BYTES, ServiceConfig
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+Handler: TypeAlias = Callable[[Context], Awaitable[None]]
+T = TypeVar("T")
+
+HANDSHAKE_SECONDS, IDLE_SECONDS = 10, 60
+"""After which a connection is closed that says nothing sensible, or on which no call is."""
+_STREAM_BYTES = 64 << 10
+"""What a stream may send that nobody has asked for yet."""
+
+
+class Transport:
+    """A gRPC server. Its handlers run on the loop; everything here is called from other threads."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._server: Any = None
+
+    def start(self, credentials: grpc.ServerCredentials | None, services: Mapping[str, Mapping[str, Handler]]) -> int:
+        """Listens and answers the methods of these services; returns the port.
+
+        Raises RuntimeError where the address cannot be had.
+        """
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dualform-grpc", daemon=True)
+        self._thread.start()
+        try:
+            return self._run(self._started(credentials, services))
+        except BaseException:
+            self.close()
+            raise
+
+    async def _started(
+        self, credentials: grpc.ServerCredentials | None, services: Mapping[str, Mapping[str, Handler]]
+    ) -> int:
+        self._server = grpc.aio.server(options=_options(self._config))
+        for name, handlers in services.items():
+            methods: dict[str, Any] = {
+                method: grpc.stream_stream_rpc_method_handler(_of(own)) for method, own in handlers.items()
+            }
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+        address = self._config.address
+        if credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, credentials)
+        await self._server.start()
+        return int(port)
+
+    def stop(self, grace: float) -> None:
+        """Takes no new calls, gives running ones `grace` seconds, then ends them. Returns once all have ended."""
+        self._run(self._server.stop(grace))
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Has the loop call a function, soon."""
+        self._loop.call_soon_threadsafe(function)
+
+    def close(self) -> None:
+        """Ends the loop. Nothing may be asked of it afterwards."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _of(handler: Handler) -> Any:
+    async def handle(_messages: object, context: Context) -> None:
+        await handler(context)
+
+    return handle
+
+
+def _options(config: ServiceConfig) -> list[tuple[str, Any]]:
+    return [
+        # Without this, a second server binds a port in use without an error, and callers reach either.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.request_bytes),
+        # Answers that are too large are refused by name in servicer.py; the transport's own refusal says less.
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES),
+        ("grpc.max_concurrent_streams", config.connection_calls),
+        ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
+        ("grpc.max_connection_idle_ms", 1000 * IDLE_SECONDS),
+        # By itself gRPC takes in megabytes of a stream that nobody reads.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _STREAM_BYTES),
+    ]

@@ -1,0 +1,166 @@
+"""What callers do that mean no good, or are broken: the server answers the others, and holds little for these."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import grpc
+import numpy as np
+import pytest
+
+from dualform.answers import Columns
+from dualform.errors import Overloaded
+from dualform.store.memory_budget import resident_bytes
+from dualform_client import Client
+from dualform_client.health import is_serving
+from dualform_proto.calls import CALLS
+from dualform_service.config import ServiceConfig
+from dualform_service.connections import shut
+from dualform_service.server import Server
+from tests.service.held_engine import until
+from tests.service.http2 import Connection
+
+TOPK, SQL, CHECK = "/dualform.v1.Memory/TopK", "/dualform.v1.Memory/Sql", "/grpc.health.v1.Health/Check"
+REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+
+
+def test_calls_that_send_no_message_hold_nobody_up_and_end(engine):
+    config = ServiceConfig("127.0.0.1:0", message_seconds=5.0)
+    with Server(engine, config) as server, Connection(server.address) as silent, Client(server.address) as client:
+        for _ in range(200):
+            silent.call(TOPK)
+            silent.call(CHECK)
+        for _ in range(3):
+            assert client.info().snapshot == 7
+            assert is_serving(server.address)
+        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 200})
+
+
+def test_messages_of_which_halves_come_hold_nobody_up_and_end(engine):
+    config = ServiceConfig("127.0.0.1:0", request_bytes=1 << 20, message_seconds=2.0)
+    with Server(engine, config) as server, Client(server.address) as client, ExitStack() as stalled:
+        for _ in range(30):
+            connection = stalled.enter_context(Connection(server.address))
+            connection.message(connection.call(TOPK), bytes(60_000), size=1 << 20)
+        assert client.info().snapshot == 7
+        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 30})
+
+
+def test_more_calls_than_there_may_be_are_refused_unread(engine):
+    config = ServiceConfig("127.0.0.1:0", calls=5)
+    with Server(engine, config) as server, Connection(server.address) as silent, Client(server.address) as client:
+        for _ in range(5):
+            silent.call(TOPK)
+        until(lambda: server._handlers._calls == 5)
+        with pytest.raises(Overloaded, match="holds as many calls as it may"):
+            client.info()
+        silent.socket.close()
+        until(lambda: server._handlers._calls == 0)
+        assert client.info().snapshot == 7
+
+
+def test_bytes_of_questions_that_are_held_are_bounded(engine):
+    engine.hold.clear()
+    with Server(engine) as server, Client(server.address) as client:
+        assert server._handlers._messages.take_now(server._handlers._messages._free)
+        with pytest.raises(Overloaded, match="holds as many bytes of questions as it may"):
+            client.topk("fc", "test")
+        assert engine.asked == []
+
+
+def test_a_call_that_ends_without_a_message_is_told_so(engine, server):
+    with grpc.insecure_channel(server.address) as channel:
+        for path, says in ((TOPK, "A call holds one message of at most 4 MiB"), (CHECK, "A call holds one message")):
+            with pytest.raises(grpc.RpcError, match=says) as caught:
+                list(channel.stream_stream(path)(iter([]), timeout=60))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert engine.asked == []
+
+
+def test_a_wrong_token_is_refused_before_a_message_comes(engine):
+    with (
+        Server(engine, ServiceConfig("127.0.0.1:0", token="right")) as server,
+        Connection(server.address) as connection,
+    ):
+        for path in (REFLECT, TOPK):
+            connection.call(path, token="wrong")
+            assert connection.frames()
+        connection.call(TOPK)
+        assert connection.frames()
+        until(lambda: server.metrics.outcomes("TopK") == {"unauthenticated": 2})
+
+
+@pytest.mark.skipif(not resident_bytes(), reason="the system does not say what a process holds")
+def test_bytes_that_are_no_message_are_refused_and_leave_nothing_behind(server):
+    methods = [f"/dualform.v1.Memory/{call.method}" for call in CALLS.values()] + [CHECK]
+    with grpc.insecure_channel(server.address) as channel:
+
+        def send(count: int) -> None:
+            for number in range(count):
+                ask = channel.unary_unary(methods[number % len(methods)])
+                with pytest.raises(grpc.RpcError, match="The bytes that came are no ") as caught:
+                    ask(b"\xff\xff\xff", timeout=60)
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        send(200)
+        before = resident_bytes()
+        send(1000)  # of which each left 16 KB, in a server that had gRPC parse them
+        assert resident_bytes() - before < 8e6
+
+
+@pytest.mark.parametrize("window", [0, 30_000])
+def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, window):
+    engine.table = Columns({"text": np.array(["x" * 200_000], object)})
+    config = ServiceConfig("127.0.0.1:0", write_seconds=0.3)
+    with Server(engine, config) as server, Client(server.address) as client, ExitStack() as readers:
+        room = server._handlers._servicer._unread
+        free = room._free
+        stuck = [readers.enter_context(Connection(server.address, window)) for _ in range(4)]
+        for connection in stuck:
+            connection.message(connection.call(SQL), b"\x0a\x06SELECT")
+        until(lambda: room._free < free or server.metrics.outcomes("Sql"))
+        assert client.info().snapshot == 7
+        assert [connection.frames() for connection in stuck] == [[]] * 4
+        until(lambda: room._free == free)
+        until(lambda: server.metrics.outcomes("Sql") == {"cancelled": 4})
+        assert client.info().snapshot == 7
+
+
+def test_a_check_of_health_is_small(server):
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match="1024 bytes at most"):
+        channel.unary_unary(CHECK)(b"\x0a" + bytes([0xFF, 0x7F]) + bytes((1 << 14) - 1), timeout=60)
+
+
+def test_whoever_watches_health_is_told_of_each_change(engine):
+    with Server(engine) as server, grpc.insecure_channel(server.address) as channel:
+        watched = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
+        unknown = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\x0a\x01x", timeout=60)
+        assert (next(watched), next(unknown)) == (b"\x08\x01", b"\x08\x03")
+        server._transport.call(server._standard.draining)
+        assert next(watched) == b"\x08\x02"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_only_the_connection_of_a_peer_is_shut(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
+        listener.listen()
+        port = listener.getsockname()[1]
+        with ExitStack() as all_:
+            ends = []
+            for _ in range(2):
+                far = all_.enter_context(socket.create_connection((host, port), timeout=60))
+                ends.append((far, all_.enter_context(listener.accept()[0])))
+            number = ends[0][0].getsockname()[1]
+            peer = f"ipv6:%5B::1%5D:{number}" if ":" in host else f"ipv4:{host}:{number}"
+            assert not shut(peer, port + 1)
+            assert not shut("unix:/somewhere", port)
+            assert shut(peer, port)
+            assert ends[0][0].recv(1) == b""
+            ends[1][1].sendall(b"on")
+            assert ends[1][0].recv(2) == b"on"

@@ -1,0 +1,103 @@
+"""Messages that come take turns, and those that do not come make room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from hypothesis import given, settings, strategies as st
+
+from dualform_service.readers import Readers
+
+
+async def read(readers: Readers, connection: str, message: Awaitable[object], seconds: float = 60.0) -> bool:
+    """Whether it came."""
+    try:
+        async with asyncio.timeout(seconds) as limit, readers.one(connection, limit):
+            await message
+            return True
+    except TimeoutError:
+        return False
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())
+
+
+def test_what_takes_long_goes_on_while_nobody_waits_and_ends_once_somebody_does():
+    async def test() -> None:
+        readers, came = Readers(2, 0.05), asyncio.Event()
+        slow = [asyncio.create_task(read(readers, "a", came.wait())) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        assert not any(task.done() for task in slow)
+        assert await read(readers, "b", asyncio.sleep(0))
+        assert await slow[0] is False
+        assert not slow[1].done()
+        came.set()
+        assert await slow[1]
+
+    run(test)
+
+
+def test_connections_take_turns():
+    async def test() -> None:
+        readers, order = Readers(1, 60.0), list[str]()
+        first = asyncio.Event()
+
+        async def one(name: str) -> None:
+            await read(readers, name[0], noted(name))
+
+        async def noted(name: str) -> None:
+            order.append(name)
+
+        held = asyncio.create_task(read(readers, "a", first.wait()))
+        await asyncio.sleep(0)
+        tasks = [asyncio.create_task(one(name)) for name in ("a1", "a2", "a3", "b1", "b2", "c1")]
+        await asyncio.sleep(0.01)
+        first.set()
+        await asyncio.gather(held, *tasks)
+        assert order == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+    run(test)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.sampled_from([0.0, 0.002, 0.01, 9.0]), st.sampled_from([0.001, 0.005, 60])
+        ),
+        max_size=30,
+    ),
+    st.integers(1, 4),
+)
+def test_whatever_comes_or_is_given_up_no_place_is_lost_and_none_is_taken_twice(calls, most):
+    async def test() -> None:
+        readers, now, highest = Readers(most, 0.003), 0, 0
+
+        async def message(seconds: float) -> None:
+            nonlocal now, highest
+            now += 1
+            highest = max(highest, now)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                now -= 1
+
+        async def one(connection: str, seconds: float, patience: float) -> None:
+            coming = message(seconds)
+            try:
+                await asyncio.wait_for(read(readers, connection, coming, 0.05), patience)
+            except TimeoutError:
+                pass
+            finally:
+                coming.close()
+
+        await asyncio.gather(*(one(*call) for call in calls))
+        assert (now, readers._free, len(readers._reading), len(readers._waiting)) == (0, most, 0, 0)
+        assert highest <= most
+
+    run(test)
