@@ -17,7 +17,16 @@ OPTIONS = {
     "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--replay", "--dry-run"},
     "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder", "--budget"},
     "serve": {
-        *("--address", "--token-file", "--tls-cert", "--tls-key", "--max-concurrent", "--max-small", "--deadline"),
+        *(
+            "--address",
+            "--token-file",
+            "--tls-cert",
+            "--tls-key",
+            "--max-concurrent",
+            "--max-small",
+            "--request-bytes",
+            "--deadline",
+        ),
         *("--memory", "--ray", "--shard-deadline"),
     },
     "info": REACHING,
