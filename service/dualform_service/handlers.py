@@ -12,13 +12,8 @@ import asyncio
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
-
-import grpc
-import grpc.aio
 
 from dualform.errors import BadInput, Overloaded, TimedOut
-from dualform_proto.errors import to_status
 from dualform_service.auth import Token
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
@@ -27,7 +22,7 @@ from dualform_service.limits import ByteRoom, CallState, Deadline
 from dualform_service.metrics import Metrics
 from dualform_service.readers import Readers
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
-from dualform_service.transport import Context, Handler
+from dualform_service.transport import Context, Handler, refuse
 
 _log = logging.getLogger("dualform.service")
 
@@ -77,8 +72,8 @@ class CallHandlers:
                 raise
             except Exception as error:
                 failure = as_ours(method, error, deadline)
-                outcome, status = failure.code, to_status(failure)
-                await context.abort(status.code, status.details, status.trailing_metadata)
+                outcome = failure.code
+                await refuse(context, failure)
             finally:
                 self._calls -= 1
                 state.end()
@@ -108,19 +103,18 @@ class CallHandlers:
         """The message of a call. Raises BadInput where none comes, or a larger one than may, and TimedOut."""
         seconds, most = self._config.message_seconds, self._config.request_bytes
         try:
-            async with asyncio.timeout(seconds) as limit, self._readers.one(context.peer(), limit):
-                message: Any = await context.read()
+            message = await self._readers.read(context, seconds)
         except TimeoutError:
             raise TimedOut(
                 f"No question came within {seconds:.3g} s of its call, or others came while it was on its way.",
                 hint="Send it at once, or again.",
             ) from None
-        if message is grpc.aio.EOF:
+        if message is None:
             raise BadInput(
                 f"A call holds one message of at most {most / 2**20:.3g} MiB, and none came, or a larger one.",
                 hint="Ask with fewer queries at a time, or start the server with more --request-bytes.",
             )
-        return bytes(message)
+        return message
 
     async def _write(self, context: Context, answer: bytes, deadline: Deadline) -> None:
         """Returns when the transport has got rid of the answer; a caller that does not take it loses its connection."""
@@ -134,9 +128,8 @@ class CallHandlers:
             _log.warning(
                 "%s did not read its answer within %.3g s; connection shut: %s", context.peer(), seconds, found
             )
-            await asyncio.sleep(
-                deadline.remaining()
-            )  # ended by the transport, which cancels what was on the connection
+            # The transport ends this early, as it cancels what was on the connection.
+            await asyncio.sleep(deadline.remaining())
             raise TimedOut(f"The answer was not read within {seconds:.3g} s.") from None
 
 

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from dualform.errors import MissingPackage, Unauthenticated
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.auth import Token
 from dualform_service.readers import Readers
-from dualform_service.transport import Context, Handler
+from dualform_service.transport import Context, Handler, refuse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
 MESSAGE_BYTES, MESSAGE_SECONDS = 1024, 1.0
@@ -76,9 +75,8 @@ class StandardServices:
     async def _asked(self, context: Context, of: type[Message], seconds: float | None) -> Any:
         """The next message; None at the end. Ends the call where none comes in time, or one that is none."""
         try:
-            async with asyncio.timeout(seconds) as limit, self._readers.one(context.peer(), limit):
-                message: Any = await context.read()
-            if message is grpc.aio.EOF:
+            message = await self._readers.read(context, seconds)
+            if message is None:
                 return None
             if len(message) > MESSAGE_BYTES:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"A message has {MESSAGE_BYTES} bytes at most.")
@@ -121,7 +119,7 @@ class StandardServices:
             try:
                 self._token.check(context.invocation_metadata() or ())
             except Unauthenticated as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+                await refuse(context, error)
 
         async def asked() -> AsyncIterator[Any]:
             of = self._reflected.ServerReflectionRequest

@@ -6,6 +6,11 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import grpc.aio
+
+from dualform_service.transport import Context
 
 
 class Readers:
@@ -24,6 +29,12 @@ class Readers:
         self._waiting = OrderedDict[str, deque[asyncio.Future[None]]]()
         """By connection, in the order of their turns."""
         self._ending: asyncio.TimerHandle | None = None
+
+    async def read(self, context: Context, seconds: float | None) -> bytes | None:
+        """The next message of a call; None where no more comes. Raises TimeoutError where it takes too long."""
+        async with asyncio.timeout(seconds) as limit, self.one(context.peer(), limit):
+            message: Any = await context.read()
+        return None if message is grpc.aio.EOF else bytes(message)
 
     @asynccontextmanager
     async def one(self, connection: str, limit: asyncio.Timeout) -> AsyncIterator[None]:

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
+from dualform.errors import DualformError
+from dualform_proto.errors import to_status
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -81,6 +83,12 @@ class Transport:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def refuse(context: Context, error: DualformError) -> None:
+    """Ends a call with the status of an error."""
+    status = to_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 def _of(handler: Handler) -> Any:
