@@ -2,23 +2,27 @@
 
 A scan with 64 queries costs a few times as much as one with a single query, not 64 times. A kind is everything but the
 queries: layer, mask, groups, k, score. If no scan of its kind is running, a question is asked at once; questions that
-come while one is running share the next. Answers are canonical, so each asker gets what it would have got alone.
+come while one is running, or waits for a thread, share the next. Answers are canonical, so each asker gets what it
+would have got alone.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias, TypeGuard
 
 from dualform.errors import BadInput, NotFound
-from dualform.questions import LayerQuestion
+from dualform.questions import LayerQuestion, Output
 from dualform_service.engine import Engine
+from dualform_service.lanes import Lane, Lanes, Thread
 from dualform_service.limits import Deadline
+from dualform_service.scan_costs import ScanCosts
 
 Question: TypeAlias = LayerQuestion[Any]
 
@@ -39,9 +43,8 @@ LINGER_SHARE = 0.75
 class _PendingQuestion:
     question: Question
     deadline: Deadline
-    answered: threading.Event = field(default_factory=threading.Event)
-    answer: Any = None
-    error: BaseException | None = None
+    asker: str
+    answered: asyncio.Future[Any]
 
     @property
     def queries(self) -> int:
@@ -59,84 +62,67 @@ class _Queue:
     """None until the first answer, if only the engine knows how large answers of this kind are: it is asked alone."""
     waiting: list[_PendingQuestion] = field(default_factory=list)
     expected: int = 0
-    """A wait ends once so many questions have come."""
+    """A wait for more ends once so many questions have come."""
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Batches:
-    """Asks an engine from many threads; at most `scans` at once, each of another kind."""
+    """All state is the event loop's; scans run in the lanes, each of another kind."""
 
-    def __init__(self, engine: Engine, scans: int) -> None:
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._joined = threading.Condition(self._lock)
+    def __init__(self, engine: Engine, lanes: Lanes) -> None:
+        self._engine, self._lanes = engine, lanes
         self._queues: dict[Hashable, _Queue] = {}
-        self._scans = ThreadPoolExecutor(scans, thread_name_prefix="dualform-batch")
+        self._scanning = set[asyncio.Task[None]]()
+        self._costs = ScanCosts()
 
-    def ask(self, question: Question, deadline: Deadline) -> Any:
-        """What the engine answers to a question that `can_share`.
+    async def ask(self, question: Question, deadline: Deadline, asker: str = "") -> Any:
+        """What the engine answers to a question that `can_share`; askers take turns where threads are few.
 
-        Raises what the engine raises to this question, and TimedOut or Cancelled at the deadline.
+        Raises what the engine raises to this question. Where the caller is cancelled, a scan for others goes on.
         """
-        asker, kind = _PendingQuestion(question, deadline), question.kind
-        deadline.on_end(asker.answered.set)
-        with self._lock:
-            queue = self._queues.get(kind)
-            if queue is None:
-                most = min(QUERIES, question.most_joined or QUERIES)
-                queue = self._queues[kind] = _Queue(kind, most, question.bytes_a_query)
-                self._begin(queue)
-            queue.waiting.append(asker)
-            if len(queue.waiting) == queue.expected:
-                self._joined.notify_all()
-        asker.answered.wait(deadline.remaining())
-        if asker.error is not None:
-            raise asker.error
-        if asker.answer is None:
-            with self._lock:
-                if asker in queue.waiting:
-                    queue.waiting.remove(asker)
-            raise deadline.error()
-        return asker.answer
+        kind = question.kind
+        queue = self._queues.get(kind)
+        if queue is None:
+            most = min(QUERIES, question.most_joined or QUERIES)
+            queue = self._queues[kind] = _Queue(kind, most, question.bytes_a_query)
+            scanning = asyncio.create_task(self._scan(queue))
+            self._scanning.add(scanning)
+            scanning.add_done_callback(self._scanning.discard)
+        own = _PendingQuestion(question, deadline, asker, asyncio.get_running_loop().create_future())
+        queue.waiting.append(own)
+        if len(queue.waiting) == queue.expected:
+            queue.enough.set()
+        try:
+            return await own.answered
+        finally:
+            if own in queue.waiting:
+                queue.waiting.remove(own)
 
     def waiting(self) -> int:
         """Questions that wait for their scan to begin."""
-        with self._lock:
-            return sum(len(queue.waiting) for queue in self._queues.values())
+        return sum(len(queue.waiting) for queue in self._queues.values())
 
-    def close(self) -> None:
-        """Returns when no scan is under way. Those whose askers have gone end soon."""
-        self._scans.shutdown()
-
-    def _begin(self, queue: _Queue) -> None:
-        """Submit the next scan. If that fails, ends the queue and raises. The caller must hold the lock."""
+    async def _scan(self, queue: _Queue) -> None:
+        """Scans of a kind, one after the other, for as long as questions wait for them."""
         try:
-            self._scans.submit(self._scan, queue)
-        except BaseException:
-            self._end(queue)
-            raise
-
-    def _end(self, queue: _Queue) -> None:
-        if self._queues.get(queue.kind) is queue:  # a scan whose submission raised may run all the same
+            while queue.waiting:
+                async with self._lane(queue.waiting[0].question).thread(queue.waiting[0].asker) as thread:
+                    askers, began = self._next(queue), time.monotonic()
+                    if askers:
+                        await self._answer(askers, queue, thread)
+                if len(askers) > 1:
+                    await self._linger(queue, len(askers), min(LINGER, LINGER_SHARE * (time.monotonic() - began)))
+        except Exception as error:  # no thread is to be had
+            _fail(queue.waiting, error)
+        finally:
             del self._queues[queue.kind]
 
-    def _scan(self, queue: _Queue) -> None:
-        """Run one scan of a kind, and submit the next if questions wait for it."""
-        with self._lock:
-            askers = self._next(queue)
-        if askers:
-            began = time.monotonic()
-            self._answer(askers, queue)
-            if len(askers) > 1:
-                self._linger(queue, len(askers), min(LINGER, LINGER_SHARE * (time.monotonic() - began)))
-        with self._lock:
-            if not queue.waiting:
-                self._end(queue)
-                return
-            try:
-                self._begin(queue)
-            except Exception as error:
-                _fail(queue.waiting, error)
-                queue.waiting = []
+    def _lane(self, question: Question) -> Lane:
+        light = self._costs.light(question.kind)
+        if light:
+            return self._lanes.light
+        # An output under a mask that is new takes as long as rebuilding weights does.
+        return self._lanes.untried if light is None and not isinstance(question, Output) else self._lanes.heavy
 
     def _next(self, queue: _Queue) -> list[_PendingQuestion]:
         """The questions of the next scan, first come, first served: at least one if any still waits."""
@@ -152,40 +138,47 @@ class Batches:
         askers, queue.waiting = queue.waiting, []
         return askers
 
-    def _linger(self, queue: _Queue, askers: int, seconds: float) -> None:
+    async def _linger(self, queue: _Queue, askers: int, seconds: float) -> None:
         """Wait a moment for the others, because those who shared a scan are likely to ask again at once.
 
         Without this the crowd splits into several that scan in turn, each nearly as long as one scan for all.
         """
-        with self._lock:
-            queue.expected = len(queue.waiting) + askers
-            self._joined.wait_for(lambda: len(queue.waiting) >= queue.expected, seconds)
-            queue.expected = 0
+        queue.expected = len(queue.waiting) + askers
+        queue.enough.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(queue.enough.wait(), seconds)
+        queue.expected = 0
 
-    def _answer(self, askers: list[_PendingQuestion], queue: _Queue) -> None:
+    async def _answer(self, askers: list[_PendingQuestion], queue: _Queue, thread: Thread) -> None:
         """Give each asker its answer or its error.
 
         A mistake in one asker's queries is no error of the others. It shows before the scan, so halving finds it at
         little cost. Any other error would strike each half again, so everyone gets it.
         """
-        counts = [asker.queries for asker in askers]
         try:
-            first, *others = (asker.question for asker in askers)
-            together = first.joined(others)
-            answer = self._engine.ask(together, lambda: all(asker.deadline.passed() for asker in askers))
-            queue.bytes_a_query = max(1.0, answer.nbytes / sum(counts))
-            for asker, part in zip(askers, list(parts(answer, counts)), strict=True):
-                asker.answer = part
-                asker.answered.set()
+            answers, queue.bytes_a_query = await thread(partial(self._ask, askers, queue.kind))
         except (BadInput, NotFound) as error:
             if len(askers) == 1:
                 _fail(askers, error)
                 return
             middle = len(askers) // 2
-            self._answer(askers[:middle], queue)
-            self._answer(askers[middle:], queue)
+            await self._answer(askers[:middle], queue, thread)
+            await self._answer(askers[middle:], queue, thread)
         except Exception as error:
             _fail(askers, error)
+        else:
+            for asker, answer in zip(askers, answers, strict=True):
+                if not asker.answered.done():
+                    asker.answered.set_result(answer)
+
+    def _ask(self, askers: list[_PendingQuestion], kind: Hashable) -> tuple[list[Any], float]:
+        """On a thread: the answer to each, and how many bytes one takes a query."""
+        counts = [asker.queries for asker in askers]
+        first, *others = (asker.question for asker in askers)
+        together = first.joined(others)
+        with self._costs.noted(kind):
+            answer = self._engine.ask(together, lambda: all(asker.deadline.passed() for asker in askers))
+        return list(parts(answer, counts)), max(1.0, answer.nbytes / sum(counts))
 
 
 def can_share(question: object) -> TypeGuard[Question]:
@@ -204,5 +197,5 @@ def parts(answer: Any, counts: Sequence[int]) -> Iterator[Any]:
 
 def _fail(askers: list[_PendingQuestion], error: Exception) -> None:
     for asker in askers:
-        asker.error = error
-        asker.answered.set()
+        if not asker.answered.done():
+            asker.answered.set_exception(error)

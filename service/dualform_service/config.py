@@ -24,9 +24,10 @@ class ServiceConfig:
     """PEM file of the server's certificate chain; with `key`, the server speaks TLS only."""
     key: Path | None = None
     max_concurrent: int = 4
-    """Questions answered at once; one more is refused with Overloaded, not queued. As many scans may be shared ones."""
+    """Large questions held at once, of which two are worked on (lanes.py); one more is refused with Overloaded."""
     max_small: int = 128
-    """Small questions held at once, most of them waiting for a scan that they share; one more is refused likewise."""
+    """Small questions held at once, most of them waiting for a scan that they share, and look-ups; one more of either
+    is refused likewise."""
     request_bytes: int = REQUEST_BYTES
     """Largest request: a thousand queries of a thousand numbers."""
     answer_bytes: int = ANSWER_BYTES
@@ -78,8 +79,3 @@ class ServiceConfig:
     @property
     def listen(self) -> Address:
         return parse_address(self.address)
-
-    @property
-    def workers(self) -> int:
-        """Threads: enough that a refusal, a health check or a description never waits for a question."""
-        return self.max_concurrent + self.max_small + 4

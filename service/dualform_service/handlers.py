@@ -2,7 +2,7 @@
 
 headers    is there room for one more call? does the server close? is the token right?
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
-work       on a thread of the pool (servicer.py)
+work       on a thread of its kind (servicer.py, lanes.py)
 answer     seconds to be read, then its room is free again
 """
 
@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from dualform.errors import BadInput, Overloaded, TimedOut
 from dualform_service.auth import Token
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
-from dualform_service.limits import ByteRoom, CallState, Deadline
+from dualform_service.limits import ByteRoom, Deadline
 from dualform_service.metrics import Metrics
 from dualform_service.readers import Readers
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
@@ -31,7 +30,7 @@ READING, PATIENCE = 64, 0.25
 
 
 class CallHandlers:
-    """The handlers of dualform.v1. All state is the loop's; what a call works on runs in the pool."""
+    """The handlers of dualform.v1. All state is the loop's."""
 
     def __init__(
         self,
@@ -43,7 +42,6 @@ class CallHandlers:
     ) -> None:
         self._servicer, self._config, self._closing, self._metrics = servicer, config, closing, metrics
         self._token = token
-        self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="dualform")
         self._readers = Readers(READING, PATIENCE)
         self._messages = ByteRoom(READING * config.request_bytes)
         self._calls = 0
@@ -57,12 +55,11 @@ class CallHandlers:
 
     def close(self) -> None:
         """Returns when no call works any more."""
-        self._pool.shutdown()
+        self._servicer.close()
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
-            started, state = time.monotonic(), CallState(context.time_remaining())
-            deadline = Deadline(state, self._config.deadline)
+            started, deadline = time.monotonic(), Deadline(context.time_remaining(), self._config.deadline)
             self._calls += 1
             outcome = "ok"
             try:
@@ -76,7 +73,7 @@ class CallHandlers:
                 await refuse(context, failure)
             finally:
                 self._calls -= 1
-                state.end()
+                deadline.end()
                 self._metrics.add(method, outcome, time.monotonic() - started)
 
         return handle
@@ -90,14 +87,24 @@ class CallHandlers:
         message = await self._message(context)
         if not self._messages.take_now(len(message)):
             raise Overloaded("The server holds as many bytes of questions as it may.", hint="Ask again in a moment.")
-        work = self._pool.submit(self._servicer.answer, method, message, deadline)
-        # A call may end while its question is still worked on.
-        work.add_done_callback(lambda _: self._messages.give_back(len(message)))
         try:
-            answer = await asyncio.wrap_future(work)
-            await self._write(context, answer.data, deadline)
+            answer = await self._work(method, message, context, deadline)
+            try:
+                await self._write(context, answer.data, deadline)
+            finally:
+                answer.release()
         finally:
-            work.add_done_callback(_release)
+            self._messages.give_back(len(message))
+
+    async def _work(self, method: str, message: bytes, context: Context, deadline: Deadline) -> EncodedAnswer:
+        """Raises TimedOut at the deadline. What still runs then looks for itself whether it must stop."""
+        try:
+            async with asyncio.timeout(deadline.remaining()) as limit:
+                return await self._servicer.answer(method, message, deadline, context.peer())
+        except TimeoutError:
+            if limit.expired():
+                raise deadline.error() from None
+            raise
 
     async def _message(self, context: Context) -> bytes:
         """The message of a call. Raises BadInput where none comes, or a larger one than may, and TimedOut."""
@@ -131,8 +138,3 @@ class CallHandlers:
             # The transport ends this early, as it cancels what was on the connection.
             await asyncio.sleep(deadline.remaining())
             raise TimedOut(f"The answer was not read within {seconds:.3g} s.") from None
-
-
-def _release(work: Future[EncodedAnswer]) -> None:
-    if not work.cancelled() and work.exception() is None:
-        work.result().release()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import grpc.aio
 
 from dualform_service.transport import Context
+from dualform_service.turns import Turns
 
 
 class Readers:
@@ -23,11 +25,9 @@ class Readers:
 
     def __init__(self, most: int, patience: float) -> None:
         """`patience` in seconds."""
-        self._free, self._patience = most, patience
+        self._turns, self._patience = Turns(most), patience
         self._reading = OrderedDict[asyncio.Timeout, float]()
         """Since when, oldest first."""
-        self._waiting = OrderedDict[str, deque[asyncio.Future[None]]]()
-        """By connection, in the order of their turns."""
         self._ending: asyncio.TimerHandle | None = None
 
     async def read(self, context: Context, seconds: float | None) -> bytes | None:
@@ -39,63 +39,33 @@ class Readers:
     @asynccontextmanager
     async def one(self, connection: str, limit: asyncio.Timeout) -> AsyncIterator[None]:
         """Held while a message is read. `limit`, inside which the caller is, passes early where others want to read."""
-        if self._waiting or not self._free:
-            await self._turn(connection)
-        else:
-            self._free -= 1
-        self._reading[limit] = asyncio.get_running_loop().time()
-        self._press()
-        try:
-            yield
-        finally:
-            del self._reading[limit]
-            self._give_place()
-
-    async def _turn(self, connection: str) -> None:
-        own = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(connection, deque()).append(own)
-        self._press()
-        try:
-            await own
-        except asyncio.CancelledError:
-            if own.cancelled():
-                self._forget(connection, own)
-            else:
-                self._give_place()
-            raise
-
-    def _forget(self, connection: str, own: asyncio.Future[None]) -> None:
-        line = self._waiting.get(connection, deque())
-        with suppress(ValueError):  # its turn may have been passed over already
-            line.remove(own)
-        if not line:
-            self._waiting.pop(connection, None)
-
-    def _give_place(self) -> None:
-        """To the first of the connection whose turn it is."""
-        while self._waiting:
-            connection, line = self._waiting.popitem(last=False)
-            own = line.popleft()
-            if line:
-                self._waiting[connection] = line
-            if not own.done():
-                own.set_result(None)
-                return
-        self._free += 1
+        if self._turns.full:
+            self._press()
+        async with self._turns.one(connection):
+            self._reading[limit] = asyncio.get_running_loop().time()
+            if self._turns.waiting:
+                self._press()
+            try:
+                yield
+            finally:
+                del self._reading[limit]
 
     def _press(self) -> None:
         """See to it that the oldest ends in time for whoever waits."""
-        if self._waiting and self._reading and self._ending is None:
-            began = next(iter(self._reading.values()))
-            self._ending = asyncio.get_running_loop().call_at(began + self._patience, self._end_oldest)
+        loop = asyncio.get_running_loop()
+        if self._ending is None:
+            began = next((began for limit, began in self._reading.items() if (limit.when() or inf) > loop.time()), None)
+            if began is not None:
+                self._ending = loop.call_at(began + self._patience, self._end_oldest)
 
     def _end_oldest(self) -> None:
         """One for each that waits."""
         self._ending = None
         now = asyncio.get_running_loop().time()
-        waiting = sum(map(len, self._waiting.values()))
-        for limit, began in list(self._reading.items())[:waiting]:
+        for limit, began in list(self._reading.items())[: self._turns.waiting]:
             if began + self._patience > now:
                 break
             if not limit.expired():
                 limit.reschedule(now)
+        if self._turns.waiting:
+            self._press()

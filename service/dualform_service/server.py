@@ -15,7 +15,6 @@ from types import TracebackType
 
 from dualform_proto.address import Address
 from dualform_service.auth import Token
-from dualform_service.batching import Batches
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.engine import Engine
@@ -46,8 +45,8 @@ class Server:
         self._closing = Closing()
         self._standard = StandardServices(token)
         self._follower = Follower(engine, self.config.follow)
-        self.batches = Batches(engine, self.config.max_concurrent)
-        servicer = MemoryServicer(engine, self.batches, self.config)
+        servicer = MemoryServicer(engine, self.config)
+        self.batches = servicer.batches
         self._handlers = CallHandlers(servicer, self.config, token, self._closing, self.metrics)
         self._transport = Transport(self.config)
 
@@ -78,7 +77,6 @@ class Server:
         self._closing.close()
         self._transport.stop(self.config.grace if grace is None else grace)
         self._handlers.close()
-        self.batches.close()
         self._transport.close()
         for line in self.metrics.lines():
             _log.info("%s", line)

@@ -1,6 +1,7 @@
 """The calls of dualform.v1 over the engine, each by its line in the table of dualform_proto.calls.
 
-A call gets a place, its question is decoded, asked and its answer encoded. What goes wrong becomes an error of ours.
+A call gets a place, its question is decoded, asked in a lane of its kind (lanes.py), and its answer encoded. What goes
+wrong becomes an error of ours.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from dualform.errors import BadInput, Cancelled, DualformError
-from dualform.questions import LayerQuestion
+from dualform.questions import Inventory, LayerQuestion, ProbeLookup, SlotLookup
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.batching import Batches, can_share
 from dualform_service.config import ServiceConfig
 from dualform_service.engine import Engine
+from dualform_service.lanes import Lane, Lanes
 from dualform_service.limits import ByteRoom, Deadline, Places
 
 SMALL_BYTES = 2**20
 """Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""
 FREE_BYTES = 64 * 2**10
-"""Largest answer that takes no room: there are few beside those that do."""
+"""Largest message that is decoded or encoded at once, on the loop, and largest answer that takes no room: there are
+few beside those that do."""
 UNREAD = 4
 """Answers of the largest size that may wait to be read at once."""
+LOOKUPS = (Inventory, ProbeLookup, SlotLookup)
 
 _log = logging.getLogger("dualform.service")
 _SERVICE = pb.DESCRIPTOR.services_by_name["Memory"]
@@ -46,55 +50,73 @@ class _Method:
     request: type[Message]
     shares: bool
     """Whether its questions may be small."""
+    looks_up: bool
 
 
 class MemoryServicer:
-    """Called from the threads of a pool."""
+    """Called on the event loop; the engine is asked on threads."""
 
-    def __init__(self, engine: Engine, batches: Batches, config: ServiceConfig) -> None:
-        self._engine, self._batches, self._config = engine, batches, config
-        self._places = Places(
-            config.max_concurrent, "The server already answers {} questions at once.", "--max-concurrent"
+    def __init__(self, engine: Engine, config: ServiceConfig) -> None:
+        self._engine, self._config, self._lanes = engine, config, Lanes()
+        self.batches = Batches(engine, self._lanes)
+        self._large_places = Places(
+            config.max_concurrent, "The server already holds {} large questions.", "--max-concurrent"
         )
-        """For what works on a thread of its own."""
+        """For what is asked alone, and may take long."""
         self._small_places = Places(config.max_small, "The server already holds {} small questions.", "--max-small")
-        """For small questions, which may share their work."""
+        """For questions that may share their work."""
+        self._lookup_places = Places(config.max_small, "The server already holds {} look-ups.", "--max-small")
         self._unread = ByteRoom(UNREAD * config.answer_bytes)
         self.methods: Mapping[str, _Method] = {
             call.method: _Method(
                 call,
                 GetMessageClass(_SERVICE.methods_by_name[call.method].input_type),
                 issubclass(kind, LayerQuestion),
+                issubclass(kind, LOOKUPS),
             )
             for kind, call in CALLS.items()
         }
 
-    def answer(self, name: str, message: bytes, deadline: Deadline) -> EncodedAnswer:
-        """The answer of the method `name` to a message. Raises DualformError, whatever goes wrong."""
+    async def answer(self, name: str, message: bytes, deadline: Deadline, asker: str) -> EncodedAnswer:
+        """The answer of the method `name` to a message. Askers take turns where threads are few."""
         method = self.methods[name]
-        small = method.shares and len(message) <= SMALL_BYTES
-        try:
-            with (self._small_places if small else self._places).one():
-                deadline.check()
-                response = (self._share if small else self._ask)(method, message, deadline)
-                deadline.check()
-                return self._encoded(response, deadline)
-        except Exception as error:  # whatever it is, the caller gets a status and the log the rest
-            raise as_ours(name, error, deadline) from None
+        if method.looks_up:
+            with self._lookup_places.one():
+                return await self._encoded(await self._ask(method, message, deadline, self._lanes.lookups, asker))
+        if method.shares and len(message) <= SMALL_BYTES:
+            with self._small_places.one():
+                question = await self._decoded(method, message, asker)
+                if can_share(question):
+                    answer = await self.batches.ask(question, deadline, asker)
+                    return await self._encoded(await self._message(method, answer, asker))
+        with self._large_places.one():
+            return await self._encoded(await self._ask(method, message, deadline, self._lanes.heavy, asker))
 
-    def _ask(self, method: _Method, message: bytes, deadline: Deadline) -> Message:
-        """A question that is answered alone; it is not even decoded before it has a place."""
-        return method.call.encode_answer(self._engine.ask(_decoded(method, message), deadline.passed))
+    def close(self) -> None:
+        """Returns when no question is worked on any more."""
+        self._lanes.close()
 
-    def _share(self, method: _Method, message: bytes, deadline: Deadline) -> Message:
-        """A question that shares its scan with others of its kind if it has few queries; else as `_ask`."""
-        question = _decoded(method, message)
-        if can_share(question):
-            return method.call.encode_answer(self._batches.ask(question, deadline))
-        with self._places.one():
-            return method.call.encode_answer(self._engine.ask(question, deadline.passed))
+    async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: str) -> Message:
+        """The answer to a question that is asked alone; it is not even decoded before it has a thread."""
 
-    def _encoded(self, response: Message, deadline: Deadline) -> EncodedAnswer:
+        def work() -> Message:
+            if deadline.passed():
+                raise deadline.error()
+            return method.call.encode_answer(self._engine.ask(_decoded(method, message), deadline.passed))
+
+        return await lane.run(work, asker)
+
+    async def _decoded(self, method: _Method, message: bytes, asker: str) -> Any:
+        if len(message) <= FREE_BYTES:
+            return _decoded(method, message)
+        return await self._lanes.messages.run(lambda: _decoded(method, message), asker)
+
+    async def _message(self, method: _Method, answer: Any, asker: str) -> Message:
+        if answer.nbytes <= FREE_BYTES:
+            return method.call.encode_answer(answer)
+        return await self._lanes.messages.run(lambda: method.call.encode_answer(answer), asker)
+
+    async def _encoded(self, response: Message) -> EncodedAnswer:
         """Waits, in its place, for room among the answers that nobody has read yet."""
         size, limit = response.ByteSize(), self._config.answer_bytes
         if size > limit:
@@ -104,9 +126,10 @@ class MemoryServicer:
             )
         if size <= FREE_BYTES:
             return EncodedAnswer(response.SerializeToString(), lambda: None)
-        self._unread.take(size, deadline)
+        await self._unread.take(size)
         try:
-            return EncodedAnswer(response.SerializeToString(), lambda: self._unread.give_back(size))
+            data = await self._lanes.messages.run(response.SerializeToString, "")
+            return EncodedAnswer(data, lambda: self._unread.give_back(size))
         except BaseException:
             self._unread.give_back(size)
             raise

@@ -42,7 +42,7 @@ class Transport:
         Raises RuntimeError where the address cannot be had.
         """
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="dualform-grpc", daemon=True)
+        self._thread = threading.Thread(target=self._turn, name="dualform-grpc", daemon=True)
         self._thread.start()
         try:
             return self._run(self._started(credentials, services))
@@ -79,7 +79,11 @@ class Transport:
         """Ends the loop. Nothing may be asked of it afterwards."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+    def _turn(self) -> None:
+        """The loop's thread, to its end; what still waits there then is cancelled."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

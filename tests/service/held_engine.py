@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
 from dualform.errors import Cancelled, DualformError, NotFound
 from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
-from dualform_service.limits import CallState, Deadline
+from dualform_service.lanes import Lanes
+from dualform_service.limits import Deadline
 
 ASKED_ALONE = 1
 """The first of a crowd finds no scan under way and is asked at once."""
@@ -92,24 +95,55 @@ def same(got: Any, right: Any) -> bool:
     return np.array_equal(got[0], right[0])
 
 
-class Asker(threading.Thread):
-    """One asker; what it got stands in `outcome` once it has ended."""
+class LoopBatches:
+    """Batches on a loop with a thread of its own, for askers on other threads."""
 
-    def __init__(self, batches: Batches, question: Question, call: CallState | None = None) -> None:
-        super().__init__()
-        self.call = call or CallState()
+    def __init__(self, engine: Held) -> None:
+        self.loop, self.lanes = asyncio.new_event_loop(), Lanes()
+        self.batches = Batches(engine, self.lanes)
+        self._thread = threading.Thread(target=self._turn)
+        self._thread.start()
+
+    def ask(self, question: Question, deadline: Deadline, asker: str = "") -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(self.batches.ask(question, deadline, asker), self.loop)
+
+    def waiting(self) -> int:
+        return self.batches.waiting()
+
+    def close(self) -> None:
+        self.lanes.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    def _turn(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.get_loop().run_forever()
+
+
+class Asker:
+    """One asker; what it got stands in `outcome` once it has been joined."""
+
+    def __init__(self, batches: LoopBatches, question: Question, asker: str = "") -> None:
+        self._deadline = Deadline(None, 60.0)
+        self._answer = batches.ask(question, self._deadline, asker)
         self.outcome: Any = None
-        self._batches, self._question = batches, question
-        self.start()
 
-    def run(self) -> None:
+    def join(self) -> None:
         try:
-            self.outcome = self._batches.ask(
-                self._question,
-                Deadline(self.call, 60.0),
-            )
+            self.outcome = self._answer.result(60)
+        except CancelledError:
+            self.outcome = self._deadline.error()
         except DualformError as error:
             self.outcome = error
+
+    @property
+    def answered(self) -> bool:
+        return self._answer.done()
+
+    def leave(self) -> None:
+        """As the transport does where a caller goes away."""
+        self._answer.cancel()
+        self._deadline.end()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -128,13 +162,13 @@ def engine():
 
 @pytest.fixture
 def batches(engine):
-    made = Batches(engine, 4)
+    made = LoopBatches(engine)
     yield made
     engine.go.set()
     made.close()
 
 
-def crowd(engine: Held, batches: Batches, questions: list[Question]) -> list[Asker]:
+def crowd(engine: Held, batches: LoopBatches, questions: list[Question]) -> list[Asker]:
     """Asks the first, and the others while its scan is under way."""
     first = Asker(batches, questions[0])
     assert engine.begun.acquire(timeout=60)

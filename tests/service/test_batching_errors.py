@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dualform.errors import Cancelled, Damaged, TimedOut
 from dualform.questions import ProbeRows, TopK
+from dualform_client import Client
 from dualform_service import batching
-from dualform_service.limits import CallState, Deadline
+from dualform_service.server import Server
+from tests.service.canned import Canned
 from tests.service.held_engine import Asker, batches as batches, crowd, engine as engine, numbers, until
 
 
@@ -31,11 +34,10 @@ def test_one_askers_error_is_nobody_elses(engine, batches):
 def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
     askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in (1, 2, 3)])
     monkeypatch.setattr(batching, "parts", lambda *_: 1 / 0)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the askers' threads end by it
     engine.go.set()
     for asker in askers:
-        asker.join(60)
-        assert not asker.is_alive()
+        with pytest.raises(ZeroDivisionError):
+            asker.join()
     until(lambda: batches.waiting() == 0)
     monkeypatch.undo()
     again = Asker(batches, TopK("fc", ProbeRows("test", (1,))))
@@ -60,45 +62,41 @@ def test_who_is_answered_does_not_wait_for_the_other_half(engine, batches):
     engine.held_row = 3
     engine.go.set()
     for asker in askers[1:3]:
-        asker.join(60)
-        assert not asker.is_alive()
-    assert askers[3].is_alive()
+        asker.join()
+    assert not askers[3].answered
     engine.let_go.set()
     for asker in askers:
         asker.join()
 
 
-def test_a_question_that_gets_no_turn_fails_and_the_next_is_asked(engine, batches, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
+def refuse(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
 
+
+def test_a_question_that_gets_no_thread_fails_and_the_next_is_asked(engine, batches, monkeypatch):
     question = TopK("fc", ProbeRows("test", (1,)))
     with monkeypatch.context() as patch:
-        patch.setattr(batches._scans, "submit", refuse)
+        patch.setattr(batches.lanes.untried._pool, "submit", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            batches.ask(question, Deadline(CallState(), 10.0))
+            Asker(batches, question).join()
     engine.go.set()
     again = Asker(batches, question)
     again.join()
     assert again.outcome.ids.tolist() == [1]
 
 
-def test_those_whose_line_gets_no_further_turn_fail(engine, batches, monkeypatch):
-    outcomes: list[BaseException] = []
-
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading, "excepthook", lambda raised: outcomes.append(raised.exc_value))
+def test_those_whose_line_gets_no_further_thread_fail(engine, batches, monkeypatch):
     question = TopK("fc", ProbeRows("test", (1,)))
-    askers = crowd(engine, batches, [question] * 3)
+    first, *others = crowd(engine, batches, [question] * 3)
     with monkeypatch.context() as patch:
-        patch.setattr(batches._scans, "submit", refuse)
+        for lane in (batches.lanes.untried, batches.lanes.light):
+            patch.setattr(lane._pool, "submit", refuse)
         engine.go.set()
-        for asker in askers:
-            asker.join(60)
-            assert not asker.is_alive()
-    assert [str(error) for error in outcomes] == ["can't start new thread"] * 2
+        first.join()
+        assert first.outcome.ids.tolist() == [1]
+        for asker in others:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                asker.join()
     again = Asker(batches, question)
     again.join()
     assert again.outcome.ids.tolist() == [1]
@@ -108,7 +106,7 @@ def test_a_caller_that_goes_away_ends_its_own_wait_only(engine, batches):
     question = TopK("fc", ProbeRows("test", (1,)))
     scanned, waiting, other = crowd(engine, batches, [question] * 3)
     for asker in (scanned, waiting):
-        asker.call.end()
+        asker.leave()
         asker.join()
         assert isinstance(asker.outcome, Cancelled)
     until(lambda: engine.stopped)
@@ -119,30 +117,31 @@ def test_a_caller_that_goes_away_ends_its_own_wait_only(engine, batches):
     assert [numbers(one) for one in engine.asked] == [[1], [1]], "nobody asks for who has gone"
 
 
+def test_a_deadline_ends_one_askers_wait():
+    engine = Canned()
+    engine.hold.clear()
+    query = np.ones((1, 3), np.float32)
+    with Server(engine) as server, Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        patient = pool.submit(client.topk, "fc", query)
+        assert engine.waiting.acquire(timeout=60)
+        with Client(server.address, timeout=0.2) as hasty, pytest.raises(TimedOut):
+            hasty.topk("fc", query)
+        until(lambda: server.batches.waiting() == 0)
+        engine.hold.set()
+        assert patient.result(60).ids.tolist() == [1, 3]
+
+
 def test_a_shared_scan_goes_on_while_anybody_waits_and_then_stops(engine, batches):
     first, *sharing = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in range(4)])
-    first.call.end()
+    first.leave()
     assert engine.begun.acquire(timeout=60)
     engine.stopped = False
     for asker in sharing[:2]:
-        asker.call.end()
+        asker.leave()
         asker.join()
     time.sleep(0.05)
     assert not engine.stopped
-    sharing[2].call.end()
+    sharing[2].leave()
     until(lambda: engine.stopped)
     sharing[2].join()
     assert isinstance(sharing[2].outcome, Cancelled)
-
-
-def test_a_deadline_ends_one_askers_wait(engine, batches):
-    question = TopK("fc", ProbeRows("test", (1,)))
-    first = Asker(batches, question)
-    assert engine.begun.acquire(timeout=60)
-    hasty = Asker(batches, question, CallState(0.05))
-    hasty.join()
-    assert isinstance(hasty.outcome, TimedOut)
-    assert batches.waiting() == 0
-    engine.go.set()
-    first.join()
-    assert first.outcome.ids.tolist() == [1]

@@ -42,6 +42,19 @@ def test_what_takes_long_goes_on_while_nobody_waits_and_ends_once_somebody_does(
     run(test)
 
 
+def test_whoever_waits_is_helped_though_another_began_in_the_meantime():
+    async def test() -> None:
+        readers, never = Readers(1, 0.05), asyncio.Event()
+        quick = asyncio.create_task(read(readers, "a", asyncio.sleep(0.03)))
+        await asyncio.sleep(0)
+        slow = asyncio.create_task(read(readers, "b", never.wait()))
+        await asyncio.sleep(0)
+        assert await read(readers, "c", asyncio.sleep(0), 5.0)
+        assert (await quick, await slow) == (True, False)
+
+    run(test)
+
+
 def test_connections_take_turns():
     async def test() -> None:
         readers, order = Readers(1, 60.0), list[str]()
@@ -97,7 +110,7 @@ def test_whatever_comes_or_is_given_up_no_place_is_lost_and_none_is_taken_twice(
                 coming.close()
 
         await asyncio.gather(*(one(*call) for call in calls))
-        assert (now, readers._free, len(readers._reading), len(readers._waiting)) == (0, most, 0, 0)
+        assert (now, readers._turns._free, len(readers._reading), readers._turns.waiting) == (0, most, 0, 0)
         assert highest <= most
 
     run(test)

@@ -84,7 +84,7 @@ def test_more_questions_than_places_are_refused_at_once(engine):
         running = [in_thread(lambda: client.sql("SELECT 1")) for _ in range(2)]
         for _ in running:
             assert engine.waiting.acquire(timeout=60)
-        with pytest.raises(Overloaded, match=r"already answers 2 questions at once.*larger --max-concurrent"):
+        with pytest.raises(Overloaded, match=r"already holds 2 large questions.*larger --max-concurrent"):
             client.sql("SELECT 1")
         assert is_serving(server.address)
         engine.hold.set()

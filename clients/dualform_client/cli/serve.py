@@ -36,7 +36,9 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--tls-cert", type=_FILE, help="PEM file of the server's certificate chain. Default: no TLS.")
 @click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key; goes with --tls-cert.")
-@click.option("--max-concurrent", type=int, default=4, show_default=True, help="Large questions answered at once.")
+@click.option(
+    "--max-concurrent", type=int, default=4, show_default=True, help="Large questions held at once; two are worked on."
+)
 @click.option(
     "--max-small", type=int, default=128, show_default=True, help="Small questions held at once; they share scans."
 )
@@ -128,11 +130,10 @@ def serve(
             hint="Bound those by Ray, or leave --ray away.",
             field="memory",
         )
+    from dualform_service.lanes import ENGINE_THREADS
     from dualform_service.shards.opening import opened_on_ray
 
-    # Small questions share as many scans as there are places for others (dualform_service.batching).
-    asked_at_once = 2 * max_concurrent
-    serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline, asked_at_once))
+    serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline, ENGINE_THREADS))
 
 
 def _opened(path: Path, memory: str | None) -> Engine:

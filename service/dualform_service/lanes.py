@@ -1,0 +1,97 @@
+"""Threads for the kinds of work there are: what takes long has few of its own, so that it never holds up what does not.
+
+lookups    descriptions, rows of slots, probes
+light      scans that are known to take little
+untried    the first scan of a kind, of which nobody knows yet what it takes
+heavy      everything else: it runs when the processor has nothing better to do
+messages   making values of large messages, and messages of large answers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeAlias, TypeVar
+
+from dualform_service.turns import Turns
+
+LOOKUPS, LIGHT, UNTRIED, HEAVY, MESSAGES = 4, 4, 1, 2, 2
+"""Threads."""
+ENGINE_THREADS = LOOKUPS + LIGHT + UNTRIED + HEAVY
+"""That may ask the engine at once."""
+HEAVY_NICE = 10
+"""How much the heavy lane's threads stand back: beside them a light one gets nine tenths of a core."""
+
+T = TypeVar("T")
+Thread: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""What does a piece of work in a thread."""
+
+
+class Lane:
+    """Threads of one kind of work. Those who want one take turns, on the loop."""
+
+    def __init__(self, name: str, threads: int, nice: int = 0) -> None:
+        self._turns, self._nice = Turns(threads), nice
+        self._pool = ThreadPoolExecutor(threads, f"dualform-{name}", self._begin)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a thread."""
+        return self._turns.waiting
+
+    async def run(self, work: Callable[[], T], asker: str) -> T:
+        """What `work` returns. Where the caller is cancelled it runs on, and keeps its thread until it returns."""
+        loop = asyncio.get_running_loop()
+        await self._turns.take(asker)
+        try:
+            running = self._pool.submit(work)
+        except BaseException:
+            self._turns.give_back()
+            raise
+        running.add_done_callback(lambda _: _soon(loop, self._turns.give_back))
+        return await asyncio.wrap_future(running)
+
+    @asynccontextmanager
+    async def thread(self, asker: str) -> AsyncIterator[Thread]:
+        """A thread for several pieces of work, one after the other. Whoever holds it is never cancelled."""
+        async with self._turns.one(asker):
+            yield self._work
+
+    def close(self) -> None:
+        """Returns when no thread works any more."""
+        self._pool.shutdown()
+
+    async def _work(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.wrap_future(self._pool.submit(work))
+
+    def _begin(self) -> None:
+        """Of each thread."""
+        if self._nice:
+            # On Linux this is the thread's own, and needs no right.
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + self._nice)
+
+
+class Lanes:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self.lookups = Lane("lookup", LOOKUPS)
+        self.light = Lane("light", LIGHT)
+        self.untried = Lane("untried", UNTRIED)
+        self.heavy = Lane("heavy", HEAVY, HEAVY_NICE)
+        self.messages = Lane("message", MESSAGES)
+
+    def close(self) -> None:
+        """Returns when no thread of any works any more."""
+        for lane in (self.lookups, self.light, self.untried, self.heavy, self.messages):
+            lane.close()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(call)

@@ -1,0 +1,142 @@
+"""What takes long holds up nothing that does not: look-ups and light scans have threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualform_client import Client
+from dualform_service import scan_costs
+from dualform_service.lanes import HEAVY_NICE, Lane, Lanes
+from dualform_service.scan_costs import ScanCosts
+from dualform_service.server import Server
+from tests.service.canned import Canned
+from tests.service.held_engine import until
+
+QUERY = np.ones((1, 3), np.float32)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())
+
+
+class Selective(Canned):
+    """Holds masked questions only, which stand in `asked`."""
+
+    def _begin(self, asked: Any, cancelled: Callable[[], bool] | None = None) -> None:
+        if getattr(asked, "where", None) is not None:
+            super()._begin(asked, cancelled)
+
+
+def test_a_flood_of_masked_questions_holds_up_neither_light_ones_nor_look_ups():
+    engine = Selective()
+    with (
+        Server(engine) as server,
+        Client(server.address, timeout=60) as client,
+        Client(server.address, timeout=60) as flooding,
+        ThreadPoolExecutor(24) as pool,
+    ):
+        client.topk("fc", QUERY)  # its kind is known to be light from here on
+        engine.hold.clear()
+        flood = [pool.submit(flooding.output, "fc", QUERY, f"slot <> {i}") for i in range(12)]
+        flood += [pool.submit(flooding.topk, "fc", QUERY, where=f"slot <> {i}") for i in range(12)]
+        until(lambda: server.batches.waiting() == 24 - 3)
+        assert client.topk("fc", QUERY).ids.tolist() == [1, 3]
+        assert client.info().snapshot == 7
+        assert client.slots([1]).rows == 1
+        assert len([one for one in engine.asked if one != "info"]) == 3, "two outputs, and one of the others"
+        engine.hold.set()
+        for one in flood:
+            one.result(60)
+
+
+def test_who_asks_much_waits_for_itself():
+    async def test() -> None:
+        lane, go, order = Lane("test", 1), threading.Event(), list[str]()
+        held = asyncio.create_task(lane.run(lambda: go.wait(60), "a"))
+        await asyncio.sleep(0)
+        asked = [
+            asyncio.create_task(lane.run(lambda name=name: order.append(name), name[0]))
+            for name in ("a1", "a2", "a3", "b1")
+        ]
+        await asyncio.sleep(0)
+        assert lane.waiting == 4
+        go.set()
+        await asyncio.gather(held, *asked)
+        assert order == ["a1", "b1", "a2", "a3"]
+        lane.close()
+
+    run(test)
+
+
+def test_work_whose_caller_is_gone_keeps_its_thread_until_it_ends():
+    async def test() -> None:
+        lane, go = Lane("test", 1), threading.Event()
+        left = asyncio.create_task(lane.run(lambda: go.wait(60), "a"))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        other = asyncio.create_task(lane.run(lambda: 7, "b"))
+        await asyncio.sleep(0.05)
+        assert lane.waiting == 1
+        go.set()
+        assert await other == 7
+        lane.close()
+
+    run(test)
+
+
+def test_heavy_work_stands_back_on_the_processor():
+    async def test() -> None:
+        lanes = Lanes()
+
+        def nice() -> int:
+            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        own = nice()
+        assert await lanes.heavy.run(nice, "a") == min(19, own + HEAVY_NICE)
+        for lane in (lanes.light, lanes.lookups, lanes.untried, lanes.messages):
+            assert await lane.run(nice, "a") == own
+        lanes.close()
+
+    run(test)
+
+
+def test_what_a_scan_took_is_what_the_next_of_its_kind_is_taken_to_take(monkeypatch):
+    seconds = iter([0.0, 0.2, 0.0, 0.3, 0.0, 0.1])
+    monkeypatch.setattr(scan_costs.time, "thread_time", lambda: next(seconds))
+    costs = ScanCosts()
+    assert costs.light("kind") is None
+    for light in (True, False, True):
+        with costs.noted("kind"):
+            pass
+        assert costs.light("kind") is light
+    assert costs.light("other") is None
+
+
+def test_a_scan_that_is_cut_short_shows_only_that_it_takes_much(monkeypatch):
+    seconds = iter([0.0, 0.1, 0.0, 0.3, 0.0, 0.1])
+    monkeypatch.setattr(scan_costs.time, "thread_time", lambda: next(seconds))
+    costs = ScanCosts()
+    for light in (None, False, False):
+        with pytest.raises(ZeroDivisionError), costs.noted("kind"):
+            raise ZeroDivisionError
+        assert costs.light("kind") is light
+
+
+def test_so_many_kinds_are_remembered(monkeypatch):
+    monkeypatch.setattr(scan_costs, "KINDS", 3)
+    costs = ScanCosts()
+    for kind in "abcad":
+        with costs.noted(kind):
+            pass
+    assert [costs.light(kind) for kind in "abcd"] == [True, None, True, True]
