@@ -11,6 +11,7 @@ from dualform.methods import AsyncAnswers
 from dualform.questions import Question
 from dualform_client.connection import Connection
 from dualform_proto.calls import call_of
+from dualform_proto.request_id import made
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 
 A = TypeVar("A")
@@ -51,11 +52,12 @@ class AsyncClient(AsyncAnswers):
         call = call_of(question)
         request = call.encode_question(question)
         self.connection.check_size(request)
-        send = getattr(self._stub, call.method)
+        send, request_id = getattr(self._stub, call.method), made()
         try:
-            response = await send(request, timeout=self.connection.timeout, metadata=self.connection.metadata())
+            metadata = self.connection.metadata(request_id)
+            response = await send(request, timeout=self.connection.timeout, metadata=metadata)
         except grpc.aio.AioRpcError as status:
-            raise self.connection.error(status) from None
+            raise self.connection.error(status, request_id) from None
         except grpc.aio.UsageError as error:
             raise self.connection.closed() from error
         return cast("A", call.answer(question, response))

@@ -11,6 +11,7 @@ from dualform.methods import Answers
 from dualform.questions import Question
 from dualform_client.connection import Connection
 from dualform_proto.calls import call_of
+from dualform_proto.request_id import made
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 
 A = TypeVar("A")
@@ -43,11 +44,12 @@ class Client(Answers):
         call = call_of(question)
         request = call.encode_question(question)
         self.connection.check_size(request)
-        send = getattr(self._stub, call.method)
+        send, request_id = getattr(self._stub, call.method), made()
         try:
-            response = send(request, timeout=self.connection.timeout, metadata=self.connection.metadata())
+            metadata = self.connection.metadata(request_id)
+            response = send(request, timeout=self.connection.timeout, metadata=metadata)
         except grpc.RpcError as status:
-            raise self.connection.error(status) from None
+            raise self.connection.error(status, request_id) from None
         except ValueError as error:
             raise self.connection.closed() from error
         return cast("A", call.answer(question, response))

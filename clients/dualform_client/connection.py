@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from dualform.errors import BadInput, DualformError, ServiceError
 from dualform_proto.address import parse_address
 from dualform_proto.errors import from_status
+from dualform_proto.request_id import KEY, given
 
 MESSAGE_BYTES = 64 * 2**20
 METADATA_BYTES = 64 * 2**10
@@ -77,8 +78,9 @@ class Connection:
             options.append(("grpc.enable_http_proxy", 0))
         return options
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+    def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
+        own = ((KEY, request_id),)
+        return own if self.token is None else (*own, ("authorization", f"Bearer {self.token}"))
 
     def check_size(self, request: Message) -> None:
         """Raises BadInput where the request is larger than a message may be."""
@@ -94,7 +96,9 @@ class Connection:
     def closed(self) -> DualformError:
         return ServiceError(f"The client for {self.address} is closed.", hint="Ask inside its `with`, or make another.")
 
-    def error(self, status: Any) -> DualformError:
-        """The error that a failed call of either kind of channel stands for."""
+    def error(self, status: Any, request_id: str = "") -> DualformError:
+        """The error that a failed call of either kind of channel stands for; `request_id` as it was sent."""
         metadata: Iterable[tuple[str, str | bytes]] = status.trailing_metadata() or ()
-        return from_status(status.code(), status.details() or "", metadata, self.address)
+        error = from_status(status.code(), status.details() or "", metadata, self.address)
+        error.request_id = given(metadata) or request_id
+        return error

@@ -41,6 +41,8 @@ class DualformError(Exception):
         """What to do about it, one sentence; empty where the message already says it."""
         self.field = field
         """The argument at fault ("where", "k", "layer"); empty where there is none."""
+        self.request_id = ""
+        """Of the call that met it, by which a server's log has it; empty where no server was asked."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()

@@ -21,7 +21,7 @@ from dualform_service.limits import ByteRoom, Deadline
 from dualform_service.metrics import Metrics
 from dualform_service.readers import Readers
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
-from dualform_service.transport import Context, Handler, refuse
+from dualform_service.transport import Context, Handler, refuse, request_id
 
 _log = logging.getLogger("dualform.service")
 
@@ -68,7 +68,7 @@ class CallHandlers:
                 outcome = deadline.error().code
                 raise
             except Exception as error:
-                failure = as_ours(method, error, deadline)
+                failure = as_ours(method, error, deadline, request_id(context))
                 outcome = failure.code
                 await refuse(context, failure)
             finally:

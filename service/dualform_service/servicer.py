@@ -147,12 +147,14 @@ def _decoded(method: _Method, message: bytes) -> Any:
     return method.call.decode_question(request)
 
 
-def as_ours(name: str, error: Exception, deadline: Deadline) -> DualformError:
+def as_ours(name: str, error: Exception, deadline: Deadline, request_id: str) -> DualformError:
     """What a caller of the method `name` is told of an error."""
     if isinstance(error, Cancelled):
         return deadline.error()
     if isinstance(error, DualformError):
         return error
     # The text of an unforeseen error can name anything on this machine: it goes to the log, not to the caller.
-    _log.error("%s failed", name, exc_info=error)
-    return DualformError("The server failed on this question.", hint="The server's log says why.")
+    _log.error("%s failed, request %s", name, request_id, exc_info=error)
+    return DualformError(
+        "The server failed on this question.", hint=f"The server's log says why, under the request {request_id}."
+    )

@@ -17,6 +17,7 @@ import grpc.aio
 
 from dualform.errors import DualformError
 from dualform_proto.errors import to_status
+from dualform_proto.request_id import KEY, given, made
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -92,11 +93,18 @@ class Transport:
 async def refuse(context: Context, error: DualformError) -> None:
     """Ends a call with the status of an error."""
     status = to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    await context.abort(status.code, status.details, (*context.trailing_metadata(), *status.trailing_metadata))
+
+
+def request_id(context: Context) -> str:
+    """Of a call that is being handled."""
+    return given(context.trailing_metadata())
 
 
 def _of(handler: Handler) -> Any:
     async def handle(_messages: object, context: Context) -> None:
+        # Whatever ends the call brings it along.
+        context.set_trailing_metadata(((KEY, given(context.invocation_metadata() or ()) or made()),))
         await handler(context)
 
     return handle

@@ -24,9 +24,18 @@ def test_with_json_one_object_on_stdout(dualform, address, engine):
     told = dualform("topk", address, "--layer", "fc", "--query", "test", "--json")
     assert told.code == 2
     assert told.err == ""
-    assert told.json == {
-        "error": {"code": "bad_mask", "message": "no slot column 'labl'.", "hint": "Columns: slot, label."}
-    }
+    error = told.json["error"]
+    assert len(error.pop("request_id")) == 16
+    assert error == {"code": "bad_mask", "message": "no slot column 'labl'.", "hint": "Columns: slot, label."}
+
+
+def test_what_a_server_failed_on_is_told_with_its_request_as_the_log_names_it(dualform, address, engine, caplog):
+    engine.error = KeyError("x")
+    told = dualform("info", address)
+    (own,) = (record.args[1] for record in caplog.records if record.msg == "%s failed, request %s")
+    hint = f"hint: The server's log says why, under the request {own}."
+    assert told == (1, "", f"error: The server failed on this question.\n{hint}\n")
+    assert dualform("info", "127.0.0.1:1").err.count("request") == 0
 
 
 @pytest.mark.parametrize(

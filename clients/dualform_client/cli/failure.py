@@ -1,4 +1,7 @@
-"""Errors as the command line tells them: {"error": {"code", "message", "hint"}} with --json, else lines on stderr."""
+"""Errors as the command line tells them: {"error": {"code", "message", "hint"}} with --json, else lines on stderr.
+
+With --json, what a server said has its call's `request_id`, too.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def report_failure(error: BaseException, as_json: bool) -> int:
         _print_failure("usage", error.format_message(), _usage_hint(error), as_json)
         return BAD_INPUT
     ours = _as_ours(error)
-    _print_failure(ours.code, ours.message, ours.hint, as_json)
+    _print_failure(ours.code, ours.message, ours.hint, as_json, ours.request_id)
     return BAD_INPUT if isinstance(ours, BadInput | NotFound) else FAILED
 
 
@@ -50,9 +53,10 @@ def _usage_hint(error: click.ClickException) -> str:
     return f"Try '{context.command_path} --help'." if context else ""
 
 
-def _print_failure(code: str, message: str, hint: str, as_json: bool) -> None:
+def _print_failure(code: str, message: str, hint: str, as_json: bool, request_id: str = "") -> None:
     if as_json:
-        click.echo(json.dumps({"error": {"code": code, "message": message, "hint": hint}}))
+        told = {"code": code, "message": message, "hint": hint}
+        click.echo(json.dumps({"error": {**told, "request_id": request_id} if request_id else told}))
         return
     click.echo(f"error: {message}", err=True)
     if hint:
