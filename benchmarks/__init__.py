@@ -6,7 +6,7 @@ sections/            one file for each kind of question. Each runs in a section_
 contest, timing      one question put to dualform and its peers; whoever is compared takes turns in one race
 peers/               what else could answer: one file each
 oracle, blocks       the right answers, in float64
-*_process            what must not share a process: a section, a server, its clients, a memory of one size, trainings
+*_process            what must not share a process: a section, a server, clients, a memory of one size, trainings
 cold_profile         where the time of a first answer goes
 recording_profile    where the processor's time of recording goes
 long_profile         what grows in a long training of small steps

@@ -13,6 +13,7 @@ FELT = {
     "checkpointing": "training with activations checkpointed and the recorder on",
     "long_training": "a long training of small steps",
     "serving": "questions over gRPC",
+    "strangers": "light questions beside floods",
     "memory": "memory of a server and of whole studies",
 }
 """What a person feels: the first answer, the training that is recorded, many clients."""

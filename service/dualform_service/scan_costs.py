@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 KINDS = 4096
 """That are remembered; of more, those that were asked for the longest ago are forgotten."""
-LIGHT_SECONDS = 0.25
+LIGHT_SECONDS = 1.0
 """Most of the scanning thread's processor time that a light scan takes. Time on the clock would make all scans heavy
 where heavy ones keep the processor busy."""
 

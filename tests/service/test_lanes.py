@@ -112,7 +112,7 @@ def test_heavy_work_stands_back_on_the_processor():
 
 
 def test_what_a_scan_took_is_what_the_next_of_its_kind_is_taken_to_take(monkeypatch):
-    seconds = iter([0.0, 0.2, 0.0, 0.3, 0.0, 0.1])
+    seconds = iter([0.0, 0.9, 0.0, 1.1, 0.0, 0.1])
     monkeypatch.setattr(scan_costs.time, "thread_time", lambda: next(seconds))
     costs = ScanCosts()
     assert costs.light("kind") is None
@@ -124,7 +124,7 @@ def test_what_a_scan_took_is_what_the_next_of_its_kind_is_taken_to_take(monkeypa
 
 
 def test_a_scan_that_is_cut_short_shows_only_that_it_takes_much(monkeypatch):
-    seconds = iter([0.0, 0.1, 0.0, 0.3, 0.0, 0.1])
+    seconds = iter([0.0, 0.1, 0.0, 1.1, 0.0, 0.1])
     monkeypatch.setattr(scan_costs.time, "thread_time", lambda: next(seconds))
     costs = ScanCosts()
     for light in (None, False, False):

@@ -104,7 +104,11 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
                 )
             return rows
         case ProbeRows(probe, numbers):
-            rows = view.snapshot.probe(probe).queries(layer.stored.name)[:, layer.own_keys]
+            stored = view.snapshot.probe(probe)
+            rows = view.cache.get(
+                ("probe", probe, layer.name),
+                lambda: np.ascontiguousarray(stored.queries(layer.stored.name)[:, layer.own_keys]),
+            )
             if numbers is not None:
                 _require_examples(view, layer, probe)
             found = rows if numbers is None else rows[within(numbers, len(rows), f"row of probe {probe!r}", "queries")]

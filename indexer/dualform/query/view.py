@@ -71,9 +71,12 @@ class View:
         """As dualform.query.weights.coefficients; `per_step` is float64[recorded steps], 0.0 from `at_step` on."""
         from dualform.query.weights.coefficients import coefficients  # not needed by scores
 
-        found = coefficients(self.snapshot, layer.log_name(parameter), at_step, factors=factors)
-        later = self.snapshot.steps - len(found.per_step)
-        return replace(found, per_step=np.pad(found.per_step, (0, later)))
+        def made() -> Coefficients:
+            found = coefficients(self.snapshot, layer.log_name(parameter), at_step, factors=factors)
+            later = self.snapshot.steps - len(found.per_step)
+            return replace(found, per_step=np.pad(found.per_step, (0, later)))
+
+        return self.cache.get(("coefficients", layer.name, parameter, at_step, factors), made)
 
     def stored_weights(self, which: Literal["initial", "final"]) -> Mapping[str, NDArray[Any]]:
         """The model's state dict as it was stored; the initial one where the training was cut off before its end."""

@@ -70,6 +70,10 @@ class Coefficients:
     per_step: Doubles
     """float64[T]: by recorded step, gradient factor included; 0.0 for gradients that no update up to T used."""
 
+    @property
+    def nbytes(self) -> int:
+        return self.per_step.nbytes
+
 
 class UpdateRule(Protocol):
     """One optimizer's update. A rule derives from this and says what differs from the defaults."""
