@@ -10,7 +10,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test drill lint coverage bench bench-quick reproduction reproduction-aesop reports networks protos clean
+.PHONY: setup demo test drill soak lint coverage bench bench-quick reproduction reproduction-aesop reports networks protos clean
 
 setup: $(VENV)/ready
 
@@ -27,6 +27,12 @@ demo: setup
 # As many workers as there are cores, each on one thread.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# The long forms of the tests that try to break it, one after another, and docs/reliability.md from what they report.
+soak: setup
+	rm -f build/reliability.json
+	DUALFORM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -o timeout=7200
+	$(BIN)/python -m tests.reliability build/reliability.json docs/reliability.md
 
 # The processes of shards killed and frozen fifty times, where the tests do it fifteen times.
 drill: setup

@@ -1,0 +1,93 @@
+"""What tests of durability and hostility did: rows that they report, and docs/reliability.md, which is made of them.
+
+    @pytest.mark.soak
+    def test_bits_that_flip(...):
+        count = rounds(30, 1000)
+        ...
+        report("bits flipped in any file of a memory", seed=SEED, count=count, outcome="refused, or of no effect")
+
+Such a test runs in its short form with all others, and in its long one with `make soak`, which then writes the page:
+python -m tests.reliability build/reliability.json docs/reliability.md
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+LONG = "DUALFORM_SOAK"
+"""The environment variable that asks for the long forms."""
+ROWS = Path(__file__).parent.parent / "build" / "reliability.json"
+"""One JSON object a line, in the order in which tests came to their ends."""
+
+_PAGE = """# What was tried to break it, and what came of it
+
+Made with `make soak`, which runs the long form of every test below and writes this page from what they report; `make
+test` runs their short forms. A test reports its row as its last act, so one that fails has none, and `make soak` fails
+with it. What is promised stands in `docs/decisions/0034-a-server-among-strangers.md` and `0035-what-a-crash-costs.md`.
+`count` is how often something was done, drawn by a generator of that seed.
+"""
+
+
+def soaking() -> bool:
+    """Whether tests run in their long form."""
+    return os.environ.get(LONG, "") not in ("", "0")
+
+
+def rounds(short: int, long: int) -> int:
+    """How often to do something: as `make test` does it, or as `make soak`."""
+    return long if soaking() else short
+
+
+def report(done: str, *, seed: int, count: int, outcome: str, to: Path | None = None) -> None:
+    """Adds the row of the test that runs: what was done, so many times, drawn by this seed, and what came of it.
+
+    To be called when all of that was found to hold. A line is written at once, so that those of several processes do
+    not mix.
+    """
+    name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[0]
+    row = {"name": name, "done": done, "seed": seed, "count": count, "outcome": outcome, "long": soaking()}
+    place = to or ROWS
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(handle, (json.dumps(row, ensure_ascii=False) + "\n").encode())
+    finally:
+        os.close(handle)
+
+
+def page(lines: Iterable[str]) -> str:
+    """docs/reliability.md of such lines; the last row of a test and what it did counts.
+
+    Raises ValueError for rows of a short form.
+    """
+    found = {(row["name"], row["done"]): row for row in map(json.loads, lines)}
+    if short := sorted({row["name"] for row in found.values() if not row["long"]}):
+        raise ValueError(f"rows of short forms, of which the page is not made: {', '.join(short)}")
+    parts = [_PAGE]
+    for file, rows in groupby(sorted(found.values(), key=_order), key=lambda row: row["name"].partition("::")[0]):
+        parts.append(
+            f"\n## {file}\n\n| what was done | count | seed | outcome | test |\n| --- | --- | --- | --- | --- |\n"
+        )
+        parts += [_line(row) for row in rows]
+    return "".join(parts)
+
+
+def _order(row: dict[str, Any]) -> tuple[str, str]:
+    return row["name"], row["done"]
+
+
+def _line(row: dict[str, Any]) -> str:
+    test = row["name"].partition("::")[2]
+    cells = [row["done"], f"{row['count']:,}", str(row["seed"]), row["outcome"], f"`{test}`"]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+if __name__ == "__main__":
+    rows_file, page_file = map(Path, sys.argv[1:])
+    page_file.write_text(page(rows_file.read_text(encoding="utf-8").splitlines()), encoding="utf-8")
