@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from dualform.errors import BadInput, NotFound
 from dualform.questions import LayerQuestion, Output
+from dualform_service.call_record import CallRecord, current
 from dualform_service.engine import Engine
 from dualform_service.lanes import Lane, Lanes, Thread
 from dualform_service.limits import Deadline
@@ -45,6 +46,7 @@ class _PendingQuestion:
     deadline: Deadline
     asker: str
     answered: asyncio.Future[Any]
+    record: CallRecord = field(default_factory=current)
 
     @property
     def queries(self) -> int:
@@ -156,7 +158,10 @@ class Batches:
         little cost. Any other error would strike each half again, so everyone gets it.
         """
         try:
-            answers, queue.bytes_a_query = await thread(partial(self._ask, askers, queue.kind))
+            with ExitStack() as working:
+                for asker in askers:
+                    working.enter_context(asker.record.work())
+                answers, queue.bytes_a_query = await thread(partial(self._ask, askers, queue.kind))
         except (BadInput, NotFound) as error:
             if len(askers) == 1:
                 _fail(askers, error)

@@ -4,16 +4,18 @@ headers    is there room for one more call? does the server close? is the token 
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
 work       on a thread of its kind (servicer.py, lanes.py)
 answer     seconds to be read, then its room is free again
+end        whoever observes is told how it went
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections.abc import Sequence
 
 from dualform.errors import BadInput, Overloaded, TimedOut
 from dualform_service.auth import Token
+from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
@@ -39,9 +41,11 @@ class CallHandlers:
         token: Token | None,
         closing: Closing,
         metrics: Metrics,
+        observers: Sequence[Observer] = (),
     ) -> None:
+        """`observers`: told of each call that has ended, beside the metrics."""
         self._servicer, self._config, self._closing, self._metrics = servicer, config, closing, metrics
-        self._token = token
+        self._token, self._observers = token, (metrics.add, *observers)
         self._readers = Readers(READING, PATIENCE)
         self._messages = ByteRoom(READING * config.request_bytes)
         self._calls = 0
@@ -59,7 +63,8 @@ class CallHandlers:
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
-            started, deadline = time.monotonic(), Deadline(context.time_remaining(), self._config.deadline)
+            deadline = Deadline(context.time_remaining(), self._config.deadline)
+            record = begin(CallRecord(method, request_id(context), context.peer()))
             self._calls += 1
             outcome = "ok"
             try:
@@ -68,13 +73,15 @@ class CallHandlers:
                 outcome = deadline.error().code
                 raise
             except Exception as error:
-                failure = as_ours(method, error, deadline, request_id(context))
+                failure = as_ours(method, error, deadline, record.request_id)
                 outcome = failure.code
                 await refuse(context, failure)
             finally:
                 self._calls -= 1
                 deadline.end()
-                self._metrics.add(method, outcome, time.monotonic() - started)
+                record.end(outcome)
+                for observe in self._observers:
+                    observe(record)
 
         return handle
 
@@ -85,12 +92,14 @@ class CallHandlers:
         if self._token is not None:
             self._token.check(context.invocation_metadata() or ())
         message = await self._message(context)
+        current().bytes_in = len(message)
         if not self._messages.take_now(len(message)):
             raise Overloaded("The server holds as many bytes of questions as it may.", hint="Ask again in a moment.")
         try:
             answer = await self._work(method, message, context, deadline)
             try:
                 await self._write(context, answer.data, deadline)
+                current().bytes_out = len(answer.data)
             finally:
                 answer.release()
         finally:
@@ -131,7 +140,8 @@ class CallHandlers:
                 await context.write(answer)
         except TimeoutError:
             # A status would wait in the transport's queue behind the bytes that are not read.
-            found = shut(context.peer(), self.port)
+            if found := shut(context.peer(), self.port):
+                self._metrics.shut_one("answer unread")
             _log.warning(
                 "%s did not read its answer within %.3g s; connection shut: %s", context.peer(), seconds, found
             )

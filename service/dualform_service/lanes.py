@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
+from dualform_service.call_record import current
 from dualform_service.turns import Turns
 
 LOOKUPS, LIGHT, UNTRIED, HEAVY, MESSAGES = 4, 4, 1, 2, 2
@@ -45,10 +46,15 @@ class Lane:
 
     async def run(self, work: Callable[[], T], asker: str) -> T:
         """What `work` returns. Where the caller is cancelled it runs on, and keeps its thread until it returns."""
-        loop = asyncio.get_running_loop()
+        loop, record = asyncio.get_running_loop(), current()
+
+        def noted() -> T:
+            with record.work():
+                return work()
+
         await self._turns.take(asker)
         try:
-            running = self._pool.submit(work)
+            running = self._pool.submit(noted)
         except BaseException:
             self._turns.give_back()
             raise

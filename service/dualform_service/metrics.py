@@ -1,46 +1,120 @@
-"""What a server has done: calls, failures and seconds by call. Kept in process and logged when the server drains."""
+"""What a server has done, counted: the one book, of which the log has a summary as the server drains, and whoever
+scrapes it all of it.
+
+Labels of calls are methods that there are, and layers that the engine has answered about: who makes names up adds none.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from dualform.questions import LayerQuestion, Question
+from dualform_proto.calls import call_of
+from dualform_service.call_record import CallRecord, layer_of
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Upper bounds of the buckets, included."""
+LAYERS = 1000
+"""Most that have a label of their own; grouped convolutions have as many views as groups."""
 
 
-@dataclass
-class CallMetrics:
-    outcomes: Counter[str] = field(default_factory=Counter)
-    """Number of calls by outcome: "ok", or the code of the error."""
-    seconds: float = 0.0
-    slowest: float = 0.0
-    """Seconds."""
+class Histogram:
+    """How often a number was how large."""
 
-    def __str__(self) -> str:
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.outcomes.items()))
-        mean = self.seconds / max(self.outcomes.total(), 1)
-        return f"{outcomes}; mean {mean:.3g} s, slowest {self.slowest:.3g} s"
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Of each bucket, the last of which has no bound."""
+        self.sum = self.largest = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+        self.largest = max(self.largest, value)
 
 
 class Metrics:
-    """Counts of calls; safe to use from several threads."""
+    """Counts of calls and of what the engine was asked; safe to use from several threads.
+
+    Where a count is of calls, its key is (method, layer); the layer is empty where none is known.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._calls: dict[str, CallMetrics] = {}
+        self.lock = threading.Lock()
+        """To be held while what is below is read."""
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        """By method, layer and outcome."""
+        self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(SECONDS))
+        self.working: Counter[tuple[str, str]] = Counter()
+        """Seconds."""
+        self.bytes_in: Counter[str] = Counter()
+        self.bytes_out: Counter[str] = Counter()
+        """By method."""
+        self.queries: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(QUERIES))
+        """Of each scan: those of all calls that shared it."""
+        self.slots_scanned: Counter[tuple[str, str]] = Counter()
+        self.shut: Counter[str] = Counter()
+        """Connections that the server has shut, by reason."""
+        self.wrong_tokens = 0
+        self._layers = {""}
 
-    def add(self, call: str, outcome: str, seconds: float) -> None:
-        with self._lock:
-            metrics = self._calls.setdefault(call, CallMetrics())
-            metrics.outcomes[outcome] += 1
-            metrics.seconds += seconds
-            metrics.slowest = max(metrics.slowest, seconds)
+    def add(self, record: CallRecord) -> None:
+        """A call that has ended."""
+        method, outcome = record.method, record.outcome
+        with self.lock:
+            layer = record.layer if record.layer in self._layers else ""
+            self.calls[method, layer, outcome] += 1
+            self.seconds[method, layer].add(record.seconds)
+            self.working[method, layer] += record.working  # type: ignore[assignment]
+            self.bytes_in[method] += record.bytes_in
+            self.bytes_out[method] += record.bytes_out
 
-    def outcomes(self, call: str) -> dict[str, int]:
+    def answered(self, question: Question[Any], answer: Any) -> None:
+        """What the engine has answered: to one call, or to several that asked together."""
+        layer, scan = layer_of(question), getattr(answer, "scan", None)
+        with self.lock:
+            if len(self._layers) <= LAYERS:
+                self._layers.add(layer)
+            key = call_of(question).method, layer if layer in self._layers else ""
+            if scan is not None:
+                self.slots_scanned[key] += scan.slots_scanned
+            if isinstance(question, LayerQuestion) and question.queries.count is not None:
+                self.queries[key].add(question.queries.count)
+
+    def shut_one(self, reason: str) -> None:
+        """A connection was shut by the server."""
+        with self.lock:
+            self.shut[reason] += 1
+
+    def wrong_token(self) -> None:
+        """A call was refused for its token, or for want of one."""
+        with self.lock:
+            self.wrong_tokens += 1
+
+    def outcomes(self, method: str) -> dict[str, int]:
         """Number of calls by outcome."""
-        with self._lock:
-            return dict(self._calls[call].outcomes) if call in self._calls else {}
+        found: Counter[str] = Counter()
+        with self.lock:
+            for (own, _, outcome), count in self.calls.items():
+                if own == method:
+                    found[outcome] += count
+        return dict(found)
 
     def lines(self) -> list[str]:
-        """One line per call that was made."""
-        with self._lock:
-            return [f"{call}: {metrics}" for call, metrics in sorted(self._calls.items())]
+        """One line for each method that was called."""
+        with self.lock:
+            methods = sorted({method for method, _, _ in self.calls})
+        return [f"{method}: {self._line(method)}" for method in methods]
+
+    def _line(self, method: str) -> str:
+        outcomes = self.outcomes(method)
+        with self.lock:
+            took = [own for (one, _), own in self.seconds.items() if one == method]
+        mean, slowest = sum(own.sum for own in took) / sum(outcomes.values()), max(own.largest for own in took)
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        return f"{counts}; mean {mean:.3g} s, slowest {slowest:.3g} s"

@@ -14,9 +14,11 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from dualform_proto.address import Address
+from dualform_service.audit import JsonLog
 from dualform_service.auth import Token
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
+from dualform_service.counted_engine import CountedEngine
 from dualform_service.engine import Engine
 from dualform_service.following import Follower
 from dualform_service.handlers import CallHandlers
@@ -36,7 +38,8 @@ _log = logging.getLogger("dualform.service")
 class Server:
     """Serves one engine, which stays the caller's to close. A context manager: `with Server(engine, "127.0.0.1:0")`."""
 
-    def __init__(self, engine: Engine, config: ServiceConfig | str = "127.0.0.1:0") -> None:
+    def __init__(self, engine: Engine, config: ServiceConfig | str = "127.0.0.1:0", log: JsonLog | None = None) -> None:
+        """`log`: what has a line for each call; it stays the caller's to close."""
         self.config = ServiceConfig(config) if isinstance(config, str) else config
         self.metrics = Metrics()
         self.address = ""
@@ -45,9 +48,10 @@ class Server:
         self._closing = Closing()
         self._standard = StandardServices(token)
         self._follower = Follower(engine, self.config.follow)
-        servicer = MemoryServicer(engine, self.config)
+        servicer = MemoryServicer(CountedEngine(engine, self.metrics), self.config)
         self.batches = servicer.batches
-        self._handlers = CallHandlers(servicer, self.config, token, self._closing, self.metrics)
+        observers = () if log is None else (log.call,)
+        self._handlers = CallHandlers(servicer, self.config, token, self._closing, self.metrics, observers)
         self._transport = Transport(self.config)
 
     def start(self) -> int:
@@ -96,6 +100,7 @@ def serve(
     config: ServiceConfig | str = ServiceConfig.address,
     ready: Callable[[str], None] = lambda address: None,
     opening: Callable[[Path], AbstractContextManager[Engine]] | None = None,
+    log: JsonLog | None = None,
 ) -> None:
     """Serves the memory at `path` until SIGTERM or SIGINT, then drains. `ready` is told the address once bound.
 
@@ -103,6 +108,7 @@ def serve(
     after the grace of `config` is cut off with the process.
 
     `opening` opens the memory: dualform.open where it is None, or with others who answer for its shards (shards/).
+    `log` has a line for each call; it is closed at the end.
 
     Runs in the main thread. Raises NotAMemory, ServiceError and BadInput before it listens.
     """
@@ -110,23 +116,29 @@ def serve(
 
     config = ServiceConfig(config) if isinstance(config, str) else config
     with (opening or open_memory)(Path(path)) as engine:
-        server = Server(engine, config)
+        server = Server(engine, config, log)
         with stop_signals() as wait:
             server.start()
             ready(server.address)
             _log.info("%s", engine.answered_by)
             wait()
             _log.info("draining: a second signal ends it at once")
-            with _ended_after(config.grace + LAST_SECONDS):
+            with _ended_after(config.grace + LAST_SECONDS, log):
                 server.stop()
+    if log is not None:
+        log.close()
 
 
 @contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
+def _ended_after(seconds: float, log: JsonLog | None) -> Iterator[None]:
     """Ends the process where what is inside takes longer: work that does not look whether it must stop."""
 
     def end() -> None:
-        os.write(2, b"ended: what was being answered did not stop in time\n")
+        if log is None:
+            os.write(2, b"ended: what was being answered did not stop in time\n")
+        else:
+            _log.warning("ended: what was being answered did not stop in time")
+            log.close()
         os._exit(0)
 
     timer = threading.Timer(seconds, end)

@@ -19,6 +19,7 @@ from dualform.questions import Inventory, LayerQuestion, ProbeLookup, SlotLookup
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.batching import Batches, can_share
+from dualform_service.call_record import CallRecord, current
 from dualform_service.config import ServiceConfig
 from dualform_service.engine import Engine
 from dualform_service.lanes import Lane, Lanes
@@ -98,18 +99,20 @@ class MemoryServicer:
 
     async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: str) -> Message:
         """The answer to a question that is asked alone; it is not even decoded before it has a thread."""
+        record = current()
 
         def work() -> Message:
             if deadline.passed():
                 raise deadline.error()
-            return method.call.encode_answer(self._engine.ask(_decoded(method, message), deadline.passed))
+            return method.call.encode_answer(self._engine.ask(_decoded(method, message, record), deadline.passed))
 
         return await lane.run(work, asker)
 
     async def _decoded(self, method: _Method, message: bytes, asker: str) -> Any:
+        record = current()
         if len(message) <= FREE_BYTES:
-            return _decoded(method, message)
-        return await self._lanes.messages.run(lambda: _decoded(method, message), asker)
+            return _decoded(method, message, record)
+        return await self._lanes.messages.run(lambda: _decoded(method, message, record), asker)
 
     async def _message(self, method: _Method, answer: Any, asker: str) -> Message:
         if answer.nbytes <= FREE_BYTES:
@@ -135,7 +138,7 @@ class MemoryServicer:
             raise
 
 
-def _decoded(method: _Method, message: bytes) -> Any:
+def _decoded(method: _Method, message: bytes, record: CallRecord) -> Any:
     """Raises BadInput for bytes that are no question of the method."""
     try:
         request = method.request.FromString(message)
@@ -144,7 +147,9 @@ def _decoded(method: _Method, message: bytes) -> Any:
             f"The bytes that came are no {method.request.DESCRIPTOR.full_name}.",
             hint="Send what protobuf makes of dualform.v1's messages.",
         ) from None
-    return method.call.decode_question(request)
+    question = method.call.decode_question(request)
+    record.asks(question)
+    return question
 
 
 def as_ours(name: str, error: Exception, deadline: Deadline, request_id: str) -> DualformError:

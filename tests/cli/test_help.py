@@ -25,6 +25,7 @@ OPTIONS = {
             "--max-concurrent",
             "--max-small",
             "--request-bytes",
+            "--log",
             "--deadline",
         ),
         *("--memory", "--ray", "--shard-deadline"),

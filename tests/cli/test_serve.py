@@ -45,6 +45,21 @@ def test_serves_until_told_to_stop(folder, number, tmp_path):
     assert "secret" not in logged
 
 
+def test_with_log_json_stderr_is_json_line_by_line(folder):
+    with serving(folder, "--json", "--log", "json") as (process, line):
+        with Client(json.loads(line)["address"]) as client:
+            assert client.info().steps == 6
+        process.send_signal(signal.SIGTERM)
+        _, logged = process.communicate(timeout=60)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in logged.splitlines()]
+    calls = [line for line in lines if line["kind"] == "call"]
+    assert [(call["method"], call["outcome"]) for call in calls] == [("Info", "ok")]
+    said = [line["message"] for line in lines if line["kind"] == "log"]
+    assert "draining: a second signal ends it at once" in said
+    assert said[-1].startswith("Info: 1 ok; mean ")
+
+
 def test_says_where_it_listens(folder):
     with serving(folder) as (_, line):
         assert line.startswith(f"serving {folder} at 127.0.0.1:")

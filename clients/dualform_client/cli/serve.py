@@ -18,6 +18,7 @@ from dualform_client.target import check_folder
 
 if TYPE_CHECKING:
     from dualform.query.engine import Engine
+    from dualform_service.audit import JsonLog
 
 _FILE = click.Path(path_type=Path)
 
@@ -70,6 +71,14 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="Seconds in which a shard must answer, with --ray; a process that misses it is replaced.",
 )
+@click.option(
+    "--log",
+    "form",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    help="What stderr has: lines of text, or of JSON, one for each call among them.",
+)
 @json_option
 def serve(
     run: str,
@@ -84,6 +93,7 @@ def serve(
     memory: str | None,
     ray: str | None,
     shard_deadline: float,
+    form: str,
     as_json: bool,
 ) -> None:
     """Answer questions about a memory over gRPC.
@@ -120,9 +130,9 @@ def serve(
             print_line(f"serving {run} at {bound}")
         sys.stdout.flush()
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log = _logging(form)
     if ray is None:
-        serve_memory(run, config, ready, partial(_opened, memory=memory))
+        serve_memory(run, config, ready, partial(_opened, memory=memory), log)
         return
     if memory is not None:
         raise BadInput(
@@ -133,10 +143,22 @@ def serve(
     from dualform_service.lanes import ENGINE_THREADS
     from dualform_service.shards.opening import opened_on_ray
 
-    serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline, ENGINE_THREADS))
+    serve_memory(run, config, ready, lambda path: opened_on_ray(path, ray, shard_deadline, ENGINE_THREADS), log)
 
 
 def _opened(path: Path, memory: str | None) -> Engine:
     from dualform.query.engine import open_memory
 
     return open_memory(path, memory=memory, whole_process=True)
+
+
+def _logging(form: str) -> JsonLog | None:
+    """Has stderr take what is logged; returns what takes a line for each call, too, where it is JSON."""
+    if form == "text":
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+        return None
+    from dualform_service.audit import JsonLog
+
+    log = JsonLog(sys.stderr.fileno())
+    logging.basicConfig(level=logging.INFO, handlers=[log])
+    return log

@@ -1,0 +1,117 @@
+"""A log of one JSON object a line: a line for each call, and what else the process logs, on one stream.
+
+What writes a line only puts it into a queue; a thread of its own writes, so that a disk that is slow, or a pipe that
+nobody reads, holds up no call. A queue that is full takes no more: such lines are counted, and their number is said
+once there is room again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from dualform_service.call_record import CallRecord
+
+LINES = 10_000
+"""That wait to be written at most: what 64 callers give in some seconds."""
+GATHERING = 0.05
+"""Seconds in which lines are gathered before they are written together."""
+LAST_SECONDS = 0.5
+"""In which what still waits is written as the log closes."""
+
+
+class JsonLog(logging.Handler):
+    """Calls are put in with `call`, log records as with any handler."""
+
+    def __init__(self, file: int, most: int = LINES) -> None:
+        """`file`: the descriptor to write to, which stays the caller's. Python's own streams have locks, which a thread
+        that waits in them would hold as the process ends."""
+        super().__init__()
+        self._file, self._most = file, most
+        self._waiting = deque[CallRecord | Mapping[str, Any]]()
+        self.dropped = 0
+        """Lines for which there was no room."""
+        self._said = 0
+        self._counting = threading.Lock()
+        self._some, self._closing = threading.Event(), False
+        self._thread = threading.Thread(target=self._write_all, name="dualform-log", daemon=True)
+        self._thread.start()
+
+    def call(self, record: CallRecord) -> None:
+        """An Observer."""
+        self._put(record)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = {"time": _time(record.created), "kind": "log", "level": record.levelname.lower()}
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["traceback"] = (self.formatter or logging.Formatter()).formatException(record.exc_info)
+        self._put(line)
+
+    def close(self) -> None:
+        """Returns once all is written, or after LAST_SECONDS; lines that come later are dropped."""
+        if not self._closing:
+            self._closing = True
+            self._some.set()
+            self._thread.join(LAST_SECONDS)
+        super().close()
+
+    def _put(self, line: CallRecord | Mapping[str, Any]) -> None:
+        if self._closing or len(self._waiting) >= self._most:
+            with self._counting:
+                self.dropped += 1
+            return
+        self._waiting.append(line)
+        if not self._some.is_set():
+            self._some.set()
+
+    def _write_all(self) -> None:
+        closing = False
+        while not closing:
+            self._some.wait()
+            closing = self._closing
+            if not closing:
+                time.sleep(GATHERING)
+            self._some.clear()
+            lines = [_line(self._waiting.popleft()) for _ in range(len(self._waiting))]
+            if (dropped := self.dropped) > self._said:
+                lines.append(json.dumps({"time": _time(time.time()), "kind": "dropped", "lines": dropped - self._said}))
+                self._said = dropped
+            left = memoryview("".join(f"{line}\n" for line in lines).encode())
+            with suppress(OSError):  # a full disk, or a file that was closed: the calls go on
+                while left:
+                    left = left[os.write(self._file, left) :]
+
+
+def _line(of: CallRecord | Mapping[str, Any]) -> str:
+    if not isinstance(of, CallRecord):
+        return json.dumps(of)
+    return json.dumps(
+        {
+            "time": _time(of.began),
+            "kind": "call",
+            "request_id": of.request_id,
+            "token": of.caller,
+            "peer": of.peer,
+            "method": of.method,
+            "layer": of.layer,
+            "outcome": of.outcome,
+            "waiting": round(of.waiting, 6),
+            "working": round(of.working, 6),
+            "bytes_in": of.bytes_in,
+            "bytes_out": of.bytes_out,
+        }
+    )
+
+
+def _time(seconds: float) -> str:
+    """As RFC 3339 has it, in UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,35 @@
+"""An engine whose answers are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from dualform.questions import Question
+from dualform_service.engine import Engine
+from dualform_service.metrics import Metrics
+
+A = TypeVar("A")
+
+
+class CountedEngine:
+    """As the engine, but for `metrics`, which has what it answered."""
+
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+        self._engine, self._metrics = engine, metrics
+
+    def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
+        answer = self._engine.ask(question, cancelled)
+        self._metrics.answered(question, answer)
+        return answer
+
+    @property
+    def recording(self) -> bool:
+        return self._engine.recording
+
+    @property
+    def answered_by(self) -> str:
+        return self._engine.answered_by
+
+    def refresh(self) -> bool:
+        return self._engine.refresh()
