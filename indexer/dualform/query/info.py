@@ -43,7 +43,9 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         bias=bool(layer.biases),
         space=layer.space,
         slots=view.snapshot.entries(layer.name).count,
-        distinct_keys=view.snapshot.keys(layer.name).rows if layer.keys else 0,
+        distinct_keys=view.cache.get(("distinct keys", layer.name), lambda: view.snapshot.keys(layer.name).rows)
+        if layer.keys
+        else 0,
         values=layer.values,
         grade=grade(view, layer, None),
         views=layer.view_names,
