@@ -100,6 +100,10 @@ class Batches:
             if own in queue.waiting:
                 queue.waiting.remove(own)
 
+    def light(self, question: Question) -> bool:
+        """Whether a question is known to take little."""
+        return bool(self._costs.light(question.kind))
+
     def waiting(self) -> int:
         """Questions that wait for their scan to begin."""
         return sum(len(queue.waiting) for queue in self._queues.values())

@@ -26,8 +26,8 @@ class ServiceConfig:
     max_concurrent: int = 4
     """Large questions held at once, of which two are worked on (lanes.py); one more is refused with Overloaded."""
     max_small: int = 128
-    """Small questions held at once, most of them waiting for a scan that they share, and look-ups; one more of either
-    is refused likewise."""
+    """Small questions held at once that are known to take little, as many others, most of them waiting for a scan that
+    they share, and as many look-ups; one more of either is refused likewise."""
     request_bytes: int = REQUEST_BYTES
     """Largest request: a thousand queries of a thousand numbers."""
     answer_bytes: int = ANSWER_BYTES

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
+from dualform.kernels import workers
 from dualform_service.call_record import current
 from dualform_service.turns import Turns
 
@@ -86,6 +87,7 @@ class Lanes:
     """Of one server."""
 
     def __init__(self) -> None:
+        workers.start()  # by a thread that does not stand back
         self.lookups = Lane("lookup", LOOKUPS)
         self.light = Lane("light", LIGHT)
         self.untried = Lane("untried", UNTRIED)

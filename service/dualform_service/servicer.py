@@ -64,8 +64,11 @@ class MemoryServicer:
             config.max_concurrent, "The server already holds {} large questions.", "--max-concurrent"
         )
         """For what is asked alone, and may take long."""
-        self._small_places = Places(config.max_small, "The server already holds {} small questions.", "--max-small")
-        """For questions that may share their work."""
+        small = "The server already holds {} small questions."
+        self._light_places = Places(config.max_small, small, "--max-small")
+        """For questions that may share their work, and are known to take little."""
+        self._waiting_places = Places(config.max_small, small, "--max-small")
+        """For the others that may share their work: they may wait long, and take no light one's place meanwhile."""
         self._lookup_places = Places(config.max_small, "The server already holds {} look-ups.", "--max-small")
         self._unread = ByteRoom(UNREAD * config.answer_bytes)
         self.methods: Mapping[str, _Method] = {
@@ -85,9 +88,9 @@ class MemoryServicer:
             with self._lookup_places.one():
                 return await self._encoded(await self._ask(method, message, deadline, self._lanes.lookups, asker))
         if method.shares and len(message) <= SMALL_BYTES:
-            with self._small_places.one():
-                question = await self._decoded(method, message, asker)
-                if can_share(question):
+            question = await self._decoded(method, message, asker)
+            if can_share(question):
+                with (self._light_places if self.batches.light(question) else self._waiting_places).one():
                     answer = await self.batches.ask(question, deadline, asker)
                     return await self._encoded(await self._message(method, answer, asker))
         with self._large_places.one():

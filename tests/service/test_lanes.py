@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dualform.errors import Overloaded
+from dualform.kernels import workers
 from dualform_client import Client
 from dualform_service import scan_costs
+from dualform_service.config import ServiceConfig
 from dualform_service.lanes import HEAVY_NICE, Lane, Lanes
 from dualform_service.scan_costs import ScanCosts
 from dualform_service.server import Server
@@ -41,7 +44,7 @@ class Selective(Canned):
 def test_a_flood_of_masked_questions_holds_up_neither_light_ones_nor_look_ups():
     engine = Selective()
     with (
-        Server(engine) as server,
+        Server(engine, ServiceConfig("127.0.0.1:0", max_small=24)) as server,
         Client(server.address, timeout=60) as client,
         Client(server.address, timeout=60) as flooding,
         ThreadPoolExecutor(24) as pool,
@@ -54,6 +57,8 @@ def test_a_flood_of_masked_questions_holds_up_neither_light_ones_nor_look_ups():
         assert client.topk("fc", QUERY).ids.tolist() == [1, 3]
         assert client.info().snapshot == 7
         assert client.slots([1]).rows == 1
+        with pytest.raises(Overloaded, match="already holds 24 small questions"):
+            client.topk("fc", QUERY, where="slot <> 99")
         assert len([one for one in engine.asked if one != "info"]) == 3, "two outputs, and one of the others"
         engine.hold.set()
         for one in flood:
@@ -108,6 +113,26 @@ def test_heavy_work_stands_back_on_the_processor():
             assert await lane.run(nice, "a") == own
         lanes.close()
 
+    run(test)
+
+
+def test_threads_that_all_lanes_share_do_not_stand_back():
+    async def test() -> None:
+        lanes, nices = Lanes(), dict[int, int]()
+        together = threading.Barrier(2)
+
+        def work(worker: int, _: int) -> None:
+            nices[worker] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            together.wait(60)
+
+        def nice() -> int:
+            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        await lanes.heavy.run(lambda: workers.divide(range(2), work, workers=2), "a")
+        assert nices == {0: min(19, nice() + HEAVY_NICE), 1: nice()}
+        lanes.close()
+
+    workers._pool.cache_clear()
     run(test)
 
 

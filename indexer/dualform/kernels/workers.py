@@ -26,6 +26,16 @@ if hasattr(os, "register_at_fork"):  # a fork copies none of the threads, nor le
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+def start() -> None:
+    """Has the threads of the pool begin now: those that begin later take over the priority of the thread that first
+    needs them, and keep it."""
+    pool, count = _pool(), max(1, cores() - 1)
+    all_begun = threading.Barrier(count + 1)
+    for _ in range(count):
+        pool.submit(all_begun.wait)
+    all_begun.wait()
+
+
 def divide(tasks: Iterable[Task], work: Callable[[int, Task], None], workers: int | None = None) -> None:
     """Call work(worker, task) for every task, `worker` from 0 to `workers` - 1 (as many as there are cores for None).
 
