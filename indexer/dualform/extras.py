@@ -22,6 +22,8 @@ _EXTRAS = {
     "ray": "ray",
     "grpc_health": "serve",
     "grpc_reflection": "serve",
+    "pydantic": "serve",
+    "pydantic_settings": "serve",
     "matplotlib": "studies",
     "pooch": "studies",
     "sklearn": "studies",

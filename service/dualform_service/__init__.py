@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from dualform_service.config import ServiceConfig as ServiceConfig
-from dualform_service.server import Server as Server, serve as serve
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dualform_service.config import ServiceConfig as ServiceConfig
+    from dualform_service.server import Server as Server, serve as serve
+
+_HOME = {"Server": "server", "ServiceConfig": "config", "serve": "server"}
 
 __all__ = ["Server", "ServiceConfig", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    """What is first used is loaded then: the command line's help names settings, and needs no server."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'dualform_service' has no attribute {name!r}")
+    value = getattr(import_module(f"dualform_service.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

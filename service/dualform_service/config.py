@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,26 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 REQUEST_BYTES, ANSWER_BYTES = 4 * 2**20, 64 * 2**20
 METADATA_BYTES = 64 * 2**10
 """Errors carry their details as metadata; gRPC's own bound of 8 KiB would cut long ones off."""
+
+
+class BadSettings(BadInput):
+    """Several things that are wrong with settings, said at once."""
+
+    faults: tuple[BadInput, ...] = ()
+
+    @staticmethod
+    def of(faults: Sequence[BadInput]) -> BadInput:
+        """The one fault itself, or all of them in one."""
+        if len(faults) == 1:
+            return faults[0]
+        lines = [f"{len(faults)} things are wrong with the settings:", *(f"  {fault}" for fault in faults)]
+        error = BadSettings("\n".join(lines), field=faults[0].field)
+        error.faults = tuple(faults)
+        return error
+
+    @staticmethod
+    def each(error: BadInput) -> tuple[BadInput, ...]:
+        return error.faults if isinstance(error, BadSettings) else (error,)
 
 
 @dataclass(frozen=True)
@@ -48,6 +69,10 @@ class ServiceConfig:
     """Seconds between looks for newer commits of a training that still runs."""
 
     def __post_init__(self) -> None:
+        if faults := tuple(self._faults()):
+            raise BadSettings.of(faults)
+
+    def _faults(self) -> Iterator[BadInput]:
         for name in (
             "max_concurrent",
             "max_small",
@@ -59,18 +84,25 @@ class ServiceConfig:
             "connection_calls",
             "deadline",
         ):
-            if getattr(self, name) <= 0:
-                raise BadInput(f"{name} is {getattr(self, name)}.", hint="It must be above 0.", field=name)
+            if not 0 < getattr(self, name) < float("inf"):
+                yield BadInput(
+                    f"{name} is {getattr(self, name)}.", hint="It must be above 0, and a number.", field=name
+                )
         if (self.certificate is None) != (self.key is None):
-            raise BadInput(
+            yield BadInput(
                 "TLS needs a certificate and its key, and only one was given.",
                 hint="Give both --tls-cert and --tls-key.",
                 field="certificate" if self.certificate is None else "key",
             )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
-            raise BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
-        if not self.listen.loopback and (self.token is None or self.certificate is None):
-            raise BadInput(
+            yield BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
+        try:
+            loopback = self.listen.loopback
+        except BadInput as error:
+            yield error
+            return
+        if not loopback and (self.token is None or self.certificate is None):
+            yield BadInput(
                 f"{self.address} can be reached from other machines, which needs both TLS and a token.",
                 hint="Give --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1.",
                 field="address",

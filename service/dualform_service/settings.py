@@ -1,0 +1,149 @@
+"""The settings of `dualform serve`: one table, of which the command line, the environment, the file and the documents
+have their names, defaults and words.
+
+A new setting is a line of SETTINGS. One whose name is a field of ServiceConfig fills that field, and has its default.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dualform_service.config import ServiceConfig
+from dualform_service.setting_kinds import KINDS, Kind
+
+PREFIX = "DUALFORM_SERVE_"
+"""Of the environment's variables. A prefix of the server's own: the commands that ask have a DUALFORM_TOKEN_FILE, too,
+and of a prefix of its own every unknown name can be refused."""
+CONFIG = "config"
+"""The setting that names the file, and stands in none."""
+
+CONFIG_DEFAULTS = {field.name: field.default for field in fields(ServiceConfig)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    """As the file has it: `max_small`, which is --max-small and DUALFORM_SERVE_MAX_SMALL."""
+    kind: Kind
+    what: str
+    """A sentence or two, for --help and the documents."""
+    metavar: str | None = None
+    own_default: Any = None
+    """Of one that is no field of ServiceConfig."""
+    otherwise: str = ""
+    """What holds where it is not given, if that is no value."""
+    choices: tuple[str, ...] = ()
+    """Of a text: all that it may be."""
+
+    def read(self, said: Any) -> Any:
+        """The value of what a source says. Raises ValueError."""
+        value = KINDS[self.kind].read(said)
+        if self.choices and value not in self.choices:
+            raise ValueError
+        return value
+
+    @property
+    def wanted(self) -> str:
+        """Said of what cannot be read."""
+        return f"must be {' or '.join(self.choices)}" if self.choices else KINDS[self.kind].wanted
+
+    @property
+    def placeholder(self) -> str:
+        """In the place of a value, in --help."""
+        return self.metavar or (f"[{'|'.join(self.choices)}]" if self.choices else KINDS[self.kind].metavar)
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def default(self) -> Any:
+        return CONFIG_DEFAULTS.get(self.name, self.own_default)
+
+    @property
+    def shown_default(self) -> str:
+        """Empty where `what` says enough."""
+        if self.otherwise or self.default is None:
+            return self.otherwise
+        if self.kind == "bytes":
+            return f"{self.default / 2**20:g} MiB"
+        if self.kind == "yes or no":
+            return "yes" if self.default else "no"
+        return f"{self.default:g}" if self.kind == "seconds" else str(self.default)
+
+
+SETTINGS = (
+    Setting("address", "text", "Where to listen; port 0 takes a free one.", "HOST:PORT"),
+    Setting(
+        "token_file", "file", "File whose first line is the token that callers must present.", otherwise="no token"
+    ),
+    Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
+    Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
+    Setting("max_concurrent", "whole number", "Large questions held at once; two are worked on."),
+    Setting("max_small", "whole number", "Small questions held at once; they share scans."),
+    Setting("deadline", "seconds", "Seconds after which a question's work stops."),
+    Setting("request_bytes", "bytes", "Largest question that is taken, as it is sent."),
+    Setting("answer_bytes", "bytes", "Largest answer that is given, as it is sent."),
+    Setting(
+        "memory",
+        "bytes",
+        'What the process may take, as "2 GB".',
+        otherwise="up to half of the machine for keys and values, and an eighth for their codes",
+    ),
+    Setting(
+        "ray",
+        "text",
+        "Answer each shard on a machine of this Ray cluster, as `auto`; `local` starts one here.",
+        "ADDRESS",
+        otherwise="no Ray",
+    ),
+    Setting(
+        "shard_deadline",
+        "seconds",
+        "Seconds in which a shard must answer, with --ray; a process that misses it is replaced.",
+        own_default=60.0,
+    ),
+    Setting(
+        "log",
+        "text",
+        "What stderr has: lines of text, or of JSON, one for each call among them.",
+        own_default="text",
+        choices=("text", "json"),
+    ),
+)
+
+
+def markdown() -> str:
+    """The table of docs/operations.md."""
+    lines = ["| flag | variable | key in the file | default | |", "| --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| `{one.flag}` | `{one.variable}` | `{one.name}` | {one.shown_default or '—'} | {one.what} |"
+        for one in SETTINGS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def options(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """Gives a command an option for every setting, by `click.option`; what is not given is None."""
+
+    def given(command: Any) -> Any:
+        for one in reversed(SETTINGS):
+            said = f"{one.what} Default: {one.shown_default}." if one.shown_default else one.what
+            if one.kind == "yes or no":
+                command = option(f"{one.flag}/--no-{one.flag[2:]}", one.name, default=None, help=said)(command)
+            else:
+                command = option(one.flag, one.name, metavar=one.placeholder, help=said)(command)
+        return command
+
+    return given
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
