@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from dualform.query.search.tally import Tally
 from dualform.store.memory_budget import MemoryBudget
 
 Value = TypeVar("Value")
@@ -24,8 +25,9 @@ class _Held(NamedTuple):
 class Cache:
     """The values used last, up to a number of bytes: arrays, mappings of arrays, and whatever says its `nbytes`."""
 
-    def __init__(self, limit: int | MemoryBudget) -> None:
-        """`limit`: bytes, or the budget that it shares with other caches."""
+    def __init__(self, limit: int | MemoryBudget, tally: Tally | None = None) -> None:
+        """`limit`: bytes, or the budget that it shares with other caches. `tally` counts what was found and made."""
+        self._tally = tally or Tally()
         self._budget = MemoryBudget(limit, limit // 2) if isinstance(limit, int) else limit
         self._owner = object()
         self._making: dict[Hashable, threading.Event] = {}
@@ -42,6 +44,7 @@ class Cache:
             with self._lock:
                 held: _Held | None = self._budget.find(self._owner, key)
                 if held is not None:
+                    self._tally.add(found=1)
                     found: Value = held.value
                     return found
                 made = self._making.get(key)
@@ -51,6 +54,7 @@ class Cache:
             while not made.wait(None if check is None else _LOOK):
                 assert check is not None
                 check()
+        self._tally.add(made=1)
         try:
             value = make()
             self._budget.keep(self._owner, key, _Held(value), _size(value))

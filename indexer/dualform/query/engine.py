@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput, Cancelled, Forked
 from dualform.methods import Answers
 from dualform.query import needs, slots
+from dualform.query.counts import Counts, counted
 from dualform.query.resolved import Q, Resolved, resolve
 from dualform.query.score import backends
 from dualform.query.search.codes_cache import CodesCache
@@ -260,6 +261,10 @@ class Engine(Answers):
             self._segments.clear()
         if isinstance(self._backend, backends.ScreenBackend):
             self._backend.screen.clear()
+
+    def counts(self) -> Counts:
+        """What answering has taken since the memory was opened. Raises Forked."""
+        return counted(self._view, self._segments, self._budget)
 
     @property
     def answered_by(self) -> str:

@@ -45,8 +45,8 @@ class View:
         """Who answers for the memory's shards, where that is not this process."""
         self.snapshot = snapshot
         self.backend = backend
-        self.cache = Cache(cache_bytes)
         self.tally = tally or Tally()
+        self.cache = Cache(cache_bytes, self.tally)
 
     def scan(
         self,

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.durable_files import block_checksum, checksum
+from dualform.store.read_bytes import READ
 
 CODES, SUM = ".codes", ".sum"
 """How the names of such files end: codes of keys, and sums over slots."""
@@ -96,6 +97,7 @@ class DerivedFile:
                     left = left[got:]
         except OSError:
             return None
+        READ.add(size - len(left))
         return part if not left and checksum(part.data) == self.checksums[number] else None
 
 

@@ -51,6 +51,11 @@ class MemoryBudget:
         """One that all caches of an engine draw on: a single value takes a quarter at most."""
         return cls(most_bytes, most_bytes // 4)
 
+    @property
+    def given(self) -> int:
+        """Bytes of the whole bound, what is not counted here included."""
+        return self._given
+
     def leave(self, taken: int, least: int, resident: Callable[[], int] | None = None) -> None:
         """Count with what is `taken` already, by each memory as it is opened, and with what the allocator keeps for
         itself. `resident`: what the process holds, where all of it is to stay within the bound.

@@ -19,6 +19,7 @@ from dualform.errors import Damaged
 from dualform.store.durable_files import checksum
 from dualform.store.matrix_file import MatrixForm
 from dualform.store.missing_files import forgotten_meanwhile
+from dualform.store.read_bytes import READ
 
 BLOCK_BYTES = 1 << 20
 """Of a file that share a checksum."""
@@ -172,5 +173,6 @@ def _read_block(segment: Segment, file: BinaryIO, block: int, part: memoryview) 
         if not got:
             raise Damaged(f"{segment.path} ended after {block * BLOCK_BYTES + filled} bytes.")
         filled += got
+    READ.add(filled)
     if xxhash.xxh3_128_digest(part) != segment.checksum(block):
         raise Damaged(f"{segment.path} was altered: its checksum is not the one that was committed.")

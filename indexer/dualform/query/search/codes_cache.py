@@ -31,6 +31,8 @@ class CodesCache:
         self._owner = object()
         self._passed = set[Hashable]()
         """Sources whose stored codes were screened without being held."""
+        self.found = self.made = 0
+        """How often a scan found a source's codes held, and how often they were read or made."""
         self._lock = threading.Lock()
         self._making = threading.Lock()
 
@@ -45,6 +47,7 @@ class CodesCache:
         with self._making:  # makers share all cores: one at a time is as fast, and never makes the same twice
             if (held := self._look(identity)) is not None:
                 return held
+            self._count(made=1)
             stored = StoredCodes.open(source)
             made = stored.whole() if stored else None
             if made is None:
@@ -70,14 +73,23 @@ class CodesCache:
         for memory nor fills it.
         """
         identity = source.identity
-        if self._look(identity) is not None or (hold and identity in self._passed):
+        if self._look(identity) is not None:
+            self._count(found=1)
+            return None
+        if hold and identity in self._passed:
             return None
         stored = StoredCodes.open(source)
         if stored is not None:
             with self._lock:
                 self._passed.add(identity)
+            self._count(made=1)
         return stored
 
     def _look(self, identity: Hashable) -> Codes | None:
         held: Codes | None = self._budget.find(self._owner, identity)
         return held
+
+    def _count(self, *, found: int = 0, made: int = 0) -> None:
+        with self._lock:
+            self.found += found
+            self.made += made
