@@ -22,6 +22,7 @@ _EXTRAS = {
     "ray": "ray",
     "grpc_health": "serve",
     "grpc_reflection": "serve",
+    "prometheus_client": "serve",
     "pydantic": "serve",
     "pydantic_settings": "serve",
     "matplotlib": "studies",

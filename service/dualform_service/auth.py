@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dualform.errors import Unauthenticated
 
@@ -11,12 +11,19 @@ from dualform.errors import Unauthenticated
 class Token:
     """What a call's metadata must hold as `authorization: Bearer TOKEN`."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = token.encode()
+    def __init__(self, token: str, refused: Callable[[], object] = lambda: None) -> None:
+        """`refused` is told of each call that is."""
+        self._expected, self._told = token.encode(), refused
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Raises Unauthenticated where it is missing or wrong."""
-        presented = dict(metadata).get("authorization")
+        try:
+            self._compare(dict(metadata).get("authorization"))
+        except Unauthenticated:
+            self._told()
+            raise
+
+    def _compare(self, presented: str | bytes | None) -> None:
         if presented is None:
             raise _refused("The server asks for a token, and none was given.")
         data = presented if isinstance(presented, bytes) else presented.encode()

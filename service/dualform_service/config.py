@@ -65,6 +65,8 @@ class ServiceConfig:
     """Seconds after which work stops for a caller that set no earlier deadline."""
     grace: float = 7.0
     """Seconds that running questions get to finish when the server drains."""
+    metrics: str | None = None
+    """host:port where metrics are scraped (metrics_port.py); None for nowhere."""
     follow: float = 5.0
     """Seconds between looks for newer commits of a training that still runs."""
 
@@ -96,17 +98,28 @@ class ServiceConfig:
             )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             yield BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
+        for name, address in (("address", self.address), ("metrics", self.metrics)):
+            if address is not None:
+                yield from self._faults_of(name, address)
+
+    def _faults_of(self, name: str, address: str) -> Iterator[BadInput]:
         try:
-            loopback = self.listen.loopback
+            loopback = parse_address(address).loopback
         except BadInput as error:
+            error.field = name
             yield error
             return
         if not loopback and (self.token is None or self.certificate is None):
             yield BadInput(
-                f"{self.address} can be reached from other machines, which needs both TLS and a token.",
+                f"{address} can be reached from other machines, which needs both TLS and a token.",
                 hint="Give --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1.",
-                field="address",
+                field=name,
             )
+
+    @property
+    def scheme(self) -> str:
+        """Of addresses where metrics are scraped."""
+        return "http" if self.certificate is None else "https"
 
     @property
     def listen(self) -> Address:

@@ -20,7 +20,7 @@ from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
 from dualform_service.limits import ByteRoom, Deadline
-from dualform_service.metrics import Metrics
+from dualform_service.metrics import LoopState, Metrics
 from dualform_service.readers import Readers
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
 from dualform_service.transport import Context, Handler, refuse, request_id
@@ -56,6 +56,10 @@ class CallHandlers:
     def handlers(self) -> dict[str, Handler]:
         """By method."""
         return {method: self._handler(method) for method in self._servicer.methods}
+
+    def state(self) -> LoopState:
+        """On the loop."""
+        return LoopState(self._calls, {**self._servicer.waiting(), "reading": self._readers.waiting})
 
     def close(self) -> None:
         """Returns when no call works any more."""

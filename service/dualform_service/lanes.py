@@ -37,7 +37,7 @@ class Lane:
     """Threads of one kind of work. Those who want one take turns, on the loop."""
 
     def __init__(self, name: str, threads: int, nice: int = 0) -> None:
-        self._turns, self._nice = Turns(threads), nice
+        self.name, self._turns, self._nice = name, Turns(threads), nice
         self._pool = ThreadPoolExecutor(threads, f"dualform-{name}", self._begin)
 
     @property
@@ -93,10 +93,11 @@ class Lanes:
         self.untried = Lane("untried", UNTRIED)
         self.heavy = Lane("heavy", HEAVY, HEAVY_NICE)
         self.messages = Lane("message", MESSAGES)
+        self.all = (self.lookups, self.light, self.untried, self.heavy, self.messages)
 
     def close(self) -> None:
         """Returns when no thread of any works any more."""
-        for lane in (self.lookups, self.light, self.untried, self.heavy, self.messages):
+        for lane in self.all:
             lane.close()
 
 

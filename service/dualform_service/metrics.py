@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dualform.questions import LayerQuestion, Question
@@ -32,10 +33,25 @@ class Histogram:
         """Of each bucket, the last of which has no bound."""
         self.sum = self.largest = 0.0
 
+    def copy(self) -> Histogram:
+        other = Histogram(self.bounds)
+        other.counts, other.sum, other.largest = list(self.counts), self.sum, self.largest
+        return other
+
     def add(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
         self.largest = max(self.largest, value)
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """What only the event loop may look at, at one moment."""
+
+    calls: int
+    """That there are."""
+    waiting: Mapping[str, int]
+    """How many wait, by what for."""
 
 
 class Metrics:

@@ -30,6 +30,11 @@ class Readers:
         """Since when, oldest first."""
         self._ending: asyncio.TimerHandle | None = None
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn to be read."""
+        return self._turns.waiting
+
     async def read(self, context: Context, seconds: float | None) -> bytes | None:
         """The next message of a call; None where no more comes. Raises TimeoutError where it takes too long."""
         async with asyncio.timeout(seconds) as limit, self.one(context.peer(), limit):

@@ -8,25 +8,29 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from dualform_proto.address import Address
+from dualform.errors import DualformError
+from dualform_proto.address import Address, parse_address
 from dualform_service.audit import JsonLog
 from dualform_service.auth import Token
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.counted_engine import CountedEngine
 from dualform_service.engine import Engine
+from dualform_service.exposition import Exposition
 from dualform_service.following import Follower
 from dualform_service.handlers import CallHandlers
 from dualform_service.health import SERVICE, StandardServices
 from dualform_service.listening import cannot_listen, check_free
 from dualform_service.metrics import Metrics
+from dualform_service.metrics_port import MetricsPort
 from dualform_service.servicer import MemoryServicer
-from dualform_service.tls import server_credentials
+from dualform_service.tls import server_credentials, web_context
 from dualform_service.transport import Transport
 
 LAST_SECONDS = 3.0
@@ -44,7 +48,9 @@ class Server:
         self.metrics = Metrics()
         self.address = ""
         """host:port as bound; empty before `start`."""
-        token = None if self.config.token is None else Token(self.config.token)
+        self.metrics_address = ""
+        """Where metrics are scraped, likewise; empty for nowhere."""
+        token = None if self.config.token is None else Token(self.config.token, self.metrics.wrong_token)
         self._closing = Closing()
         self._standard = StandardServices(token)
         self._follower = Follower(engine, self.config.follow)
@@ -53,12 +59,20 @@ class Server:
         observers = () if log is None else (log.call,)
         self._handlers = CallHandlers(servicer, self.config, token, self._closing, self.metrics, observers)
         self._transport = Transport(self.config)
+        self._metrics_port: MetricsPort | None = None
+        if self.config.metrics is not None:
+            pages = Exposition(self.metrics, engine, lambda: 0 if log is None else log.dropped)
+            self._metrics_port = MetricsPort(
+                lambda: partial(pages.page, self._handlers.state()),
+                (lambda headers: None) if token is None else token.check,
+            )
 
     def start(self) -> int:
         """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
         port = self._bind()
         self.address = str(Address(self.config.listen.host, port))
         self._handlers.port = port
+        self._bind_metrics()
         self._transport.call(self._standard.serving)
         self._follower.start()
         return port
@@ -71,6 +85,20 @@ class Server:
         except RuntimeError as error:
             raise cannot_listen(self.config.listen, "another process took it just now") from error
 
+    def _bind_metrics(self) -> None:
+        if self._metrics_port is None or self.config.metrics is None:
+            return
+        own = parse_address(self.config.metrics)
+        try:
+            check_free(own, "--metrics")
+            port = self._transport.run(self._metrics_port.start(own.host, own.port, web_context(self.config)))
+        except (OSError, DualformError) as error:
+            self.stop(0.0)
+            if isinstance(error, DualformError):
+                raise
+            raise cannot_listen(own, error.strerror or str(error), "--metrics") from None
+        self.metrics_address = str(Address(own.host, port))
+
     def stop(self, grace: float | None = None) -> None:
         """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended.
 
@@ -81,6 +109,8 @@ class Server:
         self._closing.close()
         self._transport.stop(self.config.grace if grace is None else grace)
         self._handlers.close()
+        if self._metrics_port is not None:
+            self._transport.run(self._metrics_port.stop())
         self._transport.close()
         for line in self.metrics.lines():
             _log.info("%s", line)
@@ -121,6 +151,8 @@ def serve(
             server.start()
             ready(server.address)
             _log.info("%s", engine.answered_by)
+            if server.metrics_address:
+                _log.info("metrics at %s://%s/metrics", server.config.scheme, server.metrics_address)
             wait()
             _log.info("draining: a second signal ends it at once")
             with _ended_after(config.grace + LAST_SECONDS, log):

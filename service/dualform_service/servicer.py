@@ -96,6 +96,10 @@ class MemoryServicer:
         with self._large_places.one():
             return await self._encoded(await self._ask(method, message, deadline, self._lanes.heavy, asker))
 
+    def waiting(self) -> dict[str, int]:
+        """How many wait: for the thread of a lane, by its name, and for a scan that others are asking for, too."""
+        return {**{lane.name: lane.waiting for lane in self._lanes.all}, "scan": self.batches.waiting()}
+
     def close(self) -> None:
         """Returns when no question is worked on any more."""
         self._lanes.close()

@@ -111,6 +111,9 @@ SETTINGS = (
         own_default=60.0,
     ),
     Setting(
+        "metrics", "text", "Where metrics are scraped: http://HOST:PORT/metrics.", "HOST:PORT", otherwise="nowhere"
+    ),
+    Setting(
         "log",
         "text",
         "What stderr has: lines of text, or of JSON, one for each call among them.",

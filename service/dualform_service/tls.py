@@ -29,6 +29,15 @@ def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([(key, certificate)])
 
 
+def web_context(config: ServiceConfig) -> ssl.SSLContext | None:
+    """The same for what speaks HTTP."""
+    if server_credentials(config) is None or config.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.certificate, config.key, password="")
+    return context
+
+
 def _read(file: Path, field: str) -> bytes:
     try:
         return file.read_bytes()

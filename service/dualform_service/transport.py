@@ -46,7 +46,7 @@ class Transport:
         self._thread = threading.Thread(target=self._turn, name="dualform-grpc", daemon=True)
         self._thread.start()
         try:
-            return self._run(self._started(credentials, services))
+            return self.run(self._started(credentials, services))
         except BaseException:
             self.close()
             raise
@@ -70,7 +70,7 @@ class Transport:
 
     def stop(self, grace: float) -> None:
         """Takes no new calls, gives running ones `grace` seconds, then ends them. Returns once all have ended."""
-        self._run(self._server.stop(grace))
+        self.run(self._server.stop(grace))
 
     def call(self, function: Callable[[], object]) -> None:
         """Has the loop call a function, soon."""
@@ -86,7 +86,8 @@ class Transport:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 

@@ -26,6 +26,7 @@ OPTIONS = {
             "--max-small",
             "--request-bytes",
             "--log",
+            "--metrics",
             "--answer-bytes",
             "--deadline",
         ),

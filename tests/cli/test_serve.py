@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from urllib.request import urlopen
 
 import pytest
 
@@ -58,6 +59,21 @@ def test_with_log_json_stderr_is_json_line_by_line(folder):
     said = [line["message"] for line in lines if line["kind"] == "log"]
     assert "draining: a second signal ends it at once" in said
     assert said[-1].startswith("Info: 1 ok; mean ")
+
+
+def test_metrics_are_scraped_where_it_says(folder):
+    with serving(folder, "--json", "--metrics", "127.0.0.1:0") as (process, line):
+        with Client(json.loads(line)["address"]) as client:
+            layer = client.info().layers[0]
+            client.topk(layer.name, [[1.0] * layer.d_in], k=1)
+        said = next(line for line in process.stderr if "metrics at " in line)
+        with urlopen(said.split("metrics at ")[1].strip(), timeout=60) as page:
+            text = page.read().decode()
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert lines[f'dualform_calls_total{{layer="{layer.name}",method="TopK",outcome="ok"}}'] == "1.0"
+    assert float(lines["dualform_read_bytes_total"]) > 0
+    assert float(lines["dualform_screened_queries_total"]) == 1
+    assert "dualform_memory_limit_bytes" not in lines
 
 
 def test_says_where_it_listens(folder):

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import subprocess
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -45,6 +49,23 @@ def test_speaks_tls_to_who_trusts_its_certificate(engine, pairs):
             client.info()
         with Client(server.address, token="t") as client, pytest.raises(Unavailable):
             client.info()
+
+
+def test_metrics_speak_tls_too(engine, pairs):
+    (chain, key), (other, _) = pairs
+    config = ServiceConfig("127.0.0.1:0", token="t", certificate=chain, key=key, metrics="0.0.0.0:0")
+    with Server(engine, config) as server:
+        url = f"https://127.0.0.1:{server.metrics_address.rpartition(':')[2]}/metrics"
+        scrape = Request(url, headers={"Authorization": "Bearer t"})
+        with urlopen(scrape, timeout=60, context=ssl.create_default_context(cafile=chain)) as page:
+            assert b"dualform_open_calls 0.0" in page.read()
+        with pytest.raises(HTTPError, match="401") as refused:
+            urlopen(url, timeout=60, context=ssl.create_default_context(cafile=chain))
+        refused.value.close()
+        with pytest.raises(URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            urlopen(scrape, timeout=60, context=ssl.create_default_context(cafile=other))
+        with pytest.raises((OSError, HTTPException)):
+            urlopen(url.replace("https", "http"), timeout=60)
 
 
 def test_a_key_of_another_certificate_is_refused(engine, pairs):

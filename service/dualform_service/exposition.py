@@ -1,0 +1,176 @@
+"""The counts of a server as Prometheus reads them. Nothing is counted here: each scrape reads what metrics.py, the
+engine and the event loop have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from dualform.extras import optional
+from dualform_service.engine import Engine
+from dualform_service.metrics import Histogram, LoopState, Metrics
+
+if TYPE_CHECKING:
+    from dualform.query.counts import Counts
+
+
+class Family(NamedTuple):
+    """Series of one name."""
+
+    name: str
+    """As it is written; of a counter with the ending _total."""
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    what: str
+
+
+CALL = ("method", "layer")
+FAMILIES = (
+    Family("dualform_calls_total", "counter", (*CALL, "outcome"), "Calls that have ended: `ok`, or the error's code."),
+    Family("dualform_call_seconds", "histogram", CALL, "From a call's headers to the end of its answer."),
+    Family(
+        "dualform_call_working_seconds_total",
+        "counter",
+        CALL,
+        "Of these seconds, those in which a thread worked on the call, alone or for several that share a scan.",
+    ),
+    Family("dualform_request_bytes_total", "counter", ("method",), "Of questions, as they were sent."),
+    Family("dualform_answer_bytes_total", "counter", ("method",), "Of answers that were read, as they were sent."),
+    Family("dualform_scan_queries", "histogram", CALL, "Queries of a scan: those of all calls that shared it."),
+    Family("dualform_slots_scanned_total", "counter", CALL, "Slots that the layers had which were scanned."),
+    Family("dualform_open_calls", "gauge", (), "Calls that there are."),
+    Family("dualform_waiting", "gauge", ("place",), "Those that wait to be read, for a scan or for a thread."),
+    Family("dualform_screened_queries_total", "counter", (), "Queries whose best slots were asked for."),
+    Family("dualform_fallbacks_total", "counter", (), "Of these, those that eight-bit codes could not decide."),
+    Family("dualform_candidates_total", "counter", (), "Rows that eight-bit codes left for canonical scoring."),
+    Family("dualform_rescoring_seconds_total", "counter", (), "Of canonical scoring."),
+    Family(
+        "dualform_cache_lookups_total",
+        "counter",
+        ("cache", "result"),
+        "Lookups of eight-bit `codes` and of what else is `derived` (masks, groups, sums, weights): `hit` or `miss`.",
+    ),
+    Family("dualform_read_bytes_total", "counter", (), "Read of files of keys, values and what derives from them."),
+    Family("dualform_kept_bytes", "gauge", (), "Kept in memory between questions."),
+    Family("dualform_memory_limit_bytes", "gauge", (), "What the process may take (--memory); no series without it."),
+    Family("dualform_snapshot", "gauge", (), "Commits of the snapshot that is served."),
+    Family("dualform_recording", "gauge", (), "1 while the memory is still being recorded, or was cut off."),
+    Family("dualform_wrong_tokens_total", "counter", (), "What was refused for its token, or for want of one."),
+    Family("dualform_connections_shut_total", "counter", ("reason",), "Connections that the server has shut."),
+    Family("dualform_log_lines_dropped_total", "counter", (), "Lines of --log json that there was no room for."),
+)
+"""All but those of the process, whose names begin with process_."""
+
+Samples = Mapping[str, Any]
+"""By name, a mapping of labels' values to a number or a Histogram."""
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """Engines that say what answering has taken."""
+
+    def counts(self) -> Counts: ...
+
+
+class Exposition:
+    """Makes pages for scrapes. Loads prometheus_client as it is made; raises MissingPackage without it."""
+
+    def __init__(self, metrics: Metrics, engine: Engine, dropped: Callable[[], int] = lambda: 0) -> None:
+        """`dropped`: lines of the log that there was no room for."""
+        client = optional("prometheus_client")
+        self._metrics, self._engine, self._dropped = metrics, engine, dropped
+        self._client, self._core, self._written = client, client.metrics_core, client.exposition
+        self._process = client.ProcessCollector(registry=None)
+
+    def page(self, state: LoopState, accept: str) -> tuple[str, bytes]:
+        """Content type and content, in the form that whoever asks accepts."""
+        registry = self._client.CollectorRegistry(auto_describe=False)
+        registry.register(self._process)
+        registry.register(_Collected(list(self.families(state))))
+        encode, kind = self._written.choose_encoder(accept)
+        return str(kind), bytes(encode(registry))
+
+    def families(self, state: LoopState) -> Iterator[Any]:
+        """All series as prometheus_client has them, those of the process apart."""
+        samples = self._samples(state)
+        for family in FAMILIES:
+            yield self._family(family, samples.get(family.name, {}))
+
+    def _family(self, of: Family, samples: Mapping[tuple[str, ...], Any]) -> Any:
+        kinds = {
+            "counter": self._core.CounterMetricFamily,
+            "gauge": self._core.GaugeMetricFamily,
+            "histogram": self._core.HistogramMetricFamily,
+        }
+        family = kinds[of.kind](of.name, of.what, labels=of.labels)
+        for labels, value in samples.items():
+            if isinstance(value, Histogram):
+                family.add_metric(labels, _buckets(value), sum_value=value.sum)
+            else:
+                family.add_metric(labels, value)
+        return family
+
+    def _samples(self, state: LoopState) -> Samples:
+        engine = _of_engine(self._engine.counts()) if isinstance(self._engine, Counting) else {}
+        loop: Samples = {
+            "dualform_open_calls": {(): state.calls},
+            "dualform_waiting": {(place,): count for place, count in state.waiting.items()},
+            "dualform_log_lines_dropped_total": {(): self._dropped()},
+        }
+        return {**_of_calls(self._metrics), **engine, **loop}
+
+
+class _Collected:
+    """A collector of what was collected already."""
+
+    def __init__(self, families: Iterable[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Any]:
+        return self._families
+
+
+def _of_calls(metrics: Metrics) -> Samples:
+    with metrics.lock:
+        return {
+            "dualform_calls_total": dict(metrics.calls),
+            "dualform_call_seconds": {key: own.copy() for key, own in metrics.seconds.items()},
+            "dualform_call_working_seconds_total": dict(metrics.working),
+            "dualform_request_bytes_total": {(method,): size for method, size in metrics.bytes_in.items()},
+            "dualform_answer_bytes_total": {(method,): size for method, size in metrics.bytes_out.items()},
+            "dualform_scan_queries": {key: own.copy() for key, own in metrics.queries.items()},
+            "dualform_slots_scanned_total": dict(metrics.slots_scanned),
+            "dualform_wrong_tokens_total": {(): metrics.wrong_tokens},
+            "dualform_connections_shut_total": {(reason,): count for reason, count in metrics.shut.items()},
+        }
+
+
+def _of_engine(counts: Counts) -> Samples:
+    limit = {} if counts.most_bytes is None else {(): counts.most_bytes}
+    return {
+        "dualform_screened_queries_total": {(): counts.queries},
+        "dualform_fallbacks_total": {(): counts.fallbacks},
+        "dualform_candidates_total": {(): counts.candidates},
+        "dualform_rescoring_seconds_total": {(): counts.rescoring_seconds},
+        "dualform_cache_lookups_total": {
+            ("codes", "hit"): counts.codes_found,
+            ("codes", "miss"): counts.codes_made,
+            ("derived", "hit"): counts.derived_found,
+            ("derived", "miss"): counts.derived_made,
+        },
+        "dualform_read_bytes_total": {(): counts.read_bytes},
+        "dualform_kept_bytes": {(): counts.kept_bytes},
+        "dualform_memory_limit_bytes": limit,
+        "dualform_snapshot": {(): counts.commits},
+        "dualform_recording": {(): int(counts.recording)},
+    }
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Each with all that is below its bound."""
+    found, total = list[tuple[str, float]](), 0
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        total += count
+        found.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
+    return found

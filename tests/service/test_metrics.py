@@ -1,0 +1,258 @@
+"""What is scraped is what was done, and nobody who makes names up adds to it."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from contextlib import ExitStack
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dualform.errors import BadInput, DualformError, NotFound, ServiceError, Unauthenticated
+from dualform.questions import TopK, Vectors
+from dualform_client import Client
+from dualform_proto.calls import CALLS
+from dualform_service import metrics_port
+from dualform_service.call_record import NAME, CallRecord
+from dualform_service.config import ServiceConfig
+from dualform_service.exposition import FAMILIES
+from dualform_service.metrics import LAYERS, Metrics
+from dualform_service.server import Server
+from tests.service.held_engine import until
+
+HERE = ServiceConfig("127.0.0.1:0", metrics="127.0.0.1:0")
+
+
+def asked(address: str, path: str = "/metrics", method: str = "GET", headers=None) -> tuple[int, str]:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    try:
+        connection.request(method, path, headers=headers or {})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def scraped(server: Server, headers=None) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Values by name of a series and its labels."""
+    status, text = asked(server.metrics_address, headers=headers)
+    assert status == 200
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def of(**labels: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
+
+
+def ended(server: Server, calls: int) -> None:
+    until(lambda: sum(server.metrics.calls.values()) == calls)
+
+
+def test_counts_are_those_of_the_calls_that_were_made(engine):
+    question = TopK("fc", Vectors([[1.0, 2.0, 3.0]] * 5), k=2)
+    with Server(engine, HERE) as server, Client(server.address) as client:
+        for _ in range(3):
+            client.ask(question)
+        client.output("fc", [[1.0, 2.0, 3.0]])
+        client.info()
+        for _ in range(2):
+            with pytest.raises(NotFound):
+                client.slots([17])
+        ended(server, 7)
+        found = scraped(server)
+    assert found["dualform_calls_total"] == {
+        of(method="TopK", layer="fc", outcome="ok"): 3,
+        of(method="Output", layer="fc", outcome="ok"): 1,
+        of(method="Info", layer="", outcome="ok"): 1,
+        of(method="Slots", layer="", outcome="not_found"): 2,
+    }
+    assert found["dualform_call_seconds_count"] == {
+        of(method="TopK", layer="fc"): 3,
+        of(method="Output", layer="fc"): 1,
+        of(method="Info", layer=""): 1,
+        of(method="Slots", layer=""): 2,
+    }
+    assert found["dualform_slots_scanned_total"][of(method="TopK", layer="fc")] == 3 * 4
+    assert found["dualform_scan_queries_sum"] == {
+        of(method="TopK", layer="fc"): 15,
+        of(method="Output", layer="fc"): 1,
+    }
+    buckets = found["dualform_scan_queries_bucket"]
+    assert [buckets[of(method="TopK", layer="fc", le=le)] for le in ("4.0", "8.0", "+Inf")] == [0, 3, 3]
+    for labels, seconds in found["dualform_call_seconds_sum"].items():
+        assert 0 <= found["dualform_call_working_seconds_total"][labels] <= seconds
+    assert found["dualform_answer_bytes_total"][of(method="Slots")] == 0
+    assert found["dualform_answer_bytes_total"][of(method="TopK")] > 0
+    assert found["dualform_request_bytes_total"][of(method="TopK")] > 3 * 15 * 4
+
+
+def test_a_scan_that_is_shared_is_counted_once(engine):
+    engine.hold.clear()
+    with Server(engine, HERE) as server, ExitStack() as asking:
+        clients = [asking.enter_context(Client(server.address)) for _ in range(5)]
+        threads = [threading.Thread(target=lambda one=one: one.topk("fc", [[1.0, 2.0, 3.0]], k=2)) for one in clients]
+        threads[0].start()
+        assert engine.waiting.acquire(timeout=60)
+        for thread in threads[1:]:
+            thread.start()
+        until(lambda: server.batches.waiting() == 4)
+        during = scraped(server)
+        engine.hold.set()
+        for thread in threads:
+            thread.join(60)
+        ended(server, 5)
+        found = scraped(server)
+    assert during["dualform_open_calls"] == {(): 5}
+    assert during["dualform_waiting"][of(place="scan")] == 4
+    assert found["dualform_open_calls"] == {(): 0}
+    assert found["dualform_waiting"][of(place="scan")] == 0
+    assert found["dualform_calls_total"] == {of(method="TopK", layer="fc", outcome="ok"): 5}
+    assert found["dualform_scan_queries_count"] == {of(method="TopK", layer="fc"): 2}
+    assert found["dualform_scan_queries_sum"] == {of(method="TopK", layer="fc"): 5}
+    assert found["dualform_slots_scanned_total"] == {of(method="TopK", layer="fc"): 8}
+
+
+def test_layers_that_there_are_none_of_make_no_series(engine):
+    with Server(engine, HERE) as server, Client(server.address) as client:
+        client.topk("fc", "test")
+        ended(server, 1)
+        before = {name: set(labels) for name, labels in scraped(server).items()}
+        engine.error = NotFound("there is no such layer.")
+        names = [f"layer {number}" for number in range(200)] + ['fc"} 1\nx 2', "x" * 100_000, "fc\x00", "\ud7ff", ""]
+        for name in names:
+            with pytest.raises(DualformError):
+                client.topk(name, "test")
+        with grpc.insecure_channel(server.address) as channel:
+            for number in range(20):
+                with pytest.raises(grpc.RpcError, match="Method not found"):
+                    channel.unary_unary(f"/dualform.v1.Memory/Other{number}")(b"", timeout=60)
+        ended(server, 1 + len(names))
+        after = {name: set(labels) for name, labels in scraped(server).items()}
+        calls = scraped(server)["dualform_calls_total"]
+    assert calls[of(method="TopK", layer="", outcome="not_found")] == len(names)
+    assert calls[of(method="TopK", layer="fc", outcome="ok")] == 1
+    grown = {name: labels - before.get(name, set()) for name, labels in after.items()}
+    methods = {call.method for call in CALLS.values()}
+    for labels in set[tuple[tuple[str, str], ...]]().union(*grown.values()):
+        assert dict(labels).get("layer", "") == ""
+        assert dict(labels).get("method", "TopK") in methods
+
+
+def test_layers_with_a_label_of_their_own_are_bounded(engine):
+    metrics, question = Metrics(), TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2)
+    answer = engine.ask(question)
+    for number in range(LAYERS + 10):
+        name = f"fc.{number}"
+        metrics.answered(TopK(name, question.queries, k=2), answer)
+        record = CallRecord("TopK", "id", "peer", layer=name)
+        record.end("ok")
+        metrics.add(record)
+    assert len(metrics.seconds) == LAYERS + 1
+    assert metrics.calls["TopK", "", "ok"] == 10
+    long = TopK("x" * (NAME + 1), question.queries, k=2)
+    metrics.answered(long, answer)
+    assert ("TopK", "x" * (NAME + 1)) not in metrics.slots_scanned
+
+
+def test_every_family_is_there_with_what_it_is(engine):
+    with Server(engine, HERE) as server:
+        _, text = asked(server.metrics_address)
+    said = {line.split(" ", 3)[2]: line.split(" ", 3)[3] for line in text.splitlines() if line.startswith("# TYPE")}
+    helped = {line.split(" ", 3)[2] for line in text.splitlines() if line.startswith("# HELP")}
+    assert {own.name: own.kind for own in FAMILIES} == {
+        name: kind for name, kind in said.items() if not name.startswith("process_")
+    }
+    assert helped == said.keys()
+
+
+def test_open_metrics_for_whoever_accepts_it(engine):
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
+    with Server(engine, HERE) as server:
+        assert asked(server.metrics_address, headers=accept)[1].endswith("# EOF\n")
+
+
+def test_whoever_wants_something_else_is_told_where_metrics_are(engine):
+    with Server(engine, HERE) as server:
+        assert asked(server.metrics_address, "/")[0] == 404
+        assert asked(server.metrics_address, "/metrics/../x")[0] == 404
+        assert asked(server.metrics_address, method="POST")[0] == 405
+        assert asked(server.metrics_address, "/metrics?x=1")[0] == 200
+
+
+def test_metrics_ask_for_the_token_that_questions_ask_for(engine):
+    config = ServiceConfig("127.0.0.1:0", token="right-token", metrics="127.0.0.1:0")
+    with Server(engine, config) as server:
+        for headers in ({}, {"Authorization": "Bearer wrong-token"}):
+            status, text = asked(server.metrics_address, headers=headers)
+            assert status == 401
+            assert "token" in text
+        with Client(server.address) as client, pytest.raises(Unauthenticated):
+            client.info()
+        ended(server, 1)
+        found = scraped(server, {"Authorization": "Bearer right-token"})
+    assert found["dualform_wrong_tokens_total"] == {(): 3}
+    assert found["dualform_calls_total"] == {of(method="Info", layer="", outcome="unauthenticated"): 1}
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:9464", "[::]:9464", "example.org:9464"])
+def test_beyond_this_machine_metrics_need_tls_and_a_token(address):
+    with pytest.raises(
+        BadInput, match="can be reached from other machines, which needs both TLS and a token"
+    ) as caught:
+        ServiceConfig("127.0.0.1:0", metrics=address)
+    assert caught.value.field == "metrics"
+
+
+def test_nothing_listens_that_was_not_asked_for(engine):
+    with Server(engine) as server:
+        assert server.metrics_address == ""
+        assert server._metrics_port is None
+
+
+def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_nothing_open(engine):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        server = Server(engine, ServiceConfig("127.0.0.1:0", metrics=address))
+        with pytest.raises(ServiceError, match=rf"^Cannot listen on {address}: Address already in use\. .* --metrics"):
+            server.start()
+        with pytest.raises(ConnectionError), socket.create_connection(("127.0.0.1", int(server.address[10:])), 60):
+            pass
+
+
+def test_connections_that_say_nothing_hold_no_scrape_up_for_long(engine, monkeypatch):
+    monkeypatch.setattr(metrics_port, "SECONDS", 1.0)
+    with Server(engine, HERE) as server, ExitStack() as silent:
+        host, _, port = server.metrics_address.rpartition(":")
+        for _ in range(metrics_port.CONNECTIONS):
+            silent.enter_context(socket.create_connection((host, int(port)), 60)).sendall(b"GET /metrics HTTP/1.1\r\n")
+        until(lambda: server._metrics_port._open == metrics_port.CONNECTIONS)
+        with pytest.raises(ConnectionError):
+            asked(server.metrics_address)
+        until(lambda: server._metrics_port._open == 0)
+        assert asked(server.metrics_address)[0] == 200
+        with Client(server.address) as client:
+            assert client.info().snapshot == 7
+
+
+@pytest.mark.parametrize("sent", [b"\r\n\r\n", b"\xff" * 100 + b"\r\n\r\n", b"GET\r\n\r\n", b"x" * 20_000])
+def test_what_is_no_request_is_an_answer_or_an_end(engine, sent):
+    with Server(engine, HERE) as server:
+        host, _, port = server.metrics_address.rpartition(":")
+        with socket.create_connection((host, int(port)), 60) as far:
+            far.sendall(sent)
+            try:
+                said = far.recv(1 << 16)
+            except ConnectionError:
+                said = b""
+        assert said == b"" or said.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 405 "))
+        assert asked(server.metrics_address)[0] == 200
