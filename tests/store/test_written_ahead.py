@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualform.store import direct_file, writer as store
+from dualform.store import direct_file, durable_files, writer as store
 from dualform.store.batch import Batch, Extent, LayerRows
 from dualform.store.check import check_memory
 from dualform.store.direct_file import BLOCK_BYTES
@@ -89,7 +89,7 @@ def test_a_full_disk_is_told_of_ahead_of_the_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "WRITTEN_AT_ONCE", 2 * STEP_BYTES)
     monkeypatch.setattr(store, "FRAME_BYTES", 2 * STEP_BYTES)
     writer = open_writer(tmp_path / "memory", WIDE, journal_seconds=60.0)
-    monkeypatch.setattr(direct_file, "write_some", full)
+    monkeypatch.setattr(durable_files, "write_some", full)
     writer.append(wide_batch(0))
     with pytest.raises(OSError, match="No space left"):
         writer.append(wide_batch(1))

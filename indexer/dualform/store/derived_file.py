@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.durable_files import block_checksum, checksum
+from dualform.store.durable_files import block_checksum, checksum, remove, rename, write_new
 from dualform.store.read_bytes import READ
 
 CODES, SUM = ".codes", ".sum"
@@ -116,14 +116,15 @@ def write_derived(path: Path, kind: str, of: str, parts: Sequence[Sequence[NDArr
         if (disk.free - sum(sizes)) * _FREE < disk.total:
             return
         try:
-            with open(temporary, "wb") as file:
-                file.write(_PREFIX.pack(_MAGIC, len(text), block_checksum(text)) + text)
-                for start, part in zip(_starts(_PREFIX.size + len(text), sizes), whole, strict=True):
-                    file.seek(start)
-                    file.write(part.data)
-            os.replace(temporary, path)
+            content = [memoryview(_PREFIX.pack(_MAGIC, len(text), block_checksum(text)) + text)]
+            end = len(content[0])
+            for start, array in zip(_starts(end, sizes), whole, strict=True):
+                content += [memoryview(bytes(start - end)), array.data]
+                end = start + len(array)
+            write_new(temporary, content, durable=False)
+            rename(temporary, path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            remove(temporary)
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -137,7 +138,7 @@ def _remove_abandoned(folder: Path) -> None:
             if entry.name.endswith(_TEMPORARY) and is_derived(entry.name):
                 with suppress(OSError):
                     if time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_SECONDS:
-                        os.unlink(entry.path)
+                        remove(Path(entry.path))
 
 
 def _starts(end: int, sizes: Sequence[int]) -> Iterator[int]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dualform.store.durable_files import OPENING, write_some
+from dualform.store.durable_files import WrittenFile, remove
 
 try:
     import fcntl
@@ -55,7 +55,7 @@ class DirectFile:
     def __init__(self, path: Path) -> None:
         """Raises OSError, for example where the disk is full; so does every method."""
         self._path = path
-        self._handle, self._named = _open(path)
+        self._file, self._named = _open(path)
 
     def write(self, blocks: Sequence[mmap.mmap], first: int, size: int) -> None:
         """Write `size` bytes of some blocks, of which the first is block `first` of the file. More bytes may be written
@@ -64,43 +64,41 @@ class DirectFile:
         parts = [memoryview(block) for block in blocks]
         last = size - (len(parts) - 1) * BLOCK_BYTES
         parts[-1] = parts[-1][: -(-last // _ALIGNED) * _ALIGNED]
-        os.lseek(self._handle, first * BLOCK_BYTES, os.SEEK_SET)
-        for start in range(0, len(parts), _AT_ONCE):
-            _write(self._handle, parts[start : start + _AT_ONCE])
+        self._file.seek(first * BLOCK_BYTES)
+        _write(self._file, parts)
 
     def finish(self, size: int) -> None:
         """Cut it to its length; it is on disk on return, its name perhaps not yet."""
         try:
-            os.ftruncate(self._handle, size)
-            os.fsync(self._handle)
+            self._file.truncate(size)
+            self._file.sync()
             if not self._named:
-                self._path.unlink(missing_ok=True)
-                _name(self._handle, self._path)
+                remove(self._path)
+                self._file.link(self._path)
+            self._file.close()
         finally:
-            self.close()
+            self._file.let_go()
 
     def close(self) -> None:
-        """Let go of it: without a name it is gone."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
+        """Let go of it where it is not finished: without a name it is gone."""
+        self._file.let_go()
 
 
-def _open(path: Path) -> tuple[int, bool]:
+def _open(path: Path) -> tuple[WrittenFile, bool]:
     """A file to be written, directly if the file system can do so; and whether it has its name."""
     if _names_later(path.parent):
         try:
-            return os.open(path.parent, os.O_WRONLY | _NAMELESS | _DIRECT | OPENING, 0o666), False
+            return WrittenFile(path.parent, os.O_WRONLY | _NAMELESS | _DIRECT), False
         except OSError as error:
             if error.errno != errno.EINVAL:  # the file system has no direct writes
                 raise
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPENING
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        return os.open(path, flags | _DIRECT, 0o666), True
+        return WrittenFile(path, flags | _DIRECT), True
     except OSError as error:
         if error.errno != errno.EINVAL:  # the file system has no direct writes
             raise
-        return os.open(path, flags, 0o666), True
+        return WrittenFile(path, flags), True
 
 
 def _names_later(folder: Path) -> bool:
@@ -112,38 +110,26 @@ def _names_later(folder: Path) -> bool:
 
 
 def _tried(folder: Path) -> bool:
-    path, handle = folder / f"{os.getpid()}.tmp", -1
+    path, file = folder / f"{os.getpid()}.tmp", None
     try:
-        handle = os.open(folder, os.O_WRONLY | _NAMELESS | OPENING, 0o666)
-        _name(handle, path)
-        path.unlink()
+        file = WrittenFile(folder, os.O_WRONLY | _NAMELESS)
+        file.link(path)
+        remove(path)
     except OSError:
         return False
     finally:
-        if handle >= 0:
-            os.close(handle)
+        if file is not None:
+            file.let_go()
     return True
 
 
-def _name(handle: int, path: Path) -> None:
-    # With any folder said, the link in /proc is followed; else it would be linked itself.
-    os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=handle)
-
-
-def _write(handle: int, parts: list[memoryview]) -> None:
+def _write(file: WrittenFile, parts: list[memoryview]) -> None:
     while parts:
         try:
-            written = write_some(handle, parts)
+            file.write(parts, _AT_ONCE)
         except OSError as error:
-            if error.errno != errno.EINVAL or not _make_indirect(handle):
+            if error.errno != errno.EINVAL or not _make_indirect(file.handle):
                 raise
-            continue
-        if not written:
-            raise OSError(errno.EIO, "The file system took none of the bytes written")
-        while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
-        if parts:
-            parts[0] = parts[0][written:]
 
 
 def _make_indirect(handle: int) -> bool:

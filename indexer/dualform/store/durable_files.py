@@ -1,45 +1,149 @@
-"""Putting files on disk so that they are still there after a power cut."""
+"""Putting files on disk so that they are still there after a power cut, and checksums that tell whether they are.
+
+Every act by which the store changes what is on disk is here, but for what DuckDB does with its own file. All of them
+go through `attempt`, so that an error names its path, and that tests can have each one fail, end the process there, or
+note what a power cut would leave.
+"""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 from numpy.typing import NDArray
 
 OPENING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Flags that every file is opened with for os.open, of those that the system has."""
+_AT_ONCE = 512
+"""Pieces a system call; Linux takes at most 1024."""
+_Found = TypeVar("_Found")
+
+
+def attempt(operation: str, path: Path, call: Callable[..., _Found], *arguments: Any, **named: Any) -> _Found:
+    """What a system call returns; `operation` is its name, `path` what it is about.
+
+    Raises OSError, which names the path also where the call was given an open file alone.
+    """
+    try:
+        return call(*arguments, **named)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+class WrittenFile:
+    """A file that is open to be written. Every method raises OSError, for example where the disk is full."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        """`path`: a folder where `flags` ask for a file without a name."""
+        self.path = path
+        self.handle: int = attempt("open", path, os.open, path, flags | OPENING, 0o666)
+
+    def write(self, pieces: list[memoryview], at_once: int = _AT_ONCE) -> None:
+        """Write pieces of bytes, so many a system call; those that are written leave the list."""
+        pieces[:] = [piece.cast("B") for piece in pieces if piece.nbytes]
+        while pieces:
+            written = attempt("write", self.path, write_some, self.handle, pieces[:at_once])
+            if not written:
+                raise OSError(errno.EIO, "the file system took none of the bytes written", os.fspath(self.path))
+            while pieces and written >= len(pieces[0]):
+                written -= len(pieces.pop(0))
+            if pieces:
+                pieces[0] = pieces[0][written:]
+
+    def seek(self, place: int) -> None:
+        os.lseek(self.handle, place, os.SEEK_SET)
+
+    def truncate(self, size: int) -> None:
+        attempt("truncate", self.path, os.ftruncate, self.handle, size)
+
+    def sync(self) -> None:
+        attempt("fsync", self.path, os.fsync, self.handle)
+
+    def link(self, path: Path) -> None:
+        """Give a file without a name this one."""
+        # With any folder said, the link in /proc is followed; else it would be linked itself.
+        attempt("link", path, os.link, f"/proc/self/fd/{self.handle}", path, src_dir_fd=self.handle)
+
+    def close(self) -> None:
+        """Let go of it, once or more often."""
+        handle, self.handle = self.handle, -1
+        if handle >= 0:
+            attempt("close", self.path, os.close, handle)
+
+    def let_go(self) -> None:
+        """Close it where something failed before: what closing fails with would hide that."""
+        with suppress(OSError):
+            self.close()
+
+
+def write_some(handle: int, pieces: Sequence[memoryview]) -> int:
+    """Write the first bytes of some pieces, as many as the system takes at once; returns how many."""
+    return os.writev(handle, pieces) if hasattr(os, "writev") else os.write(handle, pieces[0])
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file a name that another may have, which is gone then."""
+    attempt("rename", new, os.replace, old, new)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, where there is one."""
+    with suppress(FileNotFoundError):
+        attempt("unlink", path, os.unlink, path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that is not there yet; the one that it is to lie in is."""
+    attempt("mkdir", path, os.mkdir, path)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder where there is none, with those that it is to lie in; the names of all of them are durable."""
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    with suppress(FileExistsError):
+        make_folder(path)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable; nothing on Windows, where a folder cannot be opened."""
     if os.name == "nt":
         return
-    handle = os.open(folder, os.O_RDONLY)
+    file = WrittenFile(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        file.sync()
     finally:
-        os.close(handle)
+        file.let_go()
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file by atomic rename: a reader sees the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_new(temporary, [memoryview(content)], durable=True)
+    rename(temporary, path)
     sync_folder(path.parent)
 
 
-def write_some(handle: int, pieces: Sequence[memoryview]) -> int:
-    """Write the first bytes of some pieces, as many as the system takes at once; returns how many."""
-    return os.writev(handle, pieces) if hasattr(os, "writev") else os.write(handle, pieces[0])
+def write_new(path: Path, pieces: list[memoryview], *, durable: bool) -> None:
+    """Write a file, in place of one of that name; `durable`: its bytes are on disk on return."""
+    file = WrittenFile(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        file.write(pieces)
+        if durable:
+            file.sync()
+        file.close()
+    finally:
+        file.let_go()
 
 
 def checksum(content: bytes | bytearray | memoryview) -> str:

@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable_files import OPENING, block_checksum, sync_folder, write_some
+from dualform.store.durable_files import WrittenFile, block_checksum, remove, sync_folder
 from dualform.store.increment import Increment, completed
 from dualform.store.tables import ColumnTypes
 
@@ -35,8 +35,6 @@ _HEADER_BYTES = _FIELDS.size + 16
 _LENGTH = struct.Struct("<Q")
 _FLOAT32 = "<f4"
 """The type of rows of which a frame does not say one."""
-_AT_ONCE = 512
-"""Pieces a system call; Linux takes at most 1024."""
 
 
 class FrameHeader(NamedTuple):
@@ -67,7 +65,7 @@ class JournalWriter:
         self.path = journal_path(shard_folder, commit)
         self._commit = commit
         self._id = os.urandom(16)
-        self._handle: int | None = None
+        self._file: WrittenFile | None = None
         self._sequence = 0
         self._before = bytes(16)
 
@@ -78,31 +76,31 @@ class JournalWriter:
         size = sum(len(piece) for piece in payload)
         fields = FrameHeader(_MAGIC, self._id, self._commit, self._sequence, size, self._before, digest)
         header = _FIELDS.pack(*fields)
-        first = self._handle is None
-        handle = self._opened()
-        _write(handle, [memoryview(header + block_checksum(header)), *payload])
-        os.fsync(handle)
+        first = self._file is None
+        file = self._opened()
+        file.write([memoryview(header + block_checksum(header)), *payload])
+        file.sync()
         if first:
             sync_folder(self.path.parent)
         self._before, self._sequence = digest, self._sequence + 1
 
-    def _opened(self) -> int:
-        if self._handle is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | OPENING
-            self._handle = os.open(self.path, flags, 0o666)
-        return self._handle
+    def _opened(self) -> WrittenFile:
+        if self._file is None:
+            self._file = WrittenFile(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        return self._file
 
     def close(self) -> None:
-        """Let go of the file, which stays."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        """Let go of the file, which stays: what was appended is on disk, or was told to have failed."""
+        if self._file is not None:
+            self._file.let_go()
+            self._file = None
 
     def remove(self) -> None:
         """For a journal whose rows were committed."""
-        if self._handle is not None:
-            self.close()
-            self.path.unlink()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            remove(self.path)
 
 
 def _chained(before: bytes, pieces: Sequence[memoryview]) -> bytes:
@@ -132,16 +130,6 @@ def _arrow_stream(rows: pa.Table) -> memoryview:
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
     return memoryview(sink.getvalue())
-
-
-def _write(handle: int, pieces: Sequence[memoryview]) -> None:
-    left = [piece.cast("B") for piece in pieces if len(piece)]
-    while left:
-        written = write_some(handle, left[:_AT_ONCE])
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if left:
-            left[0] = left[0][written:]
 
 
 Matrix = tuple[int, NDArray[Any]]

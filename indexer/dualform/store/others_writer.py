@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dualform.store.direct_file import Blocks
-from dualform.store.durable_files import sync_folder
+from dualform.store.durable_files import make_folder, sync_folder
 from dualform.store.increment import RowBytes
 from dualform.store.others import FOLDER, KIND, OtherRow, Others
 from dualform.store.rows_writer import RowsWriter
@@ -20,7 +20,7 @@ class OthersWriter:
         self._others, self._folder = others, shard_folder / FOLDER
         self._moments: list[tuple[int]] = []
         if others is not None:
-            self._folder.mkdir()
+            make_folder(self._folder)
         self._rows = RowsWriter("", KIND, shard_folder, FOLDER, blocks)
 
     def append(self, rows: Sequence[OtherRow]) -> int:

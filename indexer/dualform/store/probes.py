@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
-from dualform.store.durable_files import checksum, sync_folder, write_whole
+from dualform.store.durable_files import checksum, make_folders, write_whole
 from dualform.store.forks import held_back
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
@@ -50,7 +50,7 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
     if name in manifest.probes:
         raise BadInput(f"there is a probe {name!r} already.", hint="Give each probe its own name.", field="name")
     folder = memory / "probes" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     layers = {layer.name: layer for layer in manifest.layers}
     arrays: dict[str, NDArray[Any]] = {_file(layers[layer]): rows for layer, rows in queries.items()}
     if probe.labels is not None:
@@ -64,7 +64,6 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
         content = stream.getvalue()
         write_whole(folder / file, content)
         files[f"probes/{name}/{file}"] = FileMark(len(content), checksum(content))
-    sync_folder(folder.parent)
     rows = len(next(iter(queries.values()))) if queries else 0
     return files, {"rows": rows, "layers": list(queries)}
 

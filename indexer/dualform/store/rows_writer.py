@@ -8,7 +8,6 @@ can report success.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.direct_file import BLOCK_BYTES, Blocks, DirectFile
-from dualform.store.durable_files import block_checksum
+from dualform.store.durable_files import block_checksum, remove, rename
 from dualform.store.increment import RowBytes
 from dualform.store.matrix_file import MatrixForm
 
@@ -179,7 +178,7 @@ class MatrixWriter:
         if len(blocks) > 1:
             self._checksums[0] = block_checksum(blocks[0])
         self._write_rest(self._opened(), last)
-        os.replace(self._temporary, self.path)
+        rename(self._temporary, self.path)
         self._pool.give_back(blocks)
         self._blocks = []
         return self._size, b"".join(self._checksums)
@@ -198,5 +197,5 @@ class MatrixWriter:
         """Remove the file, finished or not: for one that no commit names."""
         if self._file is not None:
             self._file.close()
-        self._temporary.unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
+        remove(self._temporary)
+        remove(self.path)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput
 from dualform.store import shard
 from dualform.store.direct_file import Blocks
-from dualform.store.durable_files import sync_folder
+from dualform.store.durable_files import make_folder, sync_folder
 from dualform.store.kept_slots import KeptSlots, Stays
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest, Shard
@@ -60,14 +60,14 @@ def rewrite_shard(
     old = run.shards[number]
     with old.tables.reading():
         kept = KeptSlots(old.tables, old.manifest, stays, run.last)
-        folder.mkdir()
+        make_folder(folder)
         tables = _tables(run, number, kept, removal)
         segments = list[tuple[Any, ...]]()
         key_rows = list[tuple[str, int, NDArray[np.int64]]]()
-        (folder / "layers").mkdir()
+        make_folder(folder / "layers")
         blocks = Blocks()
         for layer in old.manifest.layers:
-            (folder / "layers" / layer.folder).mkdir()
+            make_folder(folder / "layers" / layer.folder)
             rows, of_entry = _rows_that_stay(old, layer, kept.entries(layer.name))
             if of_entry is not None and len(of_entry):
                 key_rows.append((layer.name, 0, of_entry))
@@ -189,7 +189,7 @@ def _others(
     """Rows of no layer, but for moments that are no part of the memory, and for those between the first step that had
     a sample of those that go and the end: from one to the next, a running mean tells of a single batch.
     """
-    (folder / FOLDER).mkdir()
+    make_folder(folder / FOLDER)
     moments = whole(old.tables, "other_rows")
     at_step = np.asarray(moments["at_step"], dtype=np.int64)
     stays: Stays = np.ones(len(at_step), dtype=np.bool_) if run.last is None else at_step <= run.last + 1

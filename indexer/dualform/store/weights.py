@@ -11,7 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable_files import checksum, write_whole
+from dualform.store.durable_files import checksum, make_folders, write_whole
 from dualform.store.manifest import FileMark
 
 Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]
@@ -32,7 +32,7 @@ def write_weights(memory: Path, name: str, weights: Mapping[str, NDArray[Any]]) 
     """Write weights/NAME.safetensors durably; returns its path within the memory, size and checksum."""
     content = safetensors.numpy.save({key: np.asarray(array, order="C") for key, array in weights.items()})
     file = weights_file(name)
-    (memory / "weights").mkdir(exist_ok=True)
+    make_folders(memory / "weights")
     write_whole(memory / file, content)
     return file, len(content), checksum(content)
 

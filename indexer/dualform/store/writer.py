@@ -22,7 +22,7 @@ from dualform.errors import AlreadyExists, BadInput
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
-from dualform.store.durable_files import checksum, digest_of, sync_folder
+from dualform.store.durable_files import checksum, digest_of, make_folder, make_folders, sync_folder
 from dualform.store.header import Ending, Header
 from dualform.store.increment import Increment, summed
 from dualform.store.journal import JournalWriter
@@ -83,7 +83,7 @@ class Writer:
             check_new_shard(self.path, self._shard)
         else:
             check_new_folder(self.path)
-        self._folder.joinpath("layers").mkdir(parents=True)
+        make_folders(self._folder / "layers")
         further = [] if shard_number else [Shard(shard_folder(number)) for number in range(1, shards)]
         self.manifest = first_manifest(header, [self._shard, *further])
         self._blocks = Blocks()
@@ -113,7 +113,7 @@ class Writer:
             self._set_weights("initial", header.initial)
             if header.buffers:
                 self._mark(*write_buffers(self.path, header.buffers))
-        for created in (self._folder / "layers", self._folder, self.path, self.path.parent):
+        for created in (self._folder / "layers", self._folder, self.path):
             sync_folder(created)
         self._write_manifest()
 
@@ -159,7 +159,7 @@ class Writer:
 
     def _layer_writer(self, layer: Layer) -> LayerWriter:
         writer = LayerWriter(layer, self._folder, self._blocks)
-        writer.folder.mkdir()
+        make_folder(writer.folder)
         return writer
 
     def tick(self) -> float:
