@@ -28,7 +28,7 @@ FOLDER_LOCK = ("folder_lock.py", "os.close")
 
 
 def changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, what) of all in a source that changes the disk, or opens a file for that, also where another is to call it."""
+    """(line, what) of all in a source that changes the disk, or opens a file for that; also what others are to call."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     reading = [call.func for call in calls if len(call.args) == 2 and ast.unparse(call.args[1]) == "os.O_RDONLY"]
     for node in ast.walk(tree):
