@@ -4,6 +4,7 @@ engine and the event loop have.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -174,3 +175,16 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
         total += count
         found.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
     return found
+
+
+def markdown() -> str:
+    """The table of docs/observability.md."""
+    lines = ["| series | kind | labels | |", "| --- | --- | --- | --- |"]
+    for own in FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in own.labels)
+        lines.append(f"| `{own.name}` | {own.kind} | {labels} | {own.what} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

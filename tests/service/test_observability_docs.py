@@ -1,0 +1,113 @@
+"""What documents and dashboards say of metrics and lines is what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from dualform_service.audit import JsonLog
+from dualform_service.call_record import CallRecord
+from dualform_service.config import ServiceConfig
+from dualform_service.exposition import FAMILIES, markdown
+from dualform_service.server import Server
+from tests.service.test_metrics import asked
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
+EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+SERIES = re.compile(r"\b(?:dualform|process)_[a-z_]+")
+
+
+@pytest.fixture(scope="module")
+def registry():
+    """Labels by name, as they are scraped."""
+    from tests.service.canned import Canned
+
+    with Server(Canned(), ServiceConfig("127.0.0.1:0", metrics="127.0.0.1:0")) as server:
+        _, text = asked(server.metrics_address)
+    found = {}
+    for own in FAMILIES:
+        endings = ("_bucket", "_sum", "_count") if own.kind == "histogram" else ("",)
+        found |= {own.name + ending: {*own.labels, *(("le",) if ending == "_bucket" else ())} for ending in endings}
+    process = {
+        sample.name: set()
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if family.name.startswith("process_")
+    }
+    return found | process
+
+
+def test_the_table_of_metrics_is_that_of_the_registry():
+    assert markdown() in DOCUMENT
+
+
+def test_every_series_that_is_named_is_there(registry):
+    families = {own.name for own in FAMILIES}
+    named = set(SERIES.findall(DOCUMENT)) - {"dualform_client", "dualform_service"}
+    if not any(name.startswith("process_") for name in registry):
+        pytest.skip("the system has no /proc, so there are no series of the process")
+    assert named <= families | registry.keys()
+    assert {name for name in registry if name.startswith("process_")} <= named
+
+
+def test_the_dashboard_uses_series_and_labels_that_there_are(registry):
+    assert len(EXPRESSIONS) > 20
+    for expression in [*EXPRESSIONS, "dualform_open_calls"]:
+        names = SERIES.findall(expression)
+        assert names, expression
+        for name in names:
+            assert name in registry or (name.startswith("process_") and not Path("/proc/self").exists()), expression
+        labels = set().union(*(registry.get(name, set()) for name in names)) | {"instance"}
+        grouped = ",".join(re.findall(r"by \(([^)]*)\)", expression)).replace(" ", "").split(",")
+        used = set(filter(None, grouped)) | set(re.findall(r"[{,](\w+)[=!]", expression))
+        assert used <= labels, expression
+
+
+def test_the_dashboard_shows_every_family(registry):
+    shown = {name for expression in EXPRESSIONS for name in SERIES.findall(expression)}
+    for own in FAMILIES:
+        assert {own.name, own.name + "_bucket", own.name + "_sum"} & shown, own.name
+
+
+def test_the_dashboard_is_whole():
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance"}
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_what_is_scraped_is_said_to_prometheus():
+    (job,) = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert (job["scheme"], job.get("metrics_path", "/metrics")) == ("https", "/metrics")
+    assert job["authorization"].get("type", "Bearer") == "Bearer"
+    (block,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert yaml.safe_load(block)["scrape_configs"][0]["static_configs"] == [{"targets": ["127.0.0.1:9464"]}]
+    for name in ("datasources", "dashboards"):
+        assert yaml.safe_load((ROOT / "deploy" / "grafana" / f"{name}.yml").read_text())["apiVersion"] == 1
+
+
+def test_the_line_that_is_shown_is_such_a_line(tmp_path):
+    with open(tmp_path / "log", "wb") as file:
+        log = JsonLog(file.fileno())
+        log.call(CallRecord("TopK", "id", "peer"))
+        log.close()
+    (line,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    (shown,) = map(json.loads, re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL))
+    assert {key: type(value) for key, value in shown.items()} == {key: type(value) for key, value in line.items()}
+    keys = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCUMENT.split("## Metrics")[0], re.MULTILINE)))
+    assert [key for key in line if key != "kind"] == keys
