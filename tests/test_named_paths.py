@@ -42,6 +42,14 @@ def test_every_file_that_a_source_names_exists():
     } == {}
 
 
+@pytest.mark.parametrize("page", ["security"])
+def test_every_test_that_a_page_names_exists(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    tests = re.findall(r"(tests/[\w/]+\.py)::(\w+)", text)
+    assert tests
+    assert [name for path, name in tests if f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8")] == []
+
+
 def test_every_room_of_the_indexer_has_its_row():
     rooms = {path.parent.name for path in (ROOT / "indexer" / "dualform").glob("*/__init__.py")}
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

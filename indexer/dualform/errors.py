@@ -18,6 +18,7 @@
         ├── Unavailable                        no server there, or it went away
         ├── Overloaded                         the server takes no more questions at present
         ├── Unauthenticated                    a token is missing or wrong
+        ├── Forbidden                          a token that is right does not allow this
         ├── Cancelled                          the asker went away before the answer was ready
         └── TimedOut      (TimeoutError)       the deadline passed before the answer was ready
 
@@ -120,6 +121,10 @@ class Overloaded(ServiceError):
 
 class Unauthenticated(ServiceError):
     code = "unauthenticated"
+
+
+class Forbidden(ServiceError):
+    code = "forbidden"
 
 
 class Cancelled(ServiceError):

@@ -40,6 +40,7 @@ STATUS_CODES: dict[type[errors.DualformError], grpc.StatusCode] = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ServiceError: grpc.StatusCode.UNKNOWN,

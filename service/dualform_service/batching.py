@@ -24,6 +24,7 @@ from dualform_service.engine import Engine
 from dualform_service.lanes import Lane, Lanes, Thread
 from dualform_service.limits import Deadline
 from dualform_service.scan_costs import ScanCosts
+from dualform_service.turns import Asker
 
 Question: TypeAlias = LayerQuestion[Any]
 
@@ -44,7 +45,7 @@ LINGER_SHARE = 0.75
 class _PendingQuestion:
     question: Question
     deadline: Deadline
-    asker: str
+    asker: Asker
     answered: asyncio.Future[Any]
     record: CallRecord = field(default_factory=current)
 
@@ -77,7 +78,7 @@ class Batches:
         self._scanning = set[asyncio.Task[None]]()
         self._costs = ScanCosts()
 
-    async def ask(self, question: Question, deadline: Deadline, asker: str = "") -> Any:
+    async def ask(self, question: Question, deadline: Deadline, asker: Asker) -> Any:
         """What the engine answers to a question that `can_share`; askers take turns where threads are few.
 
         Raises what the engine raises to this question. Where the caller is cancelled, a scan for others goes on.

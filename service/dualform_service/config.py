@@ -41,6 +41,10 @@ class ServiceConfig:
     """host:port; port 0 takes a free one."""
     token: str | None = field(default=None, repr=False)
     """What callers must present as `authorization: Bearer TOKEN`; None asks for none."""
+    token_file: Path | None = None
+    """File of the tokens that callers may present (auth.py), in place of `token`; read again when it changes."""
+    token_rate: float | None = None
+    """Questions a second of one caller, as many at once; None: as many as come."""
     certificate: Path | None = None
     """PEM file of the server's certificate chain; with `key`, the server speaks TLS only."""
     key: Path | None = None
@@ -85,8 +89,9 @@ class ServiceConfig:
             "calls",
             "connection_calls",
             "deadline",
+            "token_rate",
         ):
-            if not 0 < getattr(self, name) < float("inf"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 yield BadInput(
                     f"{name} is {getattr(self, name)}.", hint="It must be above 0, and a number.", field=name
                 )
@@ -98,6 +103,8 @@ class ServiceConfig:
             )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             yield BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
+        if self.token is not None and self.token_file is not None:
+            yield BadInput("A token and a file of tokens were given.", hint="Give one of them.", field="token")
         for name, address in (("address", self.address), ("metrics", self.metrics)):
             if address is not None:
                 yield from self._faults_of(name, address)
@@ -109,7 +116,7 @@ class ServiceConfig:
             error.field = name
             yield error
             return
-        if not loopback and (self.token is None or self.certificate is None):
+        if not loopback and (not self.asks_for_tokens or self.certificate is None):
             yield BadInput(
                 f"{address} can be reached from other machines, which needs both TLS and a token.",
                 hint="Give --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1.",
@@ -120,6 +127,10 @@ class ServiceConfig:
     def scheme(self) -> str:
         """Of addresses where metrics are scraped."""
         return "http" if self.certificate is None else "https"
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        return self.token is not None or self.token_file is not None
 
     @property
     def listen(self) -> Address:

@@ -1,6 +1,6 @@
 """What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
 
-headers    is there room for one more call? does the server close? is the token right?
+headers    is there room for one more call? does the server close? who calls, and may they?
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
 work       on a thread of its kind (servicer.py, lanes.py)
 answer     seconds to be read, then its room is free again
@@ -14,16 +14,18 @@ import logging
 from collections.abc import Sequence
 
 from dualform.errors import BadInput, Overloaded, TimedOut
-from dualform_service.auth import Token
 from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
+from dualform_service.gate import Gate
 from dualform_service.limits import ByteRoom, Deadline
 from dualform_service.metrics import LoopState, Metrics
+from dualform_service.rates import Rates
 from dualform_service.readers import Readers
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
 from dualform_service.transport import Context, Handler, refuse, request_id
+from dualform_service.turns import Asker
 
 _log = logging.getLogger("dualform.service")
 
@@ -38,20 +40,19 @@ class CallHandlers:
         self,
         servicer: MemoryServicer,
         config: ServiceConfig,
-        token: Token | None,
+        gate: Gate,
         closing: Closing,
         metrics: Metrics,
         observers: Sequence[Observer] = (),
     ) -> None:
         """`observers`: told of each call that has ended, beside the metrics."""
         self._servicer, self._config, self._closing, self._metrics = servicer, config, closing, metrics
-        self._token, self._observers = token, (metrics.add, *observers)
+        self._gate, self._rates, self._observers = gate, Rates(config.token_rate), (metrics.add, *observers)
         self._readers = Readers(READING, PATIENCE)
         self._messages = ByteRoom(READING * config.request_bytes)
         self._calls = 0
         """That there are."""
-        self.port = 0
-        """Where the server listens."""
+        self._port = 0
 
     def handlers(self) -> dict[str, Handler]:
         """By method."""
@@ -60,6 +61,11 @@ class CallHandlers:
     def state(self) -> LoopState:
         """On the loop."""
         return LoopState(self._calls, {**self._servicer.waiting(), "reading": self._readers.waiting})
+
+    def listens(self, port: int) -> None:
+        """Where the server does, so that its connections can be told from others."""
+        self._port = port
+        self._gate.listens(port)
 
     def close(self) -> None:
         """Returns when no call works any more."""
@@ -93,14 +99,13 @@ class CallHandlers:
         self._closing.admit()
         if self._calls > self._config.calls:
             raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
-        if self._token is not None:
-            self._token.check(context.invocation_metadata() or ())
+        asker = self._asker(method, context)
         message = await self._message(context)
         current().bytes_in = len(message)
         if not self._messages.take_now(len(message)):
             raise Overloaded("The server holds as many bytes of questions as it may.", hint="Ask again in a moment.")
         try:
-            answer = await self._work(method, message, context, deadline)
+            answer = await self._work(method, message, asker, deadline)
             try:
                 await self._write(context, answer.data, deadline)
                 current().bytes_out = len(answer.data)
@@ -109,11 +114,20 @@ class CallHandlers:
         finally:
             self._messages.give_back(len(message))
 
-    async def _work(self, method: str, message: bytes, context: Context, deadline: Deadline) -> EncodedAnswer:
+    def _asker(self, method: str, context: Context) -> Asker:
+        """Raises Unauthenticated, Forbidden or Overloaded."""
+        caller = self._gate.caller(context.invocation_metadata() or (), context.peer(), method)
+        current().caller = caller.name
+        # Where one token, or none, is all there is, who connects is all that tells callers apart.
+        asker = Asker(caller.name, True) if self._gate.several else Asker(context.peer(), False)
+        self._rates.take(asker.name)
+        return asker
+
+    async def _work(self, method: str, message: bytes, asker: Asker, deadline: Deadline) -> EncodedAnswer:
         """Raises TimedOut at the deadline. What still runs then looks for itself whether it must stop."""
         try:
             async with asyncio.timeout(deadline.remaining()) as limit:
-                return await self._servicer.answer(method, message, deadline, context.peer())
+                return await self._servicer.answer(method, message, deadline, asker)
         except TimeoutError:
             if limit.expired():
                 raise deadline.error() from None
@@ -144,7 +158,7 @@ class CallHandlers:
                 await context.write(answer)
         except TimeoutError:
             # A status would wait in the transport's queue behind the bytes that are not read.
-            if found := shut(context.peer(), self.port):
+            if found := shut(context.peer(), self._port):
                 self._metrics.shut_one("answer unread")
             _log.warning(
                 "%s did not read its answer within %.3g s; connection shut: %s", context.peer(), seconds, found

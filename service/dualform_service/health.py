@@ -9,13 +9,14 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from dualform.errors import MissingPackage, Unauthenticated
+from dualform.errors import DualformError, MissingPackage
 from dualform_proto.v1 import dualform_pb2 as pb
-from dualform_service.auth import Token
+from dualform_service.gate import Gate
 from dualform_service.readers import Readers
 from dualform_service.transport import Context, Handler, refuse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
+REFLECTION = "ServerReflectionInfo"
 MESSAGE_BYTES, MESSAGE_SECONDS = 1024, 1.0
 """Of what asks for health: the largest, and how long it may take to come."""
 CALLS, READING, PATIENCE = 256, 16, 0.25
@@ -25,8 +26,8 @@ CALLS, READING, PATIENCE = 256, 16, 0.25
 class StandardServices:
     """Health says SERVING for the server as a whole and for dualform.v1.Memory, until it drains."""
 
-    def __init__(self, token: Token | None) -> None:
-        """`token`: what reflection asks for."""
+    def __init__(self, gate: Gate) -> None:
+        """`gate`: lets in who asks for reflection."""
         try:
             from grpc_health.v1 import health_pb2
             from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -37,14 +38,14 @@ class StandardServices:
         self._health: Any = health_pb2
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING
         self._changed: asyncio.Event | None = None
-        self._calls, self._readers, self._token = 0, Readers(READING, PATIENCE), token
+        self._calls, self._readers, self._gate = 0, Readers(READING, PATIENCE), gate
         health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
         self._names = ("", SERVICE, health)
         names = ("grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME)
         self._reflection: Any = reflection.aio.ReflectionServicer((SERVICE, health, *names))
         self.handlers: dict[str, dict[str, Handler]] = {
             health: {"Check": self._bounded(self._check), "Watch": self._bounded(self._watch)},
-            **{name: {"ServerReflectionInfo": self._bounded(self._reflect)} for name in names},
+            **{name: {REFLECTION: self._bounded(self._reflect)} for name in names},
         }
 
     def serving(self) -> None:
@@ -115,11 +116,10 @@ class StandardServices:
         await context.write(self._health.HealthCheckResponse(status=status).SerializeToString())
 
     async def _reflect(self, context: Context) -> None:
-        if self._token is not None:
-            try:
-                self._token.check(context.invocation_metadata() or ())
-            except Unauthenticated as error:
-                await refuse(context, error)
+        try:
+            self._gate.caller(context.invocation_metadata() or (), context.peer(), REFLECTION)
+        except DualformError as error:
+            await refuse(context, error)
 
         async def asked() -> AsyncIterator[Any]:
             of = self._reflected.ServerReflectionRequest

@@ -15,11 +15,12 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from dualform.kernels import workers
 from dualform_service.call_record import current
-from dualform_service.turns import Turns
+from dualform_service.turns import Asker, Turns
 
 LOOKUPS, LIGHT, UNTRIED, HEAVY, MESSAGES = 4, 4, 1, 2, 2
 """Threads."""
@@ -45,7 +46,7 @@ class Lane:
         """How many wait for a thread."""
         return self._turns.waiting
 
-    async def run(self, work: Callable[[], T], asker: str) -> T:
+    async def run(self, work: Callable[[], T], asker: Asker) -> T:
         """What `work` returns. Where the caller is cancelled it runs on, and keeps its thread until it returns."""
         loop, record = asyncio.get_running_loop(), current()
 
@@ -57,13 +58,13 @@ class Lane:
         try:
             running = self._pool.submit(noted)
         except BaseException:
-            self._turns.give_back()
+            self._turns.give_back(asker)
             raise
-        running.add_done_callback(lambda _: _soon(loop, self._turns.give_back))
+        running.add_done_callback(lambda _: _soon(loop, partial(self._turns.give_back, asker)))
         return await asyncio.wrap_future(running)
 
     @asynccontextmanager
-    async def thread(self, asker: str) -> AsyncIterator[Thread]:
+    async def thread(self, asker: Asker) -> AsyncIterator[Thread]:
         """A thread for several pieces of work, one after the other. Whoever holds it is never cancelled."""
         async with self._turns.one(asker):
             yield self._work

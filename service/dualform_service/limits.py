@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
+from dualform_service.turns import Asker
 
 
 class Places:
     """A fixed number of places for questions. A question that finds none is refused at once: queues hide overload."""
 
-    def __init__(self, count: int, full: str, option: str) -> None:
-        """`full` says that all are taken, with the number in place of {}; `option` raises it."""
-        self._full, self._option, self._free = full.format(count), option, count
+    def __init__(self, count: int, what: str, option: str) -> None:
+        """`what` takes them; `option` raises their number."""
+        self._count, self._what, self._option = count, what, option
+        self._held = Counter[str]()
+        """By asker."""
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Hold a place. Raises Overloaded if none is free."""
-        if not self._free:
-            raise Overloaded(self._full, hint=f"Ask again in a moment, or start it with a larger {self._option}.")
-        self._free -= 1
+    def one(self, asker: Asker) -> Iterator[None]:
+        """Hold a place. Raises Overloaded if none is free, or the asker has all that it may have."""
+        if self._held.total() >= self._count or self._held[asker.name] >= asker.most(self._count):
+            full = self._held.total() >= self._count
+            raise Overloaded(
+                f"The server already holds {self._count} {self._what}."
+                if full
+                else f"The server already holds {asker.most(self._count)} {self._what} of this token, half of all.",
+                hint=f"Ask again in a moment, or start it with a larger {self._option}.",
+            )
+        self._held[asker.name] += 1
         try:
             yield
         finally:
-            self._free += 1
+            self._held[asker.name] -= 1
+            if not self._held[asker.name]:
+                del self._held[asker.name]
 
 
 class ByteRoom:

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
-from dualform.errors import Unauthenticated
+from dualform.errors import Forbidden, Unauthenticated
 
 CONNECTIONS, SECONDS, HEAD_BYTES = 16, 5.0, 8 << 10
 """At once, of which one more is shut; for a request, and for its answer to be taken; of a request, at most."""
@@ -27,7 +27,7 @@ class MetricsPort:
 
     def __init__(self, prepare: Callable[[], Page], check: Callable[[list[tuple[str, str | bytes]]], object]) -> None:
         """`prepare` is called on the loop for each request; what it returns makes the page, on a thread. `check`
-        raises Unauthenticated for headers that may not ask."""
+        raises Unauthenticated or Forbidden for headers that may not ask."""
         self._prepare, self._check = prepare, check
         self._open = 0
         self._server: asyncio.Server | None = None
@@ -82,6 +82,8 @@ class MetricsPort:
             self._check(headers)
         except Unauthenticated as error:
             return "401 Unauthorized", plain, f"{error.message}\n".encode()
+        except Forbidden as error:
+            return "403 Forbidden", plain, f"{error}\n".encode()
         if method != "GET":
             return "405 Method Not Allowed", plain, b"Ask with GET.\n"
         if path != PATH:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 
 from dualform_service.transport import Context
-from dualform_service.turns import Turns
+from dualform_service.turns import Asker, Turns
 
 
 class Readers:
@@ -46,7 +46,7 @@ class Readers:
         """Held while a message is read. `limit`, inside which the caller is, passes early where others want to read."""
         if self._turns.full:
             self._press()
-        async with self._turns.one(connection):
+        async with self._turns.one(Asker(connection)):
             self._reading[limit] = asyncio.get_running_loop().time()
             if self._turns.waiting:
                 self._press()

@@ -17,13 +17,14 @@ from types import TracebackType
 from dualform.errors import DualformError
 from dualform_proto.address import Address, parse_address
 from dualform_service.audit import JsonLog
-from dualform_service.auth import Token
+from dualform_service.auth import METRICS
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.counted_engine import CountedEngine
 from dualform_service.engine import Engine
 from dualform_service.exposition import Exposition
 from dualform_service.following import Follower
+from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
 from dualform_service.health import SERVICE, StandardServices
 from dualform_service.listening import cannot_listen, check_free
@@ -50,28 +51,28 @@ class Server:
         """host:port as bound; empty before `start`."""
         self.metrics_address = ""
         """Where metrics are scraped, likewise; empty for nowhere."""
-        token = None if self.config.token is None else Token(self.config.token, self.metrics.wrong_token)
+        self._gate = Gate(self.config.token, self.config.token_file, self.metrics.wrong_token)
         self._closing = Closing()
-        self._standard = StandardServices(token)
+        self._standard = StandardServices(self._gate)
         self._follower = Follower(engine, self.config.follow)
         servicer = MemoryServicer(CountedEngine(engine, self.metrics), self.config)
         self.batches = servicer.batches
         observers = () if log is None else (log.call,)
-        self._handlers = CallHandlers(servicer, self.config, token, self._closing, self.metrics, observers)
+        self._handlers = CallHandlers(servicer, self.config, self._gate, self._closing, self.metrics, observers)
         self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None
         if self.config.metrics is not None:
             pages = Exposition(self.metrics, engine, lambda: 0 if log is None else log.dropped)
             self._metrics_port = MetricsPort(
                 lambda: partial(pages.page, self._handlers.state()),
-                (lambda headers: None) if token is None else token.check,
+                lambda headers: self._gate.caller(headers, None, METRICS),
             )
 
     def start(self) -> int:
         """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
         port = self._bind()
         self.address = str(Address(self.config.listen.host, port))
-        self._handlers.port = port
+        self._handlers.listens(port)
         self._bind_metrics()
         self._transport.call(self._standard.serving)
         self._follower.start()

@@ -24,6 +24,7 @@ from dualform_service.config import ServiceConfig
 from dualform_service.engine import Engine
 from dualform_service.lanes import Lane, Lanes
 from dualform_service.limits import ByteRoom, Deadline, Places
+from dualform_service.turns import Asker
 
 SMALL_BYTES = 2**20
 """Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""
@@ -60,16 +61,13 @@ class MemoryServicer:
     def __init__(self, engine: Engine, config: ServiceConfig) -> None:
         self._engine, self._config, self._lanes = engine, config, Lanes()
         self.batches = Batches(engine, self._lanes)
-        self._large_places = Places(
-            config.max_concurrent, "The server already holds {} large questions.", "--max-concurrent"
-        )
+        self._large_places = Places(config.max_concurrent, "large questions", "--max-concurrent")
         """For what is asked alone, and may take long."""
-        small = "The server already holds {} small questions."
-        self._light_places = Places(config.max_small, small, "--max-small")
+        self._light_places = Places(config.max_small, "small questions", "--max-small")
         """For questions that may share their work, and are known to take little."""
-        self._waiting_places = Places(config.max_small, small, "--max-small")
+        self._waiting_places = Places(config.max_small, "small questions", "--max-small")
         """For the others that may share their work: they may wait long, and take no light one's place meanwhile."""
-        self._lookup_places = Places(config.max_small, "The server already holds {} look-ups.", "--max-small")
+        self._lookup_places = Places(config.max_small, "look-ups", "--max-small")
         self._unread = ByteRoom(UNREAD * config.answer_bytes)
         self.methods: Mapping[str, _Method] = {
             call.method: _Method(
@@ -81,20 +79,22 @@ class MemoryServicer:
             for kind, call in CALLS.items()
         }
 
-    async def answer(self, name: str, message: bytes, deadline: Deadline, asker: str) -> EncodedAnswer:
+    async def answer(self, name: str, message: bytes, deadline: Deadline, asker: Asker) -> EncodedAnswer:
         """The answer of the method `name` to a message. Askers take turns where threads are few."""
         method = self.methods[name]
         if method.looks_up:
-            with self._lookup_places.one():
-                return await self._encoded(await self._ask(method, message, deadline, self._lanes.lookups, asker))
+            with self._lookup_places.one(asker):
+                response = await self._ask(method, message, deadline, self._lanes.lookups, asker)
+                return await self._encoded(response, asker)
         if method.shares and len(message) <= SMALL_BYTES:
             question = await self._decoded(method, message, asker)
             if can_share(question):
-                with (self._light_places if self.batches.light(question) else self._waiting_places).one():
+                with (self._light_places if self.batches.light(question) else self._waiting_places).one(asker):
                     answer = await self.batches.ask(question, deadline, asker)
-                    return await self._encoded(await self._message(method, answer, asker))
-        with self._large_places.one():
-            return await self._encoded(await self._ask(method, message, deadline, self._lanes.heavy, asker))
+                    return await self._encoded(await self._message(method, answer, asker), asker)
+        with self._large_places.one(asker):
+            response = await self._ask(method, message, deadline, self._lanes.heavy, asker)
+            return await self._encoded(response, asker)
 
     def waiting(self) -> dict[str, int]:
         """How many wait: for the thread of a lane, by its name, and for a scan that others are asking for, too."""
@@ -104,7 +104,7 @@ class MemoryServicer:
         """Returns when no question is worked on any more."""
         self._lanes.close()
 
-    async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: str) -> Message:
+    async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: Asker) -> Message:
         """The answer to a question that is asked alone; it is not even decoded before it has a thread."""
         record = current()
 
@@ -115,18 +115,18 @@ class MemoryServicer:
 
         return await lane.run(work, asker)
 
-    async def _decoded(self, method: _Method, message: bytes, asker: str) -> Any:
+    async def _decoded(self, method: _Method, message: bytes, asker: Asker) -> Any:
         record = current()
         if len(message) <= FREE_BYTES:
             return _decoded(method, message, record)
         return await self._lanes.messages.run(lambda: _decoded(method, message, record), asker)
 
-    async def _message(self, method: _Method, answer: Any, asker: str) -> Message:
+    async def _message(self, method: _Method, answer: Any, asker: Asker) -> Message:
         if answer.nbytes <= FREE_BYTES:
             return method.call.encode_answer(answer)
         return await self._lanes.messages.run(lambda: method.call.encode_answer(answer), asker)
 
-    async def _encoded(self, response: Message) -> EncodedAnswer:
+    async def _encoded(self, response: Message, asker: Asker) -> EncodedAnswer:
         """Waits, in its place, for room among the answers that nobody has read yet."""
         size, limit = response.ByteSize(), self._config.answer_bytes
         if size > limit:
@@ -138,7 +138,7 @@ class MemoryServicer:
             return EncodedAnswer(response.SerializeToString(), lambda: None)
         await self._unread.take(size)
         try:
-            data = await self._lanes.messages.run(response.SerializeToString, "")
+            data = await self._lanes.messages.run(response.SerializeToString, asker)
             return EncodedAnswer(data, lambda: self._unread.give_back(size))
         except BaseException:
             self._unread.give_back(size)

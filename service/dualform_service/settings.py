@@ -82,8 +82,12 @@ class Setting:
 SETTINGS = (
     Setting("address", "text", "Where to listen; port 0 takes a free one.", "HOST:PORT"),
     Setting(
-        "token_file", "file", "File whose first line is the token that callers must present.", otherwise="no token"
+        "token_file",
+        "file",
+        "File of the tokens that callers may present; `dualform token` makes its lines. Read again when it changes.",
+        otherwise="no token",
     ),
+    Setting("token_rate", "seconds", "Questions a second that one caller may ask.", "N", otherwise="as many as come"),
     Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
     Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
     Setting("max_concurrent", "whole number", "Large questions held at once; two are worked on."),

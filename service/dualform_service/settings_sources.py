@@ -7,17 +7,18 @@ library, which would be a fifth of the time in which a server starts; each kind 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dualform.errors import BadInput
+from dualform_service.auth import read_tokens
 from dualform_service.config import BadSettings, ServiceConfig
 from dualform_service.settings import CONFIG, CONFIG_DEFAULTS, PREFIX, SETTINGS, Setting
 
 _UNREAD = "unread"
-"""In the place of a token or a file that cannot be read: what else is wrong is said in spite of it."""
+"""In the place of a file that cannot be read: what else is wrong is said in spite of it."""
 _BY_NAME = {one.name: one for one in SETTINGS}
 
 
@@ -30,15 +31,14 @@ class Settings:
     faults: tuple[BadInput, ...] = ()
     """Settings at fault, which have their defaults in `values`, or of files a name that stands for one."""
 
-    def config(self, read_token: Callable[[Path], str]) -> ServiceConfig:
+    def config(self) -> ServiceConfig:
         """Raises BadInput, or BadSettings for all that is wrong."""
-        faults, file, token = list(self.faults), self.values["token_file"], None
-        if file is not None:
+        faults, file = list(self.faults), self.values["token_file"]
+        if file is not None and not any(one.field == "token_file" for one in faults):
             try:
-                token = _UNREAD if any(one.field == "token_file" for one in faults) else read_token(file)
+                read_tokens(file)
             except BadInput as error:
                 faults.append(error)
-                token = _UNREAD
         if self.values["ray"] is not None and self.values["memory"] is not None:
             faults.append(
                 BadInput(
@@ -49,7 +49,7 @@ class Settings:
             )
         own = {name: value for name, value in self.values.items() if name in CONFIG_DEFAULTS}
         try:
-            config = ServiceConfig(token=token, certificate=self.values["tls_cert"], key=self.values["tls_key"], **own)
+            config = ServiceConfig(certificate=self.values["tls_cert"], key=self.values["tls_key"], **own)
         except BadInput as error:
             raise BadSettings.of((*faults, *BadSettings.each(error))) from None
         if faults:

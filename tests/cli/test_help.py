@@ -20,6 +20,7 @@ OPTIONS = {
         *(
             "--address",
             "--token-file",
+            "--token-rate",
             "--tls-cert",
             "--tls-key",
             "--max-concurrent",
@@ -47,6 +48,7 @@ OPTIONS = {
     "forget": {"--where", "--probe", "--cut-off", "--yes"},
     "sql": REACHING,
     "health": {"--tls-ca", "--timeout"},
+    "token": {"--scopes", "--file"},
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 from dualform.query.score import backends
 from dualform_client import Client
 from dualform_client.health import is_serving
+from dualform_service.auth import new_token
 
 
 @contextmanager
@@ -29,11 +30,12 @@ def serving(folder, *options):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_until_told_to_stop(folder, number, tmp_path):
-    (tmp_path / "token").write_text("secret\n")
-    with serving(folder, "--json", "--token-file", str(tmp_path / "token")) as (process, line):
+    token, line = new_token("alice", ["read", "sql"])
+    (tmp_path / "tokens").write_text(f"{line}\n")
+    with serving(folder, "--json", "--token-file", str(tmp_path / "tokens")) as (process, line):
         address = json.loads(line)["address"]
         assert is_serving(address)
-        with Client(address, token="secret") as client:
+        with Client(address, token=token) as client:
             assert client.info().steps == 6
             assert client.sql("SELECT 1 AS a")["a"].tolist() == [1]
         process.send_signal(number)
@@ -43,7 +45,7 @@ def test_serves_until_told_to_stop(folder, number, tmp_path):
     assert backends.described(backends.choose()) in logged
     assert "Info: 1 ok" in logged
     assert "Traceback" not in logged
-    assert "secret" not in logged
+    assert token not in logged
 
 
 def test_with_log_json_stderr_is_json_line_by_line(folder):

@@ -18,7 +18,9 @@ from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
 from dualform_service.lanes import Lanes
 from dualform_service.limits import Deadline
+from dualform_service.turns import Asker as Who
 
+ONE = Who("one")
 ASKED_ALONE = 1
 """The first of a crowd finds no scan under way and is asked at once."""
 
@@ -104,7 +106,7 @@ class LoopBatches:
         self._thread = threading.Thread(target=self._turn)
         self._thread.start()
 
-    def ask(self, question: Question, deadline: Deadline, asker: str = "") -> Future[Any]:
+    def ask(self, question: Question, deadline: Deadline, asker: Who = ONE) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(self.batches.ask(question, deadline, asker), self.loop)
 
     def waiting(self) -> int:
@@ -123,7 +125,7 @@ class LoopBatches:
 class Asker:
     """One asker; what it got stands in `outcome` once it has been joined."""
 
-    def __init__(self, batches: LoopBatches, question: Question, asker: str = "") -> None:
+    def __init__(self, batches: LoopBatches, question: Question, asker: Who = ONE) -> None:
         self._deadline = Deadline(None, 60.0)
         self._answer = batches.ask(question, self._deadline, asker)
         self.outcome: Any = None

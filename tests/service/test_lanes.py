@@ -20,6 +20,7 @@ from dualform_service.config import ServiceConfig
 from dualform_service.lanes import HEAVY_NICE, Lane, Lanes
 from dualform_service.scan_costs import ScanCosts
 from dualform_service.server import Server
+from dualform_service.turns import Asker
 from tests.service.canned import Canned
 from tests.service.held_engine import until
 
@@ -68,10 +69,10 @@ def test_a_flood_of_masked_questions_holds_up_neither_light_ones_nor_look_ups():
 def test_who_asks_much_waits_for_itself():
     async def test() -> None:
         lane, go, order = Lane("test", 1), threading.Event(), list[str]()
-        held = asyncio.create_task(lane.run(lambda: go.wait(60), "a"))
+        held = asyncio.create_task(lane.run(lambda: go.wait(60), Asker("a")))
         await asyncio.sleep(0)
         asked = [
-            asyncio.create_task(lane.run(lambda name=name: order.append(name), name[0]))
+            asyncio.create_task(lane.run(lambda name=name: order.append(name), Asker(name[0])))
             for name in ("a1", "a2", "a3", "b1")
         ]
         await asyncio.sleep(0)
@@ -87,10 +88,10 @@ def test_who_asks_much_waits_for_itself():
 def test_work_whose_caller_is_gone_keeps_its_thread_until_it_ends():
     async def test() -> None:
         lane, go = Lane("test", 1), threading.Event()
-        left = asyncio.create_task(lane.run(lambda: go.wait(60), "a"))
+        left = asyncio.create_task(lane.run(lambda: go.wait(60), Asker("a")))
         await asyncio.sleep(0.01)
         left.cancel()
-        other = asyncio.create_task(lane.run(lambda: 7, "b"))
+        other = asyncio.create_task(lane.run(lambda: 7, Asker("b")))
         await asyncio.sleep(0.05)
         assert lane.waiting == 1
         go.set()
@@ -108,9 +109,9 @@ def test_heavy_work_stands_back_on_the_processor():
             return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
         own = nice()
-        assert await lanes.heavy.run(nice, "a") == min(19, own + HEAVY_NICE)
+        assert await lanes.heavy.run(nice, Asker("a")) == min(19, own + HEAVY_NICE)
         for lane in (lanes.light, lanes.lookups, lanes.untried, lanes.messages):
-            assert await lane.run(nice, "a") == own
+            assert await lane.run(nice, Asker("a")) == own
         lanes.close()
 
     run(test)
@@ -128,7 +129,7 @@ def test_threads_that_all_lanes_share_do_not_stand_back():
         def nice() -> int:
             return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-        await lanes.heavy.run(lambda: workers.divide(range(2), work, workers=2), "a")
+        await lanes.heavy.run(lambda: workers.divide(range(2), work, workers=2), Asker("a"))
         assert nices == {0: min(19, nice() + HEAVY_NICE), 1: nice()}
         lanes.close()
 

@@ -20,7 +20,7 @@ from dualform_client.cli.failure import report_failure
 
 COMMANDS = (
     "check", "compare", "demo", "estimate", "forget", "health", "info", "output", "serve", "sql", "study", "sums",
-    "topk", "verify", "weights",
+    "token", "topk", "verify", "weights",
 )  # fmt: skip
 """Each in a file of its name."""
 

@@ -14,7 +14,6 @@ import click
 
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
-from dualform_client.cli.target import read_token
 from dualform_client.target import check_folder
 from dualform_service.settings import CONFIG, PREFIX, options
 
@@ -52,7 +51,7 @@ def serve(run: str, config: Path | None, as_json: bool, **flags: Any) -> None:
 
     settings = read_settings({name: said for name, said in flags.items() if said is not None}, os.environ, config)
     values = settings.values
-    service = settings.config(read_token)
+    service = settings.config()
 
     def ready(bound: str) -> None:
         if as_json:

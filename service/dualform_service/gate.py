@@ -1,0 +1,106 @@
+"""Lets callers in: tokens that are read again when their file changes, and what becomes of who brings wrong ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from dualform.errors import BadInput, Unauthenticated
+from dualform_service.auth import ANYONE, Caller, Tokens, read_tokens
+from dualform_service.connections import shut
+
+LOOK_SECONDS = 1.0
+"""Between looks at the token file, and between lines of the log about wrong tokens."""
+WRONG = 10
+"""Tokens in a row, of one connection, after which it is shut."""
+CONNECTIONS = 4096
+"""That are remembered for their wrong tokens."""
+
+_log = logging.getLogger("dualform.service")
+
+
+class Gate:
+    """On the loop. A right token is always let in, whatever came before it."""
+
+    def __init__(self, token: str | None, file: Path | None, wrong: Callable[[], None] = lambda: None) -> None:
+        """`wrong` is told of each call without a right token. Raises BadInput for a file that cannot be used."""
+        self._file, self._port, self._tell = file, 0, wrong
+        self._mark = None if file is None else _mark(file)
+        self._tokens = None if token is None else Tokens.one(token)
+        if file is not None:
+            self._tokens = read_tokens(file)
+        self._looked = time.monotonic()
+        self._wrong = OrderedDict[str, int]()
+        """Tokens in a row, by connection."""
+        self._unsaid, self._said = 0, float("-inf")
+
+    def listens(self, port: int) -> None:
+        """The server's own port, so that connections to it can be told from others."""
+        self._port = port
+
+    @property
+    def several(self) -> bool:
+        """Whether there are tokens of several callers."""
+        return self._tokens is not None and self._tokens.several
+
+    def caller(self, metadata: Iterable[tuple[str, str | bytes]], peer: str | None, method: str) -> Caller:
+        """Who calls a method; `peer` is the connection as gRPC writes it, None for one that ends with the call.
+
+        Raises Unauthenticated, and Forbidden for a method that the token does not allow.
+        """
+        self._look()
+        if self._tokens is None:
+            return ANYONE
+        try:
+            found = self._tokens.caller(metadata)
+        except Unauthenticated:
+            self._note(peer)
+            raise
+        self._wrong.pop(peer or "", None)
+        found.check(method)
+        return found
+
+    def _look(self) -> None:
+        """Reads the file again if it is another one; what cannot be used leaves the former tokens."""
+        now = time.monotonic()
+        if self._file is None or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        mark = _mark(self._file)
+        if mark == self._mark:
+            return
+        self._mark = mark
+        try:
+            self._tokens = read_tokens(self._file)
+            _log.info("the token file was read again")
+        except BadInput as error:
+            _log.error("the former tokens stay: %s", error)
+
+    def _note(self, peer: str | None) -> None:
+        self._tell()
+        now = time.monotonic()
+        self._unsaid += 1
+        if now - self._said >= LOOK_SECONDS:
+            _log.warning("%d calls without a right token, the last one by %s", self._unsaid, peer or "a scraper")
+            self._unsaid, self._said = 0, now
+        if peer is None:
+            return
+        count = self._wrong[peer] = self._wrong.pop(peer, 0) + 1
+        if len(self._wrong) > CONNECTIONS:
+            self._wrong.popitem(last=False)
+        if count >= WRONG:
+            del self._wrong[peer]
+            _log.warning("%s brought %d wrong tokens; connection shut: %s", peer, count, shut(peer, self._port))
+
+
+def _mark(file: Path) -> tuple[int, ...] | None:
+    """Another one where the file was changed or replaced."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
