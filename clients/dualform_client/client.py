@@ -28,9 +28,13 @@ class Client(Answers):
         token: str | None = None,
         tls: bool = False,
         authority: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
     ) -> None:
-        """`timeout` in seconds a call; `authority`: PEM file of the authorities to trust. Raises BadInput."""
-        self.connection = Connection(address, timeout, token, tls, authority)
+        """`timeout` in seconds a call; `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM
+        files of one's own, for a server that asks for them. Raises BadInput.
+        """
+        self.connection = Connection(address, timeout, token, tls, authority, certificate, key)
         credentials, options = self.connection.credentials(), self.connection.options()
         self._channel = (
             grpc.insecure_channel(address, options)

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from dualform.errors import BadInput, DualformError, ServiceError
 from dualform_proto.address import parse_address
 from dualform_proto.errors import from_status
+from dualform_proto.pem import read_authorities, read_pair
 from dualform_proto.request_id import KEY, given
 
 MESSAGE_BYTES = 64 * 2**20
@@ -30,6 +31,10 @@ class Connection:
     """Whether to speak TLS, trusting the authorities that gRPC trusts."""
     authority: str | Path | None = None
     """PEM file of the authorities to trust in their place; implies `tls`."""
+    certificate: str | Path | None = None
+    """PEM file of this client's own certificate chain, for a server that asks for one; implies `tls`."""
+    key: str | Path | None = None
+    """PEM file of its key."""
     message_bytes: int = MESSAGE_BYTES
 
     def __post_init__(self) -> None:
@@ -38,6 +43,12 @@ class Connection:
             raise BadInput(f"timeout is {self.timeout}.", hint="It is in seconds, above 0.", field="timeout")
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
+        if (self.certificate is None) != (self.key is None):
+            raise BadInput(
+                "A client's certificate goes with its key, and only one was given.",
+                hint="Give both: certificate= and key=, or --tls-cert and --tls-key.",
+                field="certificate" if self.certificate is None else "key",
+            )
         if self.token is not None and not self.secure and not loopback:
             raise BadInput(
                 f"The token would travel to {self.address} for all to read.",
@@ -47,20 +58,17 @@ class Connection:
 
     @property
     def secure(self) -> bool:
-        return self.tls or self.authority is not None
+        return self.tls or self.authority is not None or self.certificate is not None
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """None where TLS is not spoken. Raises BadInput where the authority's file cannot be read."""
+        """None where TLS is not spoken. Raises BadInput where a file cannot be used."""
         if not self.secure:
             return None
-        if self.authority is None:
-            return grpc.ssl_channel_credentials()
-        try:
-            return grpc.ssl_channel_credentials(Path(self.authority).read_bytes())
-        except OSError as error:
-            raise BadInput(
-                f"The authority file {self.authority} cannot be read: {error.strerror}.", field="authority"
-            ) from None
+        authorities = None if self.authority is None else read_authorities(self.authority)
+        certificate = key = None
+        if self.certificate is not None and self.key is not None:
+            certificate, key = read_pair(self.certificate, self.key)
+        return grpc.ssl_channel_credentials(authorities, key, certificate)
 
     def options(self) -> list[tuple[str, Any]]:
         """Channel options. The connect timeout bounds how long a host that swallows packets can keep us waiting."""

@@ -17,9 +17,16 @@ _SERVING = b"\x08\x01"
 """HealthCheckResponse{status: SERVING}."""
 
 
-def is_serving(address: str, *, timeout: float = 5.0, authority: str | Path | None = None) -> bool:
+def is_serving(
+    address: str,
+    *,
+    timeout: float = 5.0,
+    authority: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+) -> bool:
     """False while the server drains. `timeout` in seconds. Raises Unavailable where nobody answers."""
-    connection = Connection(address, timeout, authority=authority)
+    connection = Connection(address, timeout, authority=authority, certificate=certificate, key=key)
     credentials, options = connection.credentials(), connection.options()
     opened = (
         grpc.insecure_channel(address, options)

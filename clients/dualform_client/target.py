@@ -22,13 +22,15 @@ def connect(
     token: str | None = None,
     tls: bool = False,
     authority: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
     memory: Bound | None = None,
 ) -> Answers:
     """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
 
-    A context manager. `timeout`, `token`, `tls` and `authority` are those of `Client`, and only a server heeds them;
-    `memory` is that of `dualform.open`, and for a folder alone. A folder needs the engine's extra, [cpu] or [gpu].
-    Raises NotAMemory or BadInput where the target is neither, and BadInput for the `memory` of a server.
+    A context manager. All arguments but the last are those of `Client`, and only a server heeds them; `memory` is that
+    of `dualform.open`, and for a folder alone. A folder needs the engine's extra, [cpu] or [gpu]. Raises NotAMemory or
+    BadInput where the target is neither, and BadInput for the `memory` of a server.
     """
     place = Path(target)
     if not place.exists() and isinstance(target, str):
@@ -41,7 +43,9 @@ def connect(
                 )
             from dualform_client.client import Client
 
-            return Client(target, timeout=timeout, token=token, tls=tls, authority=authority)
+            return Client(
+                target, timeout=timeout, token=token, tls=tls, authority=authority, certificate=certificate, key=key
+            )
         if not any(mark in target for mark in "/\\."):
             raise BadInput(
                 f"{target!r} is neither a folder nor host:port.",

@@ -48,6 +48,8 @@ class ServiceConfig:
     certificate: Path | None = None
     """PEM file of the server's certificate chain; with `key`, the server speaks TLS only."""
     key: Path | None = None
+    client_authority: Path | None = None
+    """PEM file of the authorities whose certificates callers must have, beside a token; None asks for none."""
     max_concurrent: int = 4
     """Large questions held at once, of which two are worked on (lanes.py); one more is refused with Overloaded."""
     max_small: int = 128
@@ -100,6 +102,12 @@ class ServiceConfig:
                 "TLS needs a certificate and its key, and only one was given.",
                 hint="Give both --tls-cert and --tls-key.",
                 field="certificate" if self.certificate is None else "key",
+            )
+        if self.client_authority is not None and self.certificate is None:
+            yield BadInput(
+                "Callers are asked for certificates, and the server has none itself.",
+                hint="Give --tls-cert and --tls-key, too.",
+                field="client_authority",
             )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             yield BadInput("the token is empty or holds characters other than printable ASCII.", field="token")

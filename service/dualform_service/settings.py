@@ -90,6 +90,12 @@ SETTINGS = (
     Setting("token_rate", "seconds", "Questions a second that one caller may ask.", "N", otherwise="as many as come"),
     Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
     Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
+    Setting(
+        "tls_client_ca",
+        "file",
+        "PEM file of the authorities whose certificates callers must have, beside a token.",
+        otherwise="none is asked for",
+    ),
     Setting("max_concurrent", "whole number", "Large questions held at once; two are worked on."),
     Setting("max_small", "whole number", "Small questions held at once; they share scans."),
     Setting("deadline", "seconds", "Seconds after which a question's work stops."),

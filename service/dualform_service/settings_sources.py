@@ -49,7 +49,12 @@ class Settings:
             )
         own = {name: value for name, value in self.values.items() if name in CONFIG_DEFAULTS}
         try:
-            config = ServiceConfig(certificate=self.values["tls_cert"], key=self.values["tls_key"], **own)
+            config = ServiceConfig(
+                certificate=self.values["tls_cert"],
+                key=self.values["tls_key"],
+                client_authority=self.values["tls_client_ca"],
+                **own,
+            )
         except BadInput as error:
             raise BadSettings.of((*faults, *BadSettings.each(error))) from None
         if faults:

@@ -10,7 +10,7 @@ import pytest
 from dualform_client.cli.main import COMMANDS, dualform as group
 
 README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
-REACHING = {"--token-file", "--tls", "--tls-ca", "--timeout", "--memory"}
+REACHING = {"--token-file", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--timeout", "--memory"}
 """Options of every command that asks a TARGET."""
 OPTIONS = {
     "demo": {"--out"},
@@ -23,6 +23,7 @@ OPTIONS = {
             "--token-rate",
             "--tls-cert",
             "--tls-key",
+            "--tls-client-ca",
             "--max-concurrent",
             "--max-small",
             "--request-bytes",
@@ -47,7 +48,7 @@ OPTIONS = {
     "check": set(),
     "forget": {"--where", "--probe", "--cut-off", "--yes"},
     "sql": REACHING,
-    "health": {"--tls-ca", "--timeout"},
+    "health": {"--tls-ca", "--tls-cert", "--tls-key", "--timeout"},
     "token": {"--scopes", "--file"},
 }
 

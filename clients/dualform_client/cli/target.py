@@ -28,18 +28,27 @@ def check_run(path: str) -> None:
     check_folder(Path(path))
 
 
+REACH = ("token_file", "tls", "tls_ca", "tls_cert", "tls_key", "timeout")
+"""Options that say how to reach a server."""
+
+
 @contextmanager
-def open_target(
-    target: str,
-    token_file: Path | None = None,
-    tls: bool = False,
-    authority: Path | None = None,
-    timeout: float | None = None,
-    memory: Bound | None = None,
-) -> Iterator[Answers]:
-    """Whoever answers for the target. Raises NotAMemory or BadInput where it is neither a folder nor an address."""
-    token = read_token(token_file) if token_file and not Path(target).exists() else None
-    with connect(target, timeout=timeout, token=token, tls=tls, authority=authority, memory=memory) as answers:
+def open_target(target: str, memory: Bound | None = None, **reach: Any) -> Iterator[Answers]:
+    """Whoever answers for the target; `reach` has a value for each of REACH.
+
+    Raises NotAMemory or BadInput where it is neither a folder nor an address.
+    """
+    token_file = reach["token_file"]
+    with connect(
+        target,
+        timeout=reach["timeout"],
+        token=read_token(token_file) if token_file and not Path(target).exists() else None,
+        tls=reach["tls"],
+        authority=reach["tls_ca"],
+        certificate=reach["tls_cert"],
+        key=reach["tls_key"],
+        memory=memory,
+    ) as answers:
         yield answers
 
 
@@ -61,14 +70,11 @@ def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def opened(
         target: str,
-        token_file: Path | None,
-        tls: bool,
-        tls_ca: Path | None,
-        timeout: float,
         memory: str | None,
         **rest: Any,
     ) -> Any:
-        with open_target(target, token_file, tls, tls_ca, timeout, memory) as answers:
+        reach = {name: rest.pop(name) for name in REACH}
+        with open_target(target, memory, **reach) as answers:
             return command(answers, **rest)
 
     return _reaching(opened, "target")
@@ -81,19 +87,15 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
     def opened(
         a: str,
         b: str,
-        token_file: Path | None,
-        tls: bool,
-        tls_ca: Path | None,
-        timeout: float,
         memory: str | None,
         **rest: Any,
     ) -> Any:
+        reach = {name: rest.pop(name) for name in REACH}
         served = [not Path(target).exists() and is_address(target) for target in (a, b)]
         # It is meant for the folder, if there is one; two share it.
         bound = memory if memory is None or any(served) else _shared_bound(memory)
         own = [None if one and not all(served) else bound for one in served]
-        reach = token_file, tls, tls_ca, timeout
-        with open_target(a, *reach, own[0]) as first, open_target(b, *reach, own[1]) as second:
+        with open_target(a, own[0], **reach) as first, open_target(b, own[1], **reach) as second:
             return command((first, second), **rest)
 
     return _reaching(opened, "b", "a")
@@ -125,6 +127,12 @@ def _reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
         ),
         click.option(
             "--tls-ca", type=file, help="PEM file of the authorities to trust; implies --tls. Default: the system's."
+        ),
+        click.option("--tls-key", type=file, help="PEM file of that certificate's key; goes with --tls-cert."),
+        click.option(
+            "--tls-cert",
+            type=file,
+            help="PEM file of your own certificate, for a server that asks for one; implies --tls. Default: none.",
         ),
         click.option("--tls", is_flag=True, help="Speak TLS to the server."),
         click.option(

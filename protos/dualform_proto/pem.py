@@ -1,0 +1,47 @@
+"""Certificates, their keys and authorities as PEM files: what either end of the wire speaks TLS with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dualform.errors import BadInput
+
+
+def read_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, bytes]:
+    """A certificate's chain and its key. Raises BadInput where the files cannot be read, or not be used together."""
+    import ssl  # what speaks no TLS does not load it
+
+    read = _read(certificate, "certificate", "certificate"), _read(key, "key", "key")
+    try:
+        # gRPC reports an unusable pair as a port it could not bind, or a server that is not there; OpenSSL says why.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        raise BadInput(
+            f"The certificate {certificate} and key {key} cannot be used together ({error.reason}).",
+            hint="Both must be PEM files, the key that of the certificate and without a passphrase.",
+            field="certificate",
+        ) from None
+    return read
+
+
+def read_authorities(file: str | Path, field: str = "authority") -> bytes:
+    """Certificates to trust. Raises BadInput where the file cannot be read or holds none."""
+    import ssl
+
+    data = _read(file, "authority", field)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError as error:
+        raise BadInput(
+            f"The authority file {file} holds no certificate that can be used ({error.reason}).",
+            hint="It must be a PEM file of one certificate or several.",
+            field=field,
+        ) from None
+    return data
+
+
+def _read(file: str | Path, what: str, field: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise BadInput(f"The {what} file {file} cannot be read: {error.strerror}.", field=field) from None
