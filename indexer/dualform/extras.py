@@ -23,6 +23,7 @@ _EXTRAS = {
     "grpc_health": "serve",
     "grpc_reflection": "serve",
     "prometheus_client": "serve",
+    "opentelemetry": "tracing",
     "pydantic": "serve",
     "pydantic_settings": "serve",
     "matplotlib": "studies",

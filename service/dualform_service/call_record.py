@@ -21,6 +21,8 @@ class CallRecord:
     request_id: str
     peer: str
     """As gRPC writes it."""
+    trace_parent: str = ""
+    """What the caller says of the trace that it is in, as W3C has it; empty where it says nothing."""
     caller: str = ""
     """The name of the token that it brought; empty where none is asked for, or it was not let in."""
     layer: str = ""

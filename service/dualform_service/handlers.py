@@ -24,7 +24,7 @@ from dualform_service.metrics import LoopState, Metrics
 from dualform_service.rates import Rates
 from dualform_service.readers import Readers
 from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
-from dualform_service.transport import Context, Handler, refuse, request_id
+from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
 from dualform_service.turns import Asker
 
 _log = logging.getLogger("dualform.service")
@@ -74,7 +74,7 @@ class CallHandlers:
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
             deadline = Deadline(context.time_remaining(), self._config.deadline)
-            record = begin(CallRecord(method, request_id(context), context.peer()))
+            record = begin(CallRecord(method, request_id(context), context.peer(), trace_parent=trace_parent(context)))
             self._calls += 1
             outcome = "ok"
             try:

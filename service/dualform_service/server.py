@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from os import PathLike
@@ -18,6 +18,7 @@ from dualform.errors import DualformError
 from dualform_proto.address import Address, parse_address
 from dualform_service.audit import JsonLog
 from dualform_service.auth import METRICS
+from dualform_service.call_record import Observer
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.counted_engine import CountedEngine
@@ -32,6 +33,7 @@ from dualform_service.metrics import Metrics
 from dualform_service.metrics_port import MetricsPort
 from dualform_service.servicer import MemoryServicer
 from dualform_service.tls import server_credentials, web_context
+from dualform_service.tracing import Exporter
 from dualform_service.transport import Transport
 
 LAST_SECONDS = 3.0
@@ -43,8 +45,14 @@ _log = logging.getLogger("dualform.service")
 class Server:
     """Serves one engine, which stays the caller's to close. A context manager: `with Server(engine, "127.0.0.1:0")`."""
 
-    def __init__(self, engine: Engine, config: ServiceConfig | str = "127.0.0.1:0", log: JsonLog | None = None) -> None:
-        """`log`: what has a line for each call; it stays the caller's to close."""
+    def __init__(
+        self,
+        engine: Engine,
+        config: ServiceConfig | str = "127.0.0.1:0",
+        log: JsonLog | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """`log`: what has a line for each call; it stays the caller's to close. `observers` are told of each, too."""
         self.config = ServiceConfig(config) if isinstance(config, str) else config
         self.metrics = Metrics()
         self.address = ""
@@ -57,7 +65,7 @@ class Server:
         self._follower = Follower(engine, self.config.follow)
         servicer = MemoryServicer(CountedEngine(engine, self.metrics), self.config)
         self.batches = servicer.batches
-        observers = () if log is None else (log.call,)
+        observers = (*observers, *(() if log is None else (log.call,)))
         self._handlers = CallHandlers(servicer, self.config, self._gate, self._closing, self.metrics, observers)
         self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None
@@ -132,6 +140,7 @@ def serve(
     ready: Callable[[str], None] = lambda address: None,
     opening: Callable[[Path], AbstractContextManager[Engine]] | None = None,
     log: JsonLog | None = None,
+    traces: Exporter | None = None,
 ) -> None:
     """Serves the memory at `path` until SIGTERM or SIGINT, then drains. `ready` is told the address once bound.
 
@@ -139,7 +148,7 @@ def serve(
     after the grace of `config` is cut off with the process.
 
     `opening` opens the memory: dualform.open where it is None, or with others who answer for its shards (shards/).
-    `log` has a line for each call; it is closed at the end.
+    `log` has a line for each call, and `traces` a span; both are closed at the end.
 
     Runs in the main thread. Raises NotAMemory, ServiceError and BadInput before it listens.
     """
@@ -147,7 +156,7 @@ def serve(
 
     config = ServiceConfig(config) if isinstance(config, str) else config
     with (opening or open_memory)(Path(path)) as engine:
-        server = Server(engine, config, log)
+        server = Server(engine, config, log, () if traces is None else (traces.call,))
         with stop_signals() as wait:
             server.start()
             ready(server.address)
@@ -158,6 +167,8 @@ def serve(
             _log.info("draining: a second signal ends it at once")
             with _ended_after(config.grace + LAST_SECONDS, log):
                 server.stop()
+                if traces is not None:
+                    traces.close()
     if log is not None:
         log.close()
 

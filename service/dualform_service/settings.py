@@ -124,6 +124,12 @@ SETTINGS = (
         "metrics", "text", "Where metrics are scraped: http://HOST:PORT/metrics.", "HOST:PORT", otherwise="nowhere"
     ),
     Setting(
+        "tracing",
+        "yes or no",
+        "Send a span for each call to a collector of OpenTelemetry, whose address OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        own_default=False,
+    ),
+    Setting(
         "log",
         "text",
         "What stderr has: lines of text, or of JSON, one for each call among them.",

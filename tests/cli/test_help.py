@@ -29,6 +29,7 @@ OPTIONS = {
             "--request-bytes",
             "--log",
             "--metrics",
+            "--tracing",
             "--answer-bytes",
             "--deadline",
         ),

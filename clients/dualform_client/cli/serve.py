@@ -48,6 +48,7 @@ def serve(run: str, config: Path | None, as_json: bool, **flags: Any) -> None:
     check_folder(Path(run))
     from dualform_service.server import serve as serve_memory
     from dualform_service.settings_sources import read_settings
+    from dualform_service.tracing import Exporter
 
     settings = read_settings({name: said for name, said in flags.items() if said is not None}, os.environ, config)
     values = settings.values
@@ -61,8 +62,9 @@ def serve(run: str, config: Path | None, as_json: bool, **flags: Any) -> None:
         sys.stdout.flush()
 
     log, memory, ray = _logging(values["log"]), values["memory"], values["ray"]
+    traces = Exporter() if values["tracing"] else None
     if ray is None:
-        serve_memory(run, service, ready, partial(_opened, memory=memory), log)
+        serve_memory(run, service, ready, partial(_opened, memory=memory), log, traces)
         return
     from dualform_service.lanes import ENGINE_THREADS
     from dualform_service.shards.opening import opened_on_ray
@@ -70,7 +72,7 @@ def serve(run: str, config: Path | None, as_json: bool, **flags: Any) -> None:
     def opened(path: Path) -> AbstractContextManager[Engine]:
         return opened_on_ray(path, ray, values["shard_deadline"], ENGINE_THREADS)
 
-    serve_memory(run, service, ready, opened, log)
+    serve_memory(run, service, ready, opened, log, traces)
 
 
 def _opened(path: Path, memory: int | None) -> Engine:
