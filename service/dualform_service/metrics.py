@@ -66,7 +66,7 @@ class Metrics:
         self.calls: Counter[tuple[str, str, str]] = Counter()
         """By method, layer and outcome."""
         self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(SECONDS))
-        self.working: Counter[tuple[str, str]] = Counter()
+        self.working: defaultdict[tuple[str, str], float] = defaultdict(float)
         """Seconds."""
         self.bytes_in: Counter[str] = Counter()
         self.bytes_out: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Metrics:
             layer = record.layer if record.layer in self._layers else ""
             self.calls[method, layer, outcome] += 1
             self.seconds[method, layer].add(record.seconds)
-            self.working[method, layer] += record.working  # type: ignore[assignment]
+            self.working[method, layer] += record.working
             self.bytes_in[method] += record.bytes_in
             self.bytes_out[method] += record.bytes_out
 
