@@ -6,13 +6,15 @@ import http.client
 import socket
 import threading
 from contextlib import ExitStack
+from dataclasses import fields
 
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import dualform
 from dualform.errors import BadInput, DualformError, NotFound, ServiceError, Unauthenticated
-from dualform.questions import TopK, Vectors
+from dualform.questions import GroupSum, MaskCancellation, Output, ProbeLookup, TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import CALLS
 from dualform_service import metrics_port
@@ -21,6 +23,7 @@ from dualform_service.config import ServiceConfig
 from dualform_service.exposition import FAMILIES
 from dualform_service.metrics import LAYERS, Metrics
 from dualform_service.server import Server
+from tests.contract.recorded import record
 from tests.service.held_engine import until
 
 HERE = ServiceConfig("127.0.0.1:0", metrics="127.0.0.1:0")
@@ -256,3 +259,21 @@ def test_what_is_no_request_is_an_answer_or_an_end(engine, sent):
                 said = b""
         assert said == b"" or said.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 405 "))
         assert asked(server.metrics_address)[0] == 200
+
+
+def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):
+    asked_by = Vectors([[1.0] * 6])
+    questions = [
+        TopK("none", asked_by),
+        GroupSum("none", asked_by, by=("step",)),
+        Output("none", asked_by),
+        MaskCancellation("step < 2", layer="none"),
+        ProbeLookup("test", "none"),
+    ]
+    assert {type(one) for one in questions} == {
+        kind for kind in CALLS if any(field.name == "layer" for field in fields(kind))
+    }
+    with dualform.open(record(tmp_path / "run")) as memory:
+        for question in questions:
+            with pytest.raises(NotFound):
+                memory.ask(question)
