@@ -31,8 +31,9 @@ class AsyncClient(AsyncAnswers):
         certificate: str | Path | None = None,
         key: str | Path | None = None,
     ) -> None:
-        """`timeout` in seconds a call; `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM
-        files of one's own, for a server that asks for them. Raises BadInput.
+        """`address`: host:port, or host:port/NAME for one of several memories. `timeout` in seconds a call;
+        `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM files of one's own, for a server
+        that asks for them. Raises BadInput.
         """
         self.connection = Connection(address, timeout, token, tls, authority, certificate, key)
         self._credentials = self.connection.credentials()

@@ -31,15 +31,16 @@ class Client(Answers):
         certificate: str | Path | None = None,
         key: str | Path | None = None,
     ) -> None:
-        """`timeout` in seconds a call; `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM
-        files of one's own, for a server that asks for them. Raises BadInput.
+        """`address`: host:port, or host:port/NAME for one of several memories. `timeout` in seconds a call;
+        `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM files of one's own, for a server
+        that asks for them. Raises BadInput.
         """
         self.connection = Connection(address, timeout, token, tls, authority, certificate, key)
         credentials, options = self.connection.credentials(), self.connection.options()
         self._channel = (
-            grpc.insecure_channel(address, options)
+            grpc.insecure_channel(self.connection.address, options)
             if credentials is None
-            else grpc.secure_channel(address, credentials, options)
+            else grpc.secure_channel(self.connection.address, credentials, options)
         )
         self._stub: Any = MemoryStub(self._channel)
 

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from dualform.errors import BadInput, DualformError, ServiceError
+from dualform_proto import memory_name
 from dualform_proto.address import parse_address
 from dualform_proto.errors import from_status
 from dualform_proto.pem import read_authorities, read_pair
@@ -23,7 +24,8 @@ CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Connection:
-    address: str
+    target: str
+    """host:port, or host:port/NAME for one of several memories."""
     timeout: float | None = 60.0
     """Seconds a call may take; the server stops work at that point too. None: as long as the server allows."""
     token: str | None = field(default=None, repr=False)
@@ -38,7 +40,8 @@ class Connection:
     message_bytes: int = MESSAGE_BYTES
 
     def __post_init__(self) -> None:
-        loopback = parse_address(self.address).loopback
+        # What is no address is named as it was given.
+        loopback = parse_address(self.address if memory_name.is_served(self.target) else self.target).loopback
         if self.timeout is not None and self.timeout <= 0:
             raise BadInput(f"timeout is {self.timeout}.", hint="It is in seconds, above 0.", field="timeout")
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
@@ -55,6 +58,16 @@ class Connection:
                 hint="Speak TLS: Client(tls=True), or authority= a PEM file; --tls or --tls-ca on the command line.",
                 field="tls",
             )
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return memory_name.split(self.target)[0]
+
+    @property
+    def memory(self) -> str:
+        """The name of the memory that is asked; empty for the only one that a server has."""
+        return memory_name.split(self.target)[1]
 
     @property
     def secure(self) -> bool:
@@ -87,8 +100,12 @@ class Connection:
         return options
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
-        own = ((KEY, request_id),)
-        return own if self.token is None else (*own, ("authorization", f"Bearer {self.token}"))
+        own = [(KEY, request_id)]
+        if self.memory:
+            own.append((memory_name.KEY, memory_name.encoded(self.memory)))
+        if self.token is not None:
+            own.append(("authorization", f"Bearer {self.token}"))
+        return tuple(own)
 
     def check_size(self, request: Message) -> None:
         """Raises BadInput where the request is larger than a message may be."""

@@ -10,9 +10,11 @@ from typing import Any
 
 import grpc
 
+from dualform.errors import BadInput
 from dualform_client.connection import Connection
 
 _CHECK = "/grpc.health.v1.Health/Check"
+_SERVICE = "dualform.v1.Memory"
 _SERVING = b"\x08\x01"
 """HealthCheckResponse{status: SERVING}."""
 
@@ -25,18 +27,31 @@ def is_serving(
     certificate: str | Path | None = None,
     key: str | Path | None = None,
 ) -> bool:
-    """False while the server drains. `timeout` in seconds. Raises Unavailable where nobody answers."""
+    """Whether a server answers, or one of its memories (`host:port/NAME`): False while it drains, and once the folder
+    is gone. `timeout` in seconds. Raises Unavailable where nobody answers, NotFound where there is no such memory.
+    """
     connection = Connection(address, timeout, authority=authority, certificate=certificate, key=key)
     credentials, options = connection.credentials(), connection.options()
     opened = (
-        grpc.insecure_channel(address, options)
+        grpc.insecure_channel(connection.address, options)
         if credentials is None
-        else grpc.secure_channel(address, credentials, options)
+        else grpc.secure_channel(connection.address, credentials, options)
     )
     with opened as channel:
         try:
             check: Any = channel.unary_unary(_CHECK)
-            response: bytes = check(b"", timeout=timeout)
+            response: bytes = check(_request(connection.memory), timeout=timeout)
         except grpc.RpcError as status:
             raise connection.error(status) from None
     return response == _SERVING
+
+
+def _request(memory: str) -> bytes:
+    """HealthCheckRequest{service}; empty for the server as a whole."""
+    if not memory:
+        return b""
+    service = f"{_SERVICE}/{memory}".encode()
+    if len(service) >= 2**14:
+        raise BadInput("The memory's name is too long.", field="target")
+    low, high = len(service) & 127, len(service) >> 7
+    return b"\x0a" + (bytes((low | 128, high)) if high else bytes((low,))) + service

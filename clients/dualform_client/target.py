@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dualform.errors import BadInput, NotAMemory
 from dualform.extras import missing_package
 from dualform.methods import Answers
-from dualform_proto.address import is_address
+from dualform_proto.memory_name import is_served
 
 if TYPE_CHECKING:
     from dualform.query.engine import Bound
@@ -34,7 +34,7 @@ def connect(
     """
     place = Path(target)
     if not place.exists() and isinstance(target, str):
-        if is_address(target):
+        if is_served(target):
             if memory is not None:
                 raise BadInput(
                     f"memory= (--memory) bounds what this process takes, and {target} answers in another.",

@@ -102,6 +102,7 @@ def _line(of: CallRecord | Mapping[str, Any]) -> str:
             "token": of.caller,
             "peer": of.peer,
             "method": of.method,
+            "memory": of.memory,
             "layer": of.layer,
             "outcome": of.outcome,
             "waiting": round(of.waiting, 6),

@@ -25,6 +25,8 @@ class CallRecord:
     """What the caller says of the trace that it is in, as W3C has it; empty where it says nothing."""
     caller: str = ""
     """The name of the token that it brought; empty where none is asked for, or it was not let in."""
+    memory: str = ""
+    """The name of the one that is asked; empty where it has none, or the call was not let in."""
     layer: str = ""
     """That the question names, whether there is such a layer or not, up to NAME characters of it; empty before it is
     read, and of questions about no single layer."""

@@ -25,4 +25,7 @@ class Engine(Protocol):
         """What scores keys, in words."""
 
     def refresh(self) -> bool:
-        """Takes the newest snapshot of a training that still runs; True where there was a newer one."""
+        """Takes the newest snapshot of a training that still runs; True where there was a newer one.
+
+        Raises NotAMemory where the memory has gone.
+        """

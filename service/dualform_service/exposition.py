@@ -26,7 +26,7 @@ class Family(NamedTuple):
     what: str
 
 
-CALL = ("method", "layer")
+CALL, MEMORY = ("method", "layer"), ("memory",)
 FAMILIES = (
     Family("dualform_calls_total", "counter", (*CALL, "outcome"), "Calls that have ended: `ok`, or the error's code."),
     Family("dualform_call_seconds", "histogram", CALL, "From a call's headers to the end of its answer."),
@@ -42,21 +42,21 @@ FAMILIES = (
     Family("dualform_slots_scanned_total", "counter", CALL, "Slots that the layers had which were scanned."),
     Family("dualform_open_calls", "gauge", (), "Calls that there are."),
     Family("dualform_waiting", "gauge", ("place",), "Those that wait to be read, for a scan or for a thread."),
-    Family("dualform_screened_queries_total", "counter", (), "Queries whose best slots were asked for."),
-    Family("dualform_fallbacks_total", "counter", (), "Of these, those that eight-bit codes could not decide."),
-    Family("dualform_candidates_total", "counter", (), "Rows that eight-bit codes left for canonical scoring."),
-    Family("dualform_rescoring_seconds_total", "counter", (), "Of canonical scoring."),
+    Family("dualform_screened_queries_total", "counter", MEMORY, "Queries whose best slots were asked for."),
+    Family("dualform_fallbacks_total", "counter", MEMORY, "Of these, those that eight-bit codes could not decide."),
+    Family("dualform_candidates_total", "counter", MEMORY, "Rows that eight-bit codes left for canonical scoring."),
+    Family("dualform_rescoring_seconds_total", "counter", MEMORY, "Of canonical scoring."),
     Family(
         "dualform_cache_lookups_total",
         "counter",
-        ("cache", "result"),
+        (*MEMORY, "cache", "result"),
         "Lookups of eight-bit `codes` and of what else is `derived` (masks, groups, sums, weights): `hit` or `miss`.",
     ),
     Family("dualform_read_bytes_total", "counter", (), "Read of files of keys, values and what derives from them."),
     Family("dualform_kept_bytes", "gauge", (), "Kept in memory between questions."),
     Family("dualform_memory_limit_bytes", "gauge", (), "What the process may take (--memory); no series without it."),
-    Family("dualform_snapshot", "gauge", (), "Commits of the snapshot that is served."),
-    Family("dualform_recording", "gauge", (), "1 while the memory is still being recorded, or was cut off."),
+    Family("dualform_snapshot", "gauge", MEMORY, "Commits of the snapshot that is served."),
+    Family("dualform_recording", "gauge", MEMORY, "1 while the memory is still being recorded, or was cut off."),
     Family("dualform_wrong_tokens_total", "counter", (), "What was refused for its token, or for want of one."),
     Family("dualform_connections_shut_total", "counter", ("reason",), "Connections that the server has shut."),
     Family("dualform_log_lines_dropped_total", "counter", (), "Lines of --log json that there was no room for."),
@@ -77,10 +77,10 @@ class Counting(Protocol):
 class Exposition:
     """Makes pages for scrapes. Loads prometheus_client as it is made; raises MissingPackage without it."""
 
-    def __init__(self, metrics: Metrics, engine: Engine, dropped: Callable[[], int] = lambda: 0) -> None:
-        """`dropped`: lines of the log that there was no room for."""
+    def __init__(self, metrics: Metrics, engines: Mapping[str, Engine], dropped: Callable[[], int] = lambda: 0) -> None:
+        """`engines`: by the names of their memories. `dropped`: lines of the log that there was no room for."""
         client = optional("prometheus_client")
-        self._metrics, self._engine, self._dropped = metrics, engine, dropped
+        self._metrics, self._engines, self._dropped = metrics, engines, dropped
         self._client, self._core, self._written = client, client.metrics_core, client.exposition
         self._process = client.ProcessCollector(registry=None)
 
@@ -113,7 +113,8 @@ class Exposition:
         return family
 
     def _samples(self, state: LoopState) -> Samples:
-        engine = _of_engine(self._engine.counts()) if isinstance(self._engine, Counting) else {}
+        counts = {name: engine.counts() for name, engine in self._engines.items() if isinstance(engine, Counting)}
+        engine = _of_engines(counts) if counts else {}
         loop: Samples = {
             "dualform_open_calls": {(): state.calls},
             "dualform_waiting": {(place,): count for place, count in state.waiting.items()},
@@ -147,24 +148,35 @@ def _of_calls(metrics: Metrics) -> Samples:
         }
 
 
-def _of_engine(counts: Counts) -> Samples:
-    limit = {} if counts.most_bytes is None else {(): counts.most_bytes}
+def _of_engines(counts: Mapping[str, Counts]) -> Samples:
+    by_memory: dict[str, Callable[[Counts], float]] = {
+        "dualform_screened_queries_total": lambda own: own.queries,
+        "dualform_fallbacks_total": lambda own: own.fallbacks,
+        "dualform_candidates_total": lambda own: own.candidates,
+        "dualform_rescoring_seconds_total": lambda own: own.rescoring_seconds,
+        "dualform_snapshot": lambda own: own.commits,
+        "dualform_recording": lambda own: int(own.recording),
+    }
+    limits = {own.most_bytes for own in counts.values() if own.most_bytes is not None}
+    # With a limit all memories of a server keep what they keep in one budget.
+    kept = max(own.kept_bytes for own in counts.values()) if limits else sum(own.kept_bytes for own in counts.values())
     return {
-        "dualform_screened_queries_total": {(): counts.queries},
-        "dualform_fallbacks_total": {(): counts.fallbacks},
-        "dualform_candidates_total": {(): counts.candidates},
-        "dualform_rescoring_seconds_total": {(): counts.rescoring_seconds},
+        **{family: {(name,): of(own) for name, own in counts.items()} for family, of in by_memory.items()},
         "dualform_cache_lookups_total": {
-            ("codes", "hit"): counts.codes_found,
-            ("codes", "miss"): counts.codes_made,
-            ("derived", "hit"): counts.derived_found,
-            ("derived", "miss"): counts.derived_made,
+            (name, *labels): count for name, own in counts.items() for labels, count in _lookups(own).items()
         },
-        "dualform_read_bytes_total": {(): counts.read_bytes},
-        "dualform_kept_bytes": {(): counts.kept_bytes},
-        "dualform_memory_limit_bytes": limit,
-        "dualform_snapshot": {(): counts.commits},
-        "dualform_recording": {(): int(counts.recording)},
+        "dualform_read_bytes_total": {(): max(own.read_bytes for own in counts.values())},
+        "dualform_kept_bytes": {(): kept},
+        "dualform_memory_limit_bytes": {(): max(limits)} if limits else {},
+    }
+
+
+def _lookups(counts: Counts) -> dict[tuple[str, str], int]:
+    return {
+        ("codes", "hit"): counts.codes_found,
+        ("codes", "miss"): counts.codes_made,
+        ("derived", "hit"): counts.derived_found,
+        ("derived", "miss"): counts.derived_made,
     }
 
 

@@ -1,6 +1,6 @@
 """What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
 
-headers    is there room for one more call? does the server close? who calls, and may they?
+headers    is there room for one more call? does the server close? who calls, and may they? which memory is asked?
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
 work       on a thread of its kind (servicer.py, lanes.py)
 answer     seconds to be read, then its room is free again
@@ -14,12 +14,14 @@ import logging
 from collections.abc import Sequence
 
 from dualform.errors import BadInput, Overloaded, TimedOut
+from dualform_service.bounds import Bounds
 from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
 from dualform_service.gate import Gate
 from dualform_service.limits import ByteRoom, Deadline
+from dualform_service.memories import Memories
 from dualform_service.metrics import LoopState, Metrics
 from dualform_service.rates import Rates
 from dualform_service.readers import Readers
@@ -38,7 +40,8 @@ class CallHandlers:
 
     def __init__(
         self,
-        servicer: MemoryServicer,
+        memories: Memories,
+        bounds: Bounds,
         config: ServiceConfig,
         gate: Gate,
         closing: Closing,
@@ -46,7 +49,8 @@ class CallHandlers:
         observers: Sequence[Observer] = (),
     ) -> None:
         """`observers`: told of each call that has ended, beside the metrics."""
-        self._servicer, self._config, self._closing, self._metrics = servicer, config, closing, metrics
+        self._memories, self._bounds = memories, bounds
+        self._config, self._closing, self._metrics = config, closing, metrics
         self._gate, self._rates, self._observers = gate, Rates(config.token_rate), (metrics.add, *observers)
         self._readers = Readers(READING, PATIENCE)
         self._messages = ByteRoom(READING * config.request_bytes)
@@ -56,11 +60,14 @@ class CallHandlers:
 
     def handlers(self) -> dict[str, Handler]:
         """By method."""
-        return {method: self._handler(method) for method in self._servicer.methods}
+        return {method: self._handler(method) for method in self._memories.methods}
 
     def state(self) -> LoopState:
         """On the loop."""
-        return LoopState(self._calls, {**self._servicer.waiting(), "reading": self._readers.waiting})
+        return LoopState(
+            self._calls,
+            {**self._bounds.waiting(), "scan": self._memories.waiting(), "reading": self._readers.waiting},
+        )
 
     def listens(self, port: int) -> None:
         """Where the server does, so that its connections can be told from others."""
@@ -69,7 +76,7 @@ class CallHandlers:
 
     def close(self) -> None:
         """Returns when no call works any more."""
-        self._servicer.close()
+        self._bounds.close()
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
@@ -100,12 +107,13 @@ class CallHandlers:
         if self._calls > self._config.calls:
             raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
         asker = self._asker(method, context)
+        current().memory, servicer = self._memories.of(context.invocation_metadata() or ())
         message = await self._message(context)
         current().bytes_in = len(message)
         if not self._messages.take_now(len(message)):
             raise Overloaded("The server holds as many bytes of questions as it may.", hint="Ask again in a moment.")
         try:
-            answer = await self._work(method, message, asker, deadline)
+            answer = await self._work(servicer, method, message, asker, deadline)
             try:
                 await self._write(context, answer.data, deadline)
                 current().bytes_out = len(answer.data)
@@ -123,11 +131,13 @@ class CallHandlers:
         self._rates.take(asker.name)
         return asker
 
-    async def _work(self, method: str, message: bytes, asker: Asker, deadline: Deadline) -> EncodedAnswer:
+    async def _work(
+        self, servicer: MemoryServicer, method: str, message: bytes, asker: Asker, deadline: Deadline
+    ) -> EncodedAnswer:
         """Raises TimedOut at the deadline. What still runs then looks for itself whether it must stop."""
         try:
             async with asyncio.timeout(deadline.remaining()) as limit:
-                return await self._servicer.answer(method, message, deadline, asker)
+                return await servicer.answer(method, message, deadline, asker)
         except TimeoutError:
             if limit.expired():
                 raise deadline.error() from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -24,10 +24,12 @@ CALLS, READING, PATIENCE = 256, 16, 0.25
 
 
 class StandardServices:
-    """Health says SERVING for the server as a whole and for dualform.v1.Memory, until it drains."""
+    """Health says SERVING for the server as a whole, for dualform.v1.Memory and for dualform.v1.Memory/NAME, until it
+    drains. A memory that is gone is NOT_SERVING, and so is all else where no memory is left.
+    """
 
-    def __init__(self, gate: Gate) -> None:
-        """`gate`: lets in who asks for reflection."""
+    def __init__(self, gate: Gate, memories: Sequence[str] = ("",)) -> None:
+        """`gate`: lets in who asks for reflection. `memories`: their names, an empty one for one that has none."""
         try:
             from grpc_health.v1 import health_pb2
             from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -36,11 +38,12 @@ class StandardServices:
                 f"Serving needs {error.name}, which is not installed.", hint="Install it: pip install 'dualform[serve]'"
             ) from None
         self._health: Any = health_pb2
-        self._status = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._serving, self._there = False, set(memories)
         self._changed: asyncio.Event | None = None
         self._calls, self._readers, self._gate = 0, Readers(READING, PATIENCE), gate
         health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
-        self._names = ("", SERVICE, health)
+        self._names = {"": "", SERVICE: "", health: ""} | {f"{SERVICE}/{name}": name for name in memories if name}
+        """What may be asked for, with the memory that it is about; empty where it is about all of them."""
         names = ("grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME)
         self._reflection: Any = reflection.aio.ReflectionServicer((SERVICE, health, *names))
         self.handlers: dict[str, dict[str, Handler]] = {
@@ -50,14 +53,30 @@ class StandardServices:
 
     def serving(self) -> None:
         """On the loop."""
-        self._set(self._health.HealthCheckResponse.SERVING)
+        self._serving = True
+        self._tell_watchers()
 
     def draining(self) -> None:
         """On the loop."""
-        self._set(self._health.HealthCheckResponse.NOT_SERVING)
+        self._serving = False
+        self._tell_watchers()
 
-    def _set(self, status: int) -> None:
-        self._status, changed, self._changed = status, self._changed, None
+    def found(self, memory: str, there: bool) -> None:
+        """On the loop: whether the memory of that name is where it was."""
+        if there:
+            self._there.add(memory)
+        else:
+            self._there.discard(memory)
+        self._tell_watchers()
+
+    def _status(self, name: str) -> int:
+        memory = self._names[name]
+        there = memory in self._there if memory else bool(self._there)
+        status = self._health.HealthCheckResponse
+        return int(status.SERVING if self._serving and there else status.NOT_SERVING)
+
+    def _tell_watchers(self) -> None:
+        changed, self._changed = self._changed, None
         if changed is not None:
             changed.set()
 
@@ -93,17 +112,20 @@ class StandardServices:
         name = await self._service(context)
         if name not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such service.")
-        await self._tell(context, self._status)
+        await self._tell(context, self._status(name))
 
     async def _watch(self, context: Context) -> None:
         name = await self._service(context)
         if name not in self._names:
             await self._tell(context, self._health.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()
+        told: int | None = None
         while True:
             self._changed = self._changed or asyncio.Event()
             changed = self._changed
-            await self._tell(context, self._status)
+            if (status := self._status(name)) != told:
+                await self._tell(context, status)
+                told = status
             await changed.wait()
 
     async def _service(self, context: Context) -> str:

@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,7 @@ from dualform.errors import DualformError
 from dualform_proto.address import Address, parse_address
 from dualform_service.audit import JsonLog
 from dualform_service.auth import METRICS
+from dualform_service.bounds import Bounds
 from dualform_service.call_record import Observer
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
@@ -29,6 +30,7 @@ from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
 from dualform_service.health import SERVICE, StandardServices
 from dualform_service.listening import cannot_listen, check_free
+from dualform_service.memories import Memories, named
 from dualform_service.metrics import Metrics
 from dualform_service.metrics_port import MetricsPort
 from dualform_service.servicer import MemoryServicer
@@ -43,16 +45,19 @@ _log = logging.getLogger("dualform.service")
 
 
 class Server:
-    """Serves one engine, which stays the caller's to close. A context manager: `with Server(engine, "127.0.0.1:0")`."""
+    """Serves one engine, or several by name. A context manager: `with Server(engine, "127.0.0.1:0")`."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | Mapping[str, Engine],
         config: ServiceConfig | str = "127.0.0.1:0",
         log: JsonLog | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`log`: what has a line for each call; it stays the caller's to close. `observers` are told of each, too."""
+        """`log`: what has a line for each call. It stays the caller's to close, and so do the engines. `observers` are
+        told of each call, too.
+        """
+        engines = dict(engine) if isinstance(engine, Mapping) else {"": engine}
         self.config = ServiceConfig(config) if isinstance(config, str) else config
         self.metrics = Metrics()
         self.address = ""
@@ -61,16 +66,22 @@ class Server:
         """Where metrics are scraped, likewise; empty for nowhere."""
         self._gate = Gate(self.config.token, self.config.token_file, self.metrics.wrong_token)
         self._closing = Closing()
-        self._standard = StandardServices(self._gate)
-        self._follower = Follower(engine, self.config.follow)
-        servicer = MemoryServicer(CountedEngine(engine, self.metrics), self.config)
-        self.batches = servicer.batches
+        self._standard = StandardServices(self._gate, tuple(engines))
+        self._followers = [
+            Follower(own, self.config.follow, partial(self._found, name)) for name, own in engines.items()
+        ]
+        bounds = Bounds(self.config)
+        self.memories = Memories(
+            {name: MemoryServicer(CountedEngine(own, self.metrics), bounds) for name, own in engines.items()}
+        )
         observers = (*observers, *(() if log is None else (log.call,)))
-        self._handlers = CallHandlers(servicer, self.config, self._gate, self._closing, self.metrics, observers)
+        self._handlers = CallHandlers(
+            self.memories, bounds, self.config, self._gate, self._closing, self.metrics, observers
+        )
         self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None
         if self.config.metrics is not None:
-            pages = Exposition(self.metrics, engine, lambda: 0 if log is None else log.dropped)
+            pages = Exposition(self.metrics, engines, lambda: 0 if log is None else log.dropped)
             self._metrics_port = MetricsPort(
                 lambda: partial(pages.page, self._handlers.state()),
                 lambda headers: self._gate.caller(headers, None, METRICS),
@@ -83,8 +94,12 @@ class Server:
         self._handlers.listens(port)
         self._bind_metrics()
         self._transport.call(self._standard.serving)
-        self._follower.start()
+        for follower in self._followers:
+            follower.start()
         return port
+
+    def _found(self, memory: str, there: bool) -> None:
+        self._transport.call(partial(self._standard.found, memory, there))
 
     def _bind(self) -> int:
         credentials = server_credentials(self.config)
@@ -114,7 +129,8 @@ class Server:
         What comes meanwhile is refused with Unavailable.
         """
         self._transport.call(self._standard.draining)
-        self._follower.stop()
+        for follower in self._followers:
+            follower.stop()
         self._closing.close()
         self._transport.stop(self.config.grace if grace is None else grace)
         self._handlers.close()
@@ -135,7 +151,7 @@ class Server:
 
 
 def serve(
-    path: str | PathLike[str],
+    path: str | PathLike[str] | Sequence[str | PathLike[str]],
     config: ServiceConfig | str = ServiceConfig.address,
     ready: Callable[[str], None] = lambda address: None,
     opening: Callable[[Path], AbstractContextManager[Engine]] | None = None,
@@ -144,10 +160,12 @@ def serve(
 ) -> None:
     """Serves the memory at `path` until SIGTERM or SIGINT, then drains. `ready` is told the address once bound.
 
+    Of several paths each memory is asked by the name of its folder (host:port/NAME).
+
     A second signal ends the process at once, with the exit code 128 and its number. What does not stop LAST_SECONDS
     after the grace of `config` is cut off with the process.
 
-    `opening` opens the memory: dualform.open where it is None, or with others who answer for its shards (shards/).
+    `opening` opens a memory: dualform.open where it is None, or with others who answer for its shards (shards/).
     `log` has a line for each call, and `traces` a span; both are closed at the end.
 
     Runs in the main thread. Raises NotAMemory, ServiceError and BadInput before it listens.
@@ -155,12 +173,14 @@ def serve(
     from dualform.query.engine import open_memory
 
     config = ServiceConfig(config) if isinstance(config, str) else config
-    with (opening or open_memory)(Path(path)) as engine:
-        server = Server(engine, config, log, () if traces is None else (traces.call,))
+    paths = named([Path(path)] if isinstance(path, str | PathLike) else map(Path, path))
+    with ExitStack() as opened:
+        engines = {name: opened.enter_context((opening or open_memory)(one)) for name, one in paths.items()}
+        server = Server(engines, config, log, () if traces is None else (traces.call,))
         with stop_signals() as wait:
             server.start()
             ready(server.address)
-            _log.info("%s", engine.answered_by)
+            _log.info("%s", next(iter(engines.values())).answered_by)
             if server.metrics_address:
                 _log.info("metrics at %s://%s/metrics", server.config.scheme, server.metrics_address)
             wait()

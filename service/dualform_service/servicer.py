@@ -19,11 +19,11 @@ from dualform.questions import Inventory, LayerQuestion, ProbeLookup, SlotLookup
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.batching import Batches, can_share
+from dualform_service.bounds import Bounds
 from dualform_service.call_record import CallRecord, current
-from dualform_service.config import ServiceConfig
 from dualform_service.engine import Engine
-from dualform_service.lanes import Lane, Lanes
-from dualform_service.limits import ByteRoom, Deadline, Places
+from dualform_service.lanes import Lane
+from dualform_service.limits import Deadline
 from dualform_service.turns import Asker
 
 SMALL_BYTES = 2**20
@@ -31,8 +31,6 @@ SMALL_BYTES = 2**20
 FREE_BYTES = 64 * 2**10
 """Largest message that is decoded or encoded at once, on the loop, and largest answer that takes no room: there are
 few beside those that do."""
-UNREAD = 4
-"""Answers of the largest size that may wait to be read at once."""
 LOOKUPS = (Inventory, ProbeLookup, SlotLookup)
 
 _log = logging.getLogger("dualform.service")
@@ -56,19 +54,11 @@ class _Method:
 
 
 class MemoryServicer:
-    """Called on the event loop; the engine is asked on threads."""
+    """Of one memory. Called on the event loop; the engine is asked on threads."""
 
-    def __init__(self, engine: Engine, config: ServiceConfig) -> None:
-        self._engine, self._config, self._lanes = engine, config, Lanes()
-        self.batches = Batches(engine, self._lanes)
-        self._large_places = Places(config.max_concurrent, "large questions", "--max-concurrent")
-        """For what is asked alone, and may take long."""
-        self._light_places = Places(config.max_small, "small questions", "--max-small")
-        """For questions that may share their work, and are known to take little."""
-        self._waiting_places = Places(config.max_small, "small questions", "--max-small")
-        """For the others that may share their work: they may wait long, and take no light one's place meanwhile."""
-        self._lookup_places = Places(config.max_small, "look-ups", "--max-small")
-        self._unread = ByteRoom(UNREAD * config.answer_bytes)
+    def __init__(self, engine: Engine, bounds: Bounds) -> None:
+        self._engine, self._bounds, self._lanes = engine, bounds, bounds.lanes
+        self.batches = Batches(engine, bounds.lanes)
         self.methods: Mapping[str, _Method] = {
             call.method: _Method(
                 call,
@@ -83,26 +73,20 @@ class MemoryServicer:
         """The answer of the method `name` to a message. Askers take turns where threads are few."""
         method = self.methods[name]
         if method.looks_up:
-            with self._lookup_places.one(asker):
+            with self._bounds.lookup_places.one(asker):
                 response = await self._ask(method, message, deadline, self._lanes.lookups, asker)
                 return await self._encoded(response, asker)
         if method.shares and len(message) <= SMALL_BYTES:
             question = await self._decoded(method, message, asker)
             if can_share(question):
-                with (self._light_places if self.batches.light(question) else self._waiting_places).one(asker):
+                with (self._bounds.light_places if self.batches.light(question) else self._bounds.waiting_places).one(
+                    asker
+                ):
                     answer = await self.batches.ask(question, deadline, asker)
                     return await self._encoded(await self._message(method, answer, asker), asker)
-        with self._large_places.one(asker):
+        with self._bounds.large_places.one(asker):
             response = await self._ask(method, message, deadline, self._lanes.heavy, asker)
             return await self._encoded(response, asker)
-
-    def waiting(self) -> dict[str, int]:
-        """How many wait: for the thread of a lane, by its name, and for a scan that others are asking for, too."""
-        return {**{lane.name: lane.waiting for lane in self._lanes.all}, "scan": self.batches.waiting()}
-
-    def close(self) -> None:
-        """Returns when no question is worked on any more."""
-        self._lanes.close()
 
     async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: Asker) -> Message:
         """The answer to a question that is asked alone; it is not even decoded before it has a thread."""
@@ -128,7 +112,7 @@ class MemoryServicer:
 
     async def _encoded(self, response: Message, asker: Asker) -> EncodedAnswer:
         """Waits, in its place, for room among the answers that nobody has read yet."""
-        size, limit = response.ByteSize(), self._config.answer_bytes
+        size, limit = response.ByteSize(), self._bounds.answer_bytes
         if size > limit:
             raise BadInput(
                 f"The answer takes {size / 2**20:.1f} MiB, and a message holds at most {limit / 2**20:.1f} MiB.",
@@ -136,12 +120,12 @@ class MemoryServicer:
             )
         if size <= FREE_BYTES:
             return EncodedAnswer(response.SerializeToString(), lambda: None)
-        await self._unread.take(size)
+        await self._bounds.unread.take(size)
         try:
             data = await self._lanes.messages.run(response.SerializeToString, asker)
-            return EncodedAnswer(data, lambda: self._unread.give_back(size))
+            return EncodedAnswer(data, lambda: self._bounds.unread.give_back(size))
         except BaseException:
-            self._unread.give_back(size)
+            self._bounds.unread.give_back(size)
             raise
 
 

@@ -31,8 +31,8 @@ class Settings:
     faults: tuple[BadInput, ...] = ()
     """Settings at fault, which have their defaults in `values`, or of files a name that stands for one."""
 
-    def config(self) -> ServiceConfig:
-        """Raises BadInput, or BadSettings for all that is wrong."""
+    def config(self, memories: int = 1) -> ServiceConfig:
+        """Of a server of so many memories. Raises BadInput, or BadSettings for all that is wrong."""
         faults, file = list(self.faults), self.values["token_file"]
         if file is not None and not any(one.field == "token_file" for one in faults):
             try:
@@ -46,6 +46,10 @@ class Settings:
                     hint="Bound those by Ray, or leave --ray away.",
                     field="memory",
                 )
+            )
+        if self.values["ray"] is not None and memories > 1:
+            faults.append(
+                BadInput("--ray answers for one memory.", hint="Serve each at a port of its own.", field="ray")
             )
         own = {name: value for name, value in self.values.items() if name in CONFIG_DEFAULTS}
         try:

@@ -74,7 +74,7 @@ def test_metrics_are_scraped_where_it_says(folder):
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert lines[f'dualform_calls_total{{layer="{layer.name}",method="TopK",outcome="ok"}}'] == "1.0"
     assert float(lines["dualform_read_bytes_total"]) > 0
-    assert float(lines["dualform_screened_queries_total"]) == 1
+    assert float(lines[f'dualform_screened_queries_total{{memory="{folder.name}"}}']) == 1
     assert "dualform_memory_limit_bytes" not in lines
 
 

@@ -24,8 +24,8 @@ from dualform_service.server import Server
 from tests.service.held_engine import until
 
 FIELDS = [
-    "time", "kind", "request_id", "token", "peer", "method", "layer", "outcome", "waiting", "working", "bytes_in",
-    "bytes_out",
+    "time", "kind", "request_id", "token", "peer", "method", "memory", "layer", "outcome", "waiting", "working",
+    "bytes_in", "bytes_out",
 ]  # fmt: skip
 
 

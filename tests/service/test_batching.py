@@ -154,7 +154,7 @@ def test_many_small_questions_are_let_in_and_one_more_is_refused():
         assert engine.waiting.acquire(timeout=60)
         for thread in threads[1:]:
             thread.start()
-        until(lambda: server.batches.waiting() == 2)
+        until(lambda: server.memories.waiting() == 2)
         with pytest.raises(Overloaded, match=r"already holds 3 small questions\..*larger --max-small"):
             client.topk("fc", query)
         assert client.info().snapshot == 7, "what is no question has places of its own"
@@ -175,7 +175,7 @@ def test_questions_of_many_queries_are_asked_alone_two_at_a_time():
             thread.start()
         for _ in range(2):
             assert engine.waiting.acquire(timeout=60)
-        until(lambda: server._handlers._servicer._lanes.heavy.waiting == 2)
+        until(lambda: server._handlers._bounds.lanes.heavy.waiting == 2)
         with pytest.raises(Overloaded, match="already holds 4 large questions"):
             client.topk("fc", query)
         assert len(engine.asked) == 2

@@ -126,7 +126,7 @@ def test_a_deadline_ends_one_askers_wait():
         assert engine.waiting.acquire(timeout=60)
         with Client(server.address, timeout=0.2) as hasty, pytest.raises(TimedOut):
             hasty.topk("fc", query)
-        until(lambda: server.batches.waiting() == 0)
+        until(lambda: server.memories.waiting() == 0)
         engine.hold.set()
         assert patient.result(60).ids.tolist() == [1, 3]
 

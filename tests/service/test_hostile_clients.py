@@ -114,7 +114,7 @@ def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, win
     engine.table = Columns({"text": np.array(["x" * 200_000], object)})
     config = ServiceConfig("127.0.0.1:0", write_seconds=0.3)
     with Server(engine, config) as server, Client(server.address) as client, ExitStack() as readers:
-        room = server._handlers._servicer._unread
+        room = server._handlers._bounds.unread
         free = room._free
         stuck = [readers.enter_context(Connection(server.address, window)) for _ in range(4)]
         for connection in stuck:

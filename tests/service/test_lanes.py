@@ -54,7 +54,7 @@ def test_a_flood_of_masked_questions_holds_up_neither_light_ones_nor_look_ups():
         engine.hold.clear()
         flood = [pool.submit(flooding.output, "fc", QUERY, f"slot <> {i}") for i in range(12)]
         flood += [pool.submit(flooding.topk, "fc", QUERY, where=f"slot <> {i}") for i in range(12)]
-        until(lambda: server.batches.waiting() == 24 - 3)
+        until(lambda: server.memories.waiting() == 24 - 3)
         assert client.topk("fc", QUERY).ids.tolist() == [1, 3]
         assert client.info().snapshot == 7
         assert client.slots([1]).rows == 1

@@ -106,7 +106,7 @@ def test_a_scan_that_is_shared_is_counted_once(engine):
         assert engine.waiting.acquire(timeout=60)
         for thread in threads[1:]:
             thread.start()
-        until(lambda: server.batches.waiting() == 4)
+        until(lambda: server.memories.waiting() == 4)
         during = scraped(server)
         engine.hold.set()
         for thread in threads:

@@ -257,18 +257,15 @@ def test_what_was_done_is_logged_when_the_server_drains(engine, caplog):
     assert "Info: 2 ok; mean " in caplog.text
 
 
-def test_a_training_that_still_runs_is_followed(engine):
+@pytest.mark.parametrize("recording", [True, False])
+def test_a_training_is_followed_while_it_runs_and_after_for_it_may_be_resumed(engine, recording):
     from dataclasses import replace
 
-    engine.contents = replace(engine.contents, recording=True)
+    engine.contents = replace(engine.contents, recording=recording)
     with Server(engine, ServiceConfig("127.0.0.1:0", follow=0.01)):
-        assert engine.refreshed.wait(60)
-        engine.contents = replace(engine.contents, recording=False)
-
-
-def test_a_finished_training_is_not_looked_at_again(engine):
-    with Server(engine, ServiceConfig("127.0.0.1:0", follow=0.01)):
-        assert not engine.refreshed.wait(0.1)
+        for _ in range(2):
+            assert engine.refreshed.wait(60)
+            engine.refreshed.clear()
 
 
 def test_health_is_told_without_a_token(engine):

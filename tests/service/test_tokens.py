@@ -185,7 +185,7 @@ def test_one_token_has_half_of_the_places_and_of_the_threads(engine, file):
         threads = [threading.Thread(target=lambda: alice.topk("fc", many)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        heavy = server._handlers._servicer._lanes.heavy
+        heavy = server._handlers._bounds.lanes.heavy
         until(lambda: len(engine.asked) == 1 and heavy.waiting == 1)
         with pytest.raises(Overloaded, match="already holds 2 large questions of this token, half of all"):
             alice.topk("fc", many)

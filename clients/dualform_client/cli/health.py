@@ -12,7 +12,7 @@ from dualform_client.cli.printing import print_json, print_line
 
 
 @click.command()
-@click.argument("address")
+@click.argument("address", metavar="HOST:PORT[/NAME]")
 @click.option(
     "--tls-ca",
     type=click.Path(path_type=Path),
@@ -35,7 +35,8 @@ def health(
 ) -> int:
     """Ask a server whether it takes questions.
 
-    The exit code is 0 where it does, else 1. No token is needed: it is for supervisors and containers.
+    The exit code is 0 where it does, else 1: while it drains, and where the memory's folder is gone. No token is
+    needed: it is for supervisors and containers.
 
     \b
     Example:
@@ -47,5 +48,5 @@ def health(
     if as_json:
         print_json({"serving": serving})
     else:
-        print_line("serving" if serving else "draining")
+        print_line("serving" if serving else "not serving")
     return 0 if serving else FAILED

@@ -56,8 +56,8 @@ class Commands(click.Group):
 def dualform(context: click.Context) -> None:
     """The training of a neural network as a memory that answers exact questions.
 
-    TARGET is a memory's folder, or host:port of a server. Every command takes --json: one JSON object on stdout,
-    progress on stderr.
+    TARGET is a memory's folder, or host:port of a server, with /NAME behind it where that has several. Every command
+    takes --json: one JSON object on stdout, progress on stderr.
 
     \b
     Example:

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -34,8 +33,10 @@ if TYPE_CHECKING:
 )
 @options(click.option)
 @json_option
-def serve(run: str, config: Path | None, as_json: bool, **flags: Any) -> None:
-    """Answer questions about a memory over gRPC.
+def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: Any) -> None:
+    """Answer questions about memories over gRPC.
+
+    Of several each is asked by the name of its folder, at HOST:PORT/NAME.
 
     It goes on until SIGTERM or Ctrl-C, then gives the questions under way ten seconds; a second signal ends it at
     once, with the exit code 128 and its number. An address that other machines can reach needs TLS and a token. Ray
@@ -44,27 +45,31 @@ def serve(run: str, config: Path | None, as_json: bool, **flags: Any) -> None:
     \b
     Example:
       dualform serve runs/demo --address 127.0.0.1:50051
+      dualform serve runs/* --memory "4 GB"
     """
-    check_folder(Path(run))
+    for run in runs:
+        check_folder(Path(run))
     from dualform_service.server import serve as serve_memory
     from dualform_service.settings_sources import read_settings
     from dualform_service.tracing import Exporter
 
     settings = read_settings({name: said for name, said in flags.items() if said is not None}, os.environ, config)
     values = settings.values
-    service = settings.config()
+    service = settings.config(len(runs))
 
     def ready(bound: str) -> None:
         if as_json:
             print_json({"address": bound})
         else:
-            print_line(f"serving {run} at {bound}")
+            print_line(f"serving {', '.join(runs)} at {bound}")
         sys.stdout.flush()
 
     log, memory, ray = _logging(values["log"]), values["memory"], values["ray"]
     traces = Exporter() if values["tracing"] else None
     if ray is None:
-        serve_memory(run, service, ready, partial(_opened, memory=memory), log, traces)
+        from dualform_service.opening import opening
+
+        serve_memory(runs, service, ready, opening(memory, len(runs) > 1), log, traces)
         return
     from dualform_service.lanes import ENGINE_THREADS
     from dualform_service.shards.opening import opened_on_ray
@@ -72,13 +77,7 @@ def serve(run: str, config: Path | None, as_json: bool, **flags: Any) -> None:
     def opened(path: Path) -> AbstractContextManager[Engine]:
         return opened_on_ray(path, ray, values["shard_deadline"], ENGINE_THREADS)
 
-    serve_memory(run, service, ready, opened, log, traces)
-
-
-def _opened(path: Path, memory: int | None) -> Engine:
-    from dualform.query.engine import open_memory
-
-    return open_memory(path, memory=memory, whole_process=True)
+    serve_memory(runs, service, ready, opened, log, traces)
 
 
 def _logging(form: str) -> JsonLog | None:

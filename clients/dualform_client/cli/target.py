@@ -13,7 +13,7 @@ import click
 from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_client.target import check_folder, connect
-from dualform_proto.address import is_address
+from dualform_proto.memory_name import is_served
 
 if TYPE_CHECKING:
     from dualform.query.engine import Bound
@@ -23,7 +23,7 @@ NOT_SERVED = "This needs the memory's folder, not a server."
 
 def check_run(path: str) -> None:
     """Raises NotAMemory where there is no such folder, BadInput for an address."""
-    if not Path(path).exists() and is_address(path):
+    if not Path(path).exists() and is_served(path):
         raise BadInput(NOT_SERVED, hint="Run it where the memory lies.", field="target")
     check_folder(Path(path))
 
@@ -91,7 +91,7 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
         **rest: Any,
     ) -> Any:
         reach = {name: rest.pop(name) for name in REACH}
-        served = [not Path(target).exists() and is_address(target) for target in (a, b)]
+        served = [not Path(target).exists() and is_served(target) for target in (a, b)]
         # It is meant for the folder, if there is one; two share it.
         bound = memory if memory is None or any(served) else _shared_bound(memory)
         own = [None if one and not all(served) else bound for one in served]

@@ -1,0 +1,62 @@
+"""The memories of one server, and which of them a call asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dualform.errors import BadInput, NotFound
+from dualform_proto import memory_name
+from dualform_service.servicer import MemoryServicer
+
+SHOWN, CHARACTERS = 20, 100
+"""Names that a refusal lists, and characters of each."""
+
+
+class Memories:
+    def __init__(self, servicers: Mapping[str, MemoryServicer]) -> None:
+        """By name; at least one."""
+        self._servicers = dict(servicers)
+        self.methods = tuple(next(iter(self._servicers.values())).methods)
+
+    def of(self, metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, MemoryServicer]:
+        """The memory that a call names, with its name; the only one where it names none.
+
+        Raises BadInput where it names none of several, NotFound where there is no such memory.
+        """
+        name = memory_name.given(metadata)
+        if name in self._servicers:
+            return name, self._servicers[name]
+        if name:
+            raise NotFound(f"This server has no memory {name[:CHARACTERS]!r}.", hint=self._listed(), field="memory")
+        if len(self._servicers) > 1:
+            raise BadInput(
+                "This server has several memories, and the call names none.",
+                hint=f"{self._listed()} Ask at host:port/NAME, or send the metadata {memory_name.KEY}.",
+                field="memory",
+            )
+        return next(iter(self._servicers.items()))
+
+    def waiting(self) -> int:
+        """Questions that wait for the scan that they share to begin."""
+        return sum(one.batches.waiting() for one in self._servicers.values())
+
+    def _listed(self) -> str:
+        names = [name[:CHARACTERS] for name in self._servicers if name]
+        more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return f"There are {', '.join(names[:SHOWN])}{more}." if names else "It has one, and without a name."
+
+
+def named(paths: Iterable[Path]) -> dict[str, Path]:
+    """Folders by the name under which each is asked, which is the folder's own. Raises BadInput for two of a name."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        name = path.absolute().name
+        if name in found:
+            raise BadInput(
+                f"{found[name]} and {path} would both be asked as {name!r}.",
+                hint="Rename one of the folders, or serve it at a port of its own.",
+                field="run",
+            )
+        found[name] = path
+    return found

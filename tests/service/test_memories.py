@@ -1,0 +1,216 @@
+"""Several memories behind one server: which one a call asks, what each says of its health, and what they share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform.errors import BadInput, NotAMemory, NotFound, Unauthenticated
+from dualform.store.memory_budget import MemoryBudget
+from dualform_client import AsyncClient, Client
+from dualform_client.health import is_serving
+from dualform_proto import memory_name
+from dualform_service.audit import JsonLog
+from dualform_service.config import ServiceConfig
+from dualform_service.memories import named
+from dualform_service.opening import opening
+from dualform_service.server import Server
+from tests.cli.test_serve import serving
+from tests.service.canned import INFO, Canned
+from tests.service.held_engine import until
+from tests.store import small_memory
+
+NAMES = ("a", "b c/ü%")
+QUICK = ServiceConfig("127.0.0.1:0", follow=0.02)
+
+
+def canned(steps):
+    engine = Canned()
+    engine.contents = replace(INFO, steps=steps)
+    return engine
+
+
+@pytest.fixture
+def engines():
+    return {name: canned(steps) for steps, name in enumerate(NAMES, 10)}
+
+
+@pytest.fixture
+def server(engines):
+    with Server(engines, QUICK) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_each_is_asked_by_its_name(server, engines, name):
+    with Client(f"{server.address}/{name}") as client:
+        assert client.info().steps == 10 + NAMES.index(name)
+    async with AsyncClient(f"{server.address}/{name}") as asking:
+        assert (await asking.info()).steps == 10 + NAMES.index(name)
+    with dualform.connect(f"{server.address}/{name}") as served:
+        served.topk("fc", np.ones(3))
+    assert len(engines[name].asked) == 3
+    assert not [one for other, engine in engines.items() if other != name for one in engine.asked]
+
+
+def test_a_call_that_names_none_of_several_is_told_their_names(server):
+    with Client(server.address) as client, pytest.raises(BadInput) as told:
+        client.info()
+    assert str(told.value) == (
+        "This server has several memories, and the call names none. There are a, b c/ü%. Ask at host:port/NAME, or "
+        "send the metadata dualform-memory."
+    )
+
+
+@pytest.mark.parametrize("name", ["c", "../a", "a/", "x" * 5000])
+def test_a_name_that_is_none_is_refused(server, name):
+    with Client(f"{server.address}/{name}") as client, pytest.raises(NotFound, match="This server has no memory"):
+        client.info()
+
+
+@pytest.mark.parametrize("name", ["", "run"])
+def test_the_only_one_needs_no_name(name):
+    with Server({"run": canned(3)}) as server, Client(f"{server.address}/{name}") as client:
+        assert client.info().steps == 3
+
+
+def test_one_without_a_name_is_asked_by_none(engine):
+    with Server(engine) as server, Client(f"{server.address}/run") as client, pytest.raises(NotFound) as told:
+        client.info()
+    assert "It has one, and without a name." in str(told.value)
+
+
+def test_the_log_says_which_was_asked(engines, tmp_path):
+    with open(tmp_path / "log", "wb") as file:
+        log = JsonLog(file.fileno())
+        with Server(engines, QUICK, log=log) as server:
+            for name in ("a", "c"):
+                with Client(f"{server.address}/{name}") as client, suppress(NotFound):
+                    client.info()
+        log.close()
+    lines = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert [(line["memory"], line["outcome"]) for line in lines if line["kind"] == "call"] == [
+        ("a", "ok"),
+        ("", "not_found"),
+    ]
+
+
+def test_a_wrong_token_learns_no_names(engines):
+    with Server(engines, ServiceConfig("127.0.0.1:0", token="right")) as server:
+        for name in ("", "a", "c"):
+            with Client(f"{server.address}/{name}", token="wrong") as client, pytest.raises(Unauthenticated) as told:
+                client.info()
+            assert "The token is not the server's." in str(told.value)
+
+
+def test_names_come_through_metadata():
+    for name in (*NAMES, "x" * 200, "日本"):
+        assert memory_name.given([(memory_name.KEY, memory_name.encoded(name))]) == name
+
+
+def test_a_target_with_a_name_is_a_servers():
+    assert memory_name.is_served("localhost:1/a")
+    assert memory_name.is_served("[::1]:1")
+    assert not memory_name.is_served("runs/a")
+
+
+def test_two_folders_of_one_name_are_refused():
+    assert named([Path("x/a/"), Path("b")]) == {"a": Path("x/a"), "b": Path("b")}
+    with pytest.raises(BadInput, match="would both be asked as 'a'"):
+        named([Path("x/a"), Path("y/a")])
+
+
+def test_health_is_each_memorys_own(server, engines):
+    both = [f"{server.address}/{name}" for name in NAMES]
+    assert is_serving(server.address)
+    assert all(map(is_serving, both))
+    with pytest.raises(NotFound):
+        is_serving(f"{server.address}/c")
+
+    def gone():
+        raise NotAMemory("gone")
+
+    for engine in engines.values():
+        engine.refresh = gone
+        until(lambda: [is_serving(one) for one in both] != [True, True])
+        if engine is engines["a"]:
+            assert [is_serving(one) for one in both] == [False, True]
+            assert is_serving(server.address)
+    until(lambda: not is_serving(server.address))
+    del engines["a"].refresh
+    until(lambda: is_serving(both[0]))
+    assert is_serving(server.address)
+
+
+def test_a_folder_that_is_gone_shows_in_health_and_one_that_is_back_too(tmp_path):
+    run = tmp_path / "run"
+    small_memory.write(run, [4])
+    with dualform.open(run) as memory, Server(memory, QUICK) as server:
+        assert is_serving(server.address)
+        shutil.move(run, tmp_path / "elsewhere")
+        until(lambda: not is_serving(server.address))
+        shutil.move(tmp_path / "elsewhere", run)
+        until(lambda: is_serving(server.address))
+
+
+def test_two_calls_of_a_kind_that_ask_two_memories_share_no_scan(server, engines):
+    with Client(f"{server.address}/a") as first, Client(f"{server.address}/{NAMES[1]}") as second:
+        for client in (first, second):
+            client.topk("fc", np.ones(3), k=2)
+    assert [len(engine.asked) for engine in engines.values()] == [1, 1]
+
+
+def test_all_draw_on_one_budget(tmp_path, monkeypatch):
+    made = []
+    shared = MemoryBudget.shared
+    monkeypatch.setattr(MemoryBudget, "shared", lambda most: made.append(most) or shared(most))
+    runs = [tmp_path / name for name in "ab"]
+    open_one = opening(4 * 10**9, several=True)
+    for run in runs:
+        small_memory.write(run, [4])
+    engines = [open_one(run) for run in runs]
+    assert made == [4 * 10**9]
+    budgets = {id(engine._budget) for engine in engines}
+    assert len(budgets) == 1
+    # What the process held counts once: a second memory takes its own tables' bytes.
+    assert engines[0]._budget._taken < 2 * 10**9
+    for engine in engines:
+        engine.close()
+
+
+def test_serve_of_several_runs(tmp_path):
+    for name, rows in (("a", [4]), ("b", [4, 4])):
+        small_memory.write(tmp_path / name, rows)
+    with serving(tmp_path / "a", str(tmp_path / "b")) as (process, line):
+        address = line.split()[-1]
+        assert line.startswith(f"serving {tmp_path / 'a'}, {tmp_path / 'b'} at ")
+        for name, slots in (("a", 4), ("b", 8)):
+            with Client(f"{address}/{name}") as client:
+                assert list(client.info().slots.values()) == [slots]
+        with Client(address) as client, pytest.raises(BadInput) as told:
+            client.info()
+        assert str(tmp_path) not in str(told.value)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_memory_that_grows_is_seen_though_it_had_ended(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    small_memory.write(run, [4])
+    small_memory.write(other, [4, 4])
+    with dualform.open(run) as memory, Server({"run": memory}, QUICK) as server, Client(server.address) as client:
+        assert list(client.info().slots.values()) == [4]
+        time.sleep(0.1)
+        shutil.rmtree(run)
+        shutil.move(other, run)
+        until(lambda: list(client.info().slots.values()) == [8])
