@@ -8,6 +8,7 @@ holds no secret.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 import stat
@@ -69,6 +70,11 @@ class Tokens:
     def names(self) -> tuple[str, ...]:
         """Of all callers."""
         return tuple(caller.name for caller in self._callers.values())
+
+    @property
+    def named(self) -> bool:
+        """Whether callers have names, as the lines of a file give them."""
+        return "" not in self.names
 
     @property
     def several(self) -> bool:
@@ -151,7 +157,8 @@ def _lines(file: Path) -> tuple[list[str], int]:
     """Without blanks around them, and the file's mode."""
     try:
         with file.open(encoding="ascii") as stream:
-            return [line.strip() for line in stream.read().splitlines()], stat.S_IMODE(file.stat().st_mode)
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            return [line.strip() for line in stream.read().splitlines()], mode
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it holds characters other than ASCII"
         raise BadInput(f"The token file {file} cannot be read: {reason}.", field="token_file") from None

@@ -6,12 +6,13 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from dualform.errors import BadInput, Unauthenticated
 from dualform_service.auth import ANYONE, Caller, Tokens, read_tokens
 from dualform_service.connections import shut
+from dualform_service.metrics import Metrics
 
 LOOK_SECONDS = 1.0
 """Between looks at the token file, and between lines of the log about wrong tokens."""
@@ -26,9 +27,9 @@ _log = logging.getLogger("dualform.service")
 class Gate:
     """On the loop. A right token is always let in, whatever came before it."""
 
-    def __init__(self, token: str | None, file: Path | None, wrong: Callable[[], None] = lambda: None) -> None:
-        """`wrong` is told of each call without a right token. Raises BadInput for a file that cannot be used."""
-        self._file, self._port, self._tell = file, 0, wrong
+    def __init__(self, token: str | None, file: Path | None, metrics: Metrics) -> None:
+        """Raises BadInput for a file that cannot be used."""
+        self._file, self._port, self._metrics = file, 0, metrics
         self._mark = None if file is None else _mark(file)
         self._tokens = None if token is None else Tokens.one(token)
         if file is not None:
@@ -36,7 +37,7 @@ class Gate:
         self._looked = time.monotonic()
         self._wrong = OrderedDict[str, int]()
         """Tokens in a row, by connection."""
-        self._unsaid, self._said = 0, float("-inf")
+        self._unsaid, self._unsaid_shut, self._said = 0, 0, float("-inf")
 
     def listens(self, port: int) -> None:
         """The server's own port, so that connections to it can be told from others."""
@@ -47,10 +48,9 @@ class Gate:
         """Whether there are tokens of several callers."""
         return self._tokens is not None and self._tokens.several
 
-    def caller(self, metadata: Iterable[tuple[str, str | bytes]], peer: str | None, method: str) -> Caller:
-        """Who calls a method; `peer` is the connection as gRPC writes it, None for one that ends with the call.
-
-        Raises Unauthenticated, and Forbidden for a method that the token does not allow.
+    def caller(self, metadata: Iterable[tuple[str, str | bytes]], peer: str | None) -> Caller:
+        """Who calls; what it may ask is its own to say (`Caller.check`). `peer` is the connection as gRPC writes it,
+        None for one that ends with the call. Raises Unauthenticated.
         """
         self._look()
         if self._tokens is None:
@@ -61,7 +61,6 @@ class Gate:
             self._note(peer)
             raise
         self._wrong.pop(peer or "", None)
-        found.check(method)
         return found
 
     def _look(self) -> None:
@@ -75,26 +74,39 @@ class Gate:
             return
         self._mark = mark
         try:
-            self._tokens = read_tokens(self._file)
-            _log.info("the token file was read again")
+            found = read_tokens(self._file)
         except BadInput as error:
             _log.error("the former tokens stay: %s", error)
+            return
+        if self._tokens is not None and self._tokens.named and not found.named:
+            # A line that is torn behind its first word looks like that; the word is a caller's name, and no secret.
+            _log.error("the former tokens stay: the file held lines of callers, and holds a token as it is")
+            return
+        self._tokens = found
+        _log.info("the token file was read again")
 
     def _note(self, peer: str | None) -> None:
-        self._tell()
-        now = time.monotonic()
+        self._metrics.wrong_token()
         self._unsaid += 1
+        if peer is not None:
+            self._count(peer)
+        now = time.monotonic()
         if now - self._said >= LOOK_SECONDS:
-            _log.warning("%d calls without a right token, the last one by %s", self._unsaid, peer or "a scraper")
-            self._unsaid, self._said = 0, now
-        if peer is None:
-            return
+            _log.warning(
+                "calls without a right token: %d, the last one by %s; connections shut for %d in a row: %d",
+                *(self._unsaid, peer or "a scraper", WRONG, self._unsaid_shut),
+            )
+            self._unsaid, self._unsaid_shut, self._said = 0, 0, now
+
+    def _count(self, peer: str) -> None:
         count = self._wrong[peer] = self._wrong.pop(peer, 0) + 1
         if len(self._wrong) > CONNECTIONS:
             self._wrong.popitem(last=False)
         if count >= WRONG:
             del self._wrong[peer]
-            _log.warning("%s brought %d wrong tokens; connection shut: %s", peer, count, shut(peer, self._port))
+            if shut(peer, self._port):
+                self._unsaid_shut += 1
+                self._metrics.shut_one("wrong tokens")
 
 
 def _mark(file: Path) -> tuple[int, ...] | None:

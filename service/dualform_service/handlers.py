@@ -124,12 +124,14 @@ class CallHandlers:
 
     def _asker(self, method: str, context: Context) -> Asker:
         """Raises Unauthenticated, Forbidden or Overloaded."""
-        caller = self._gate.caller(context.invocation_metadata() or (), context.peer(), method)
+        peer = context.peer()
+        caller = self._gate.caller(context.invocation_metadata() or (), peer)
         current().caller = caller.name
+        caller.check(method)
+        # By its host where it has no name: connections are made as fast as questions.
+        self._rates.take(caller.name or peer.rpartition(":")[0])
         # Where one token, or none, is all there is, who connects is all that tells callers apart.
-        asker = Asker(caller.name, True) if self._gate.several else Asker(context.peer(), False)
-        self._rates.take(asker.name)
-        return asker
+        return Asker(caller.name, True) if self._gate.several else Asker(peer, False)
 
     async def _work(
         self, servicer: MemoryServicer, method: str, message: bytes, asker: Asker, deadline: Deadline

@@ -139,7 +139,7 @@ class StandardServices:
 
     async def _reflect(self, context: Context) -> None:
         try:
-            self._gate.caller(context.invocation_metadata() or (), context.peer(), REFLECTION)
+            self._gate.caller(context.invocation_metadata() or (), context.peer()).check(REFLECTION)
         except DualformError as error:
             await refuse(context, error)
 

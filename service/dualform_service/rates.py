@@ -12,24 +12,24 @@ CALLERS = 4096
 
 
 class Rates:
-    """So many a second for each asker, a second's worth of them at once. On the loop."""
+    """So many a second for each caller, a second's worth of them at once. On the loop."""
 
     def __init__(self, per_second: float | None) -> None:
         """None: as many as come."""
         self._per_second = per_second
         self._most = max(1.0, per_second or 0.0)
         self._left = OrderedDict[str, tuple[float, float]]()
-        """Questions that an asker may ask at once, and when that was so, in seconds of time.monotonic()."""
+        """Questions that a caller may ask at once, and when that was so, in seconds of time.monotonic()."""
 
-    def take(self, asker: str) -> None:
+    def take(self, caller: str) -> None:
         """One question. Raises Overloaded where it comes too soon, and says when the next one may come."""
         if self._per_second is None:
             return
         now = time.monotonic()
-        left, then = self._left.pop(asker, (self._most, now))
+        left, then = self._left.pop(caller, (self._most, now))
         left = min(self._most, left + (now - then) * self._per_second)
         allowed = left >= 1.0
-        self._left[asker] = (left - 1.0 if allowed else left, now)
+        self._left[caller] = (left - 1.0 if allowed else left, now)
         if len(self._left) > CALLERS:
             self._left.popitem(last=False)
         if not allowed:

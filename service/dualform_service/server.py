@@ -64,7 +64,7 @@ class Server:
         """host:port as bound; empty before `start`."""
         self.metrics_address = ""
         """Where metrics are scraped, likewise; empty for nowhere."""
-        self._gate = Gate(self.config.token, self.config.token_file, self.metrics.wrong_token)
+        self._gate = Gate(self.config.token, self.config.token_file, self.metrics)
         self._closing = Closing()
         self._standard = StandardServices(self._gate, tuple(engines))
         self._followers = [
@@ -84,7 +84,7 @@ class Server:
             pages = Exposition(self.metrics, engines, lambda: 0 if log is None else log.dropped)
             self._metrics_port = MetricsPort(
                 lambda: partial(pages.page, self._handlers.state()),
-                lambda headers: self._gate.caller(headers, None, METRICS),
+                lambda headers: self._gate.caller(headers, None).check(METRICS),
             )
 
     def start(self) -> int:

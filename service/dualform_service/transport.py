@@ -8,6 +8,7 @@ becomes of bytes that are none.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeAlias, TypeVar
@@ -38,6 +39,7 @@ class Transport:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._server: Any = None
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_metadata)
 
     def start(self, credentials: grpc.ServerCredentials | None, services: Mapping[str, Mapping[str, Handler]]) -> int:
         """Listens and answers the methods of these services; returns the port.
@@ -119,6 +121,13 @@ def _of(handler: Handler) -> Any:
         await handler(context)
 
     return handle
+
+
+def _shows_no_metadata(record: logging.LogRecord) -> bool:
+    """Metadata that is no UTF-8, tokens among it, is logged by grpcio as it came, with a traceback whenever somebody
+    looks at it. The call that brings it is refused for its token, if it needs one.
+    """
+    return not str(record.msg).startswith("Invalid encoding on ")
 
 
 def _options(config: ServiceConfig) -> list[tuple[str, Any]]:

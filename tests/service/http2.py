@@ -39,8 +39,8 @@ class Connection:
     ) -> None:
         self.socket.close()
 
-    def call(self, path: str, token: str | None = None) -> int:
-        """Sends a call's headers and nothing more; returns its stream."""
+    def call(self, path: str, token: str | bytes | None = None) -> int:
+        """Sends a call's headers and nothing more; returns its stream. A token of bytes need be no text."""
         stream, self._streams = self._streams, self._streams + 2
         headers = {
             ":method": "POST",
@@ -50,9 +50,10 @@ class Connection:
             "content-type": "application/grpc",
             "te": "trailers",
         }
-        if token is not None:
-            headers["authorization"] = f"Bearer {token}"
         block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
+        if token is not None:
+            data = token.encode() if isinstance(token, str) else token
+            block += b"\0" + _text("authorization") + _text(b"Bearer " + data)
         self._send(HEADERS, END_HEADERS, stream, block)
         return stream
 
@@ -94,7 +95,8 @@ class Connection:
         return found
 
 
-def _text(text: str) -> bytes:
+def _text(text: str | bytes) -> bytes:
     """A string of HPACK, neither indexed nor compressed."""
-    assert len(text) < 127
-    return bytes([len(text)]) + text.encode()
+    data = text.encode() if isinstance(text, str) else text
+    assert len(data) < 127
+    return bytes([len(data)]) + data
