@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dualform.errors import DualformError, MissingPackage
 from dualform_proto.v1 import dualform_pb2 as pb
+from dualform_service.described import PACKAGE, described
 from dualform_service.gate import Gate
 from dualform_service.readers import Readers
 from dualform_service.transport import Context, Handler, refuse
@@ -44,10 +45,15 @@ class StandardServices:
         health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
         self._names = {"": "", SERVICE: "", health: ""} | {f"{SERVICE}/{name}": name for name in memories if name}
         """What may be asked for, with the memory that it is about; empty where it is about all of them."""
-        names = ("grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME)
-        self._reflection: Any = reflection.aio.ReflectionServicer((SERVICE, health, *names))
+        names = (f"{PACKAGE}.ServerReflection", reflection.SERVICE_NAME)
+        files = described(reflection_pb2.DESCRIPTOR, pb.DESCRIPTOR, health_pb2.DESCRIPTOR)
+        self._reflection: Any = reflection.aio.ReflectionServicer((SERVICE, health, *names), pool=files)
         self.handlers: dict[str, dict[str, Handler]] = {
-            health: {"Check": self._bounded(self._check), "Watch": self._bounded(self._watch)},
+            health: {
+                "Check": self._bounded(self._check),
+                "List": self._bounded(self._list),
+                "Watch": self._bounded(self._watch),
+            },
             **{name: {REFLECTION: self._bounded(self._reflect)} for name in names},
         }
 
@@ -114,6 +120,13 @@ class StandardServices:
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such service.")
         await self._tell(context, self._status(name))
 
+    async def _list(self, context: Context) -> None:
+        await self._only(context, self._health.HealthListRequest)
+        # Whoever asks needs no token, and is told of no memory that it cannot name.
+        named = [name for name, memory in self._names.items() if not memory]
+        statuses = {name: self._health.HealthCheckResponse(status=self._status(name)) for name in named}
+        await context.write(self._health.HealthListResponse(statuses=statuses).SerializeToString())
+
     async def _watch(self, context: Context) -> None:
         name = await self._service(context)
         if name not in self._names:
@@ -129,10 +142,14 @@ class StandardServices:
             await changed.wait()
 
     async def _service(self, context: Context) -> str:
-        request = await self._asked(context, self._health.HealthCheckRequest, MESSAGE_SECONDS)
+        return str((await self._only(context, self._health.HealthCheckRequest)).service)
+
+    async def _only(self, context: Context, of: type[Message]) -> Any:
+        """The one message of a call."""
+        request = await self._asked(context, of, MESSAGE_SECONDS)
         if request is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A call holds one message, and none came.")
-        return str(request.service)
+        return request
 
     async def _tell(self, context: Context, status: int) -> None:
         await context.write(self._health.HealthCheckResponse(status=status).SerializeToString())
