@@ -13,14 +13,14 @@ A = TypeVar("A")
 
 
 class CountedEngine:
-    """As the engine, but for `metrics`, which has what it answered."""
+    """As the engine, but for `metrics`, which has what it answered about the memory of that name."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
-        self._engine, self._metrics = engine, metrics
+    def __init__(self, engine: Engine, metrics: Metrics, memory: str) -> None:
+        self._engine, self._metrics, self._memory = engine, metrics, memory
 
     def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
         answer = self._engine.ask(question, cancelled)
-        self._metrics.answered(question, answer)
+        self._metrics.answered(self._memory, question, answer)
         return answer
 
     @property

@@ -26,7 +26,9 @@ class Family(NamedTuple):
     what: str
 
 
-CALL, MEMORY = ("method", "layer"), ("memory",)
+MEMORY = ("memory",)
+METHOD = (*MEMORY, "method")
+CALL = (*METHOD, "layer")
 FAMILIES = (
     Family("dualform_calls_total", "counter", (*CALL, "outcome"), "Calls that have ended: `ok`, or the error's code."),
     Family("dualform_call_seconds", "histogram", CALL, "From a call's headers to the end of its answer."),
@@ -36,8 +38,8 @@ FAMILIES = (
         CALL,
         "Of these seconds, those in which a thread worked on the call, alone or for several that share a scan.",
     ),
-    Family("dualform_request_bytes_total", "counter", ("method",), "Of questions, as they were sent."),
-    Family("dualform_answer_bytes_total", "counter", ("method",), "Of answers that were read, as they were sent."),
+    Family("dualform_request_bytes_total", "counter", METHOD, "Of questions, as they were sent."),
+    Family("dualform_answer_bytes_total", "counter", METHOD, "Of answers that were read, as they were sent."),
     Family("dualform_scan_queries", "histogram", CALL, "Queries of a scan: those of all calls that shared it."),
     Family("dualform_slots_scanned_total", "counter", CALL, "Slots that the layers had which were scanned."),
     Family("dualform_open_calls", "gauge", (), "Calls that there are."),
@@ -139,8 +141,8 @@ def _of_calls(metrics: Metrics) -> Samples:
             "dualform_calls_total": dict(metrics.calls),
             "dualform_call_seconds": {key: own.copy() for key, own in metrics.seconds.items()},
             "dualform_call_working_seconds_total": dict(metrics.working),
-            "dualform_request_bytes_total": {(method,): size for method, size in metrics.bytes_in.items()},
-            "dualform_answer_bytes_total": {(method,): size for method, size in metrics.bytes_out.items()},
+            "dualform_request_bytes_total": dict(metrics.bytes_in),
+            "dualform_answer_bytes_total": dict(metrics.bytes_out),
             "dualform_scan_queries": {key: own.copy() for key, own in metrics.queries.items()},
             "dualform_slots_scanned_total": dict(metrics.slots_scanned),
             "dualform_wrong_tokens_total": {(): metrics.wrong_tokens},

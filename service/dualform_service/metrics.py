@@ -1,7 +1,8 @@
 """What a server has done, counted: the one book, of which the log has a summary as the server drains, and whoever
 scrapes it all of it.
 
-Labels of calls are methods that there are, and layers that the engine has answered about: who makes names up adds none.
+Labels of calls are memories and methods that there are, and layers that an engine has answered about: who makes names
+up adds none.
 """
 
 from __future__ import annotations
@@ -57,46 +58,46 @@ class LoopState:
 class Metrics:
     """Counts of calls and of what the engine was asked; safe to use from several threads.
 
-    Where a count is of calls, its key is (method, layer); the layer is empty where none is known.
+    Where a count is of calls, its key has memory and method, and then the layer, which is empty where none is known.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """To be held while what is below is read."""
-        self.calls: Counter[tuple[str, str, str]] = Counter()
-        """By method, layer and outcome."""
-        self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(SECONDS))
-        self.working: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.calls: Counter[tuple[str, str, str, str]] = Counter()
+        """The outcome stands last."""
+        self.seconds: defaultdict[tuple[str, str, str], Histogram] = defaultdict(lambda: Histogram(SECONDS))
+        self.working: defaultdict[tuple[str, str, str], float] = defaultdict(float)
         """Seconds."""
-        self.bytes_in: Counter[str] = Counter()
-        self.bytes_out: Counter[str] = Counter()
-        """By method."""
-        self.queries: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(QUERIES))
+        self.bytes_in: Counter[tuple[str, str]] = Counter()
+        self.bytes_out: Counter[tuple[str, str]] = Counter()
+        self.queries: defaultdict[tuple[str, str, str], Histogram] = defaultdict(lambda: Histogram(QUERIES))
         """Of each scan: those of all calls that shared it."""
-        self.slots_scanned: Counter[tuple[str, str]] = Counter()
+        self.slots_scanned: Counter[tuple[str, str, str]] = Counter()
         self.shut: Counter[str] = Counter()
         """Connections that the server has shut, by reason."""
         self.wrong_tokens = 0
-        self._layers = {""}
+        self._layers = set[tuple[str, str]]()
+        """With a label, by memory."""
 
     def add(self, record: CallRecord) -> None:
         """A call that has ended."""
-        method, outcome = record.method, record.outcome
+        of = record.memory, record.method
         with self.lock:
-            layer = record.layer if record.layer in self._layers else ""
-            self.calls[method, layer, outcome] += 1
-            self.seconds[method, layer].add(record.seconds)
-            self.working[method, layer] += record.working
-            self.bytes_in[method] += record.bytes_in
-            self.bytes_out[method] += record.bytes_out
+            key = *of, record.layer if (record.memory, record.layer) in self._layers else ""
+            self.calls[*key, record.outcome] += 1
+            self.seconds[key].add(record.seconds)
+            self.working[key] += record.working
+            self.bytes_in[of] += record.bytes_in
+            self.bytes_out[of] += record.bytes_out
 
-    def answered(self, question: Question[Any], answer: Any) -> None:
-        """What the engine has answered: to one call, or to several that asked together."""
+    def answered(self, memory: str, question: Question[Any], answer: Any) -> None:
+        """What an engine has answered: to one call, or to several that asked together."""
         layer, scan = layer_of(question), getattr(answer, "scan", None)
         with self.lock:
-            if len(self._layers) <= LAYERS:
-                self._layers.add(layer)
-            key = call_of(question).method, layer if layer in self._layers else ""
+            if layer and len(self._layers) < LAYERS:
+                self._layers.add((memory, layer))
+            key = memory, call_of(question).method, layer if (memory, layer) in self._layers else ""
             if scan is not None:
                 self.slots_scanned[key] += scan.slots_scanned
             if isinstance(question, LayerQuestion) and question.queries.count is not None:
@@ -116,7 +117,7 @@ class Metrics:
         """Number of calls by outcome."""
         found: Counter[str] = Counter()
         with self.lock:
-            for (own, _, outcome), count in self.calls.items():
+            for (_, own, _, outcome), count in self.calls.items():
                 if own == method:
                     found[outcome] += count
         return dict(found)
@@ -124,13 +125,13 @@ class Metrics:
     def lines(self) -> list[str]:
         """One line for each method that was called."""
         with self.lock:
-            methods = sorted({method for method, _, _ in self.calls})
+            methods = sorted({method for _, method, _, _ in self.calls})
         return [f"{method}: {self._line(method)}" for method in methods]
 
     def _line(self, method: str) -> str:
         outcomes = self.outcomes(method)
         with self.lock:
-            took = [own for (one, _), own in self.seconds.items() if one == method]
+            took = [own for (_, one, _), own in self.seconds.items() if one == method]
         mean, slowest = sum(own.sum for own in took) / sum(outcomes.values()), max(own.largest for own in took)
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
         return f"{counts}; mean {mean:.3g} s, slowest {slowest:.3g} s"

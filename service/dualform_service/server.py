@@ -72,7 +72,7 @@ class Server:
         ]
         bounds = Bounds(self.config)
         self.memories = Memories(
-            {name: MemoryServicer(CountedEngine(own, self.metrics), bounds) for name, own in engines.items()}
+            {name: MemoryServicer(CountedEngine(own, self.metrics, name), bounds) for name, own in engines.items()}
         )
         observers = (*observers, *(() if log is None else (log.call,)))
         self._handlers = CallHandlers(

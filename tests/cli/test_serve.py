@@ -72,7 +72,10 @@ def test_metrics_are_scraped_where_it_says(folder):
         with urlopen(said.split("metrics at ")[1].strip(), timeout=60) as page:
             text = page.read().decode()
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert lines[f'dualform_calls_total{{layer="{layer.name}",method="TopK",outcome="ok"}}'] == "1.0"
+    assert (
+        lines[f'dualform_calls_total{{layer="{layer.name}",memory="{folder.name}",method="TopK",outcome="ok"}}']
+        == "1.0"
+    )
     assert float(lines["dualform_read_bytes_total"]) > 0
     assert float(lines[f'dualform_screened_queries_total{{memory="{folder.name}"}}']) == 1
     assert "dualform_memory_limit_bytes" not in lines

@@ -24,6 +24,7 @@ from dualform_service.exposition import FAMILIES
 from dualform_service.metrics import LAYERS, Metrics
 from dualform_service.server import Server
 from tests.contract.recorded import record
+from tests.service.canned import Canned
 from tests.service.held_engine import until
 
 HERE = ServiceConfig("127.0.0.1:0", metrics="127.0.0.1:0")
@@ -72,29 +73,29 @@ def test_counts_are_those_of_the_calls_that_were_made(engine):
         ended(server, 7)
         found = scraped(server)
     assert found["dualform_calls_total"] == {
-        of(method="TopK", layer="fc", outcome="ok"): 3,
-        of(method="Output", layer="fc", outcome="ok"): 1,
-        of(method="Info", layer="", outcome="ok"): 1,
-        of(method="Slots", layer="", outcome="not_found"): 2,
+        of(memory="", method="TopK", layer="fc", outcome="ok"): 3,
+        of(memory="", method="Output", layer="fc", outcome="ok"): 1,
+        of(memory="", method="Info", layer="", outcome="ok"): 1,
+        of(memory="", method="Slots", layer="", outcome="not_found"): 2,
     }
     assert found["dualform_call_seconds_count"] == {
-        of(method="TopK", layer="fc"): 3,
-        of(method="Output", layer="fc"): 1,
-        of(method="Info", layer=""): 1,
-        of(method="Slots", layer=""): 2,
+        of(memory="", method="TopK", layer="fc"): 3,
+        of(memory="", method="Output", layer="fc"): 1,
+        of(memory="", method="Info", layer=""): 1,
+        of(memory="", method="Slots", layer=""): 2,
     }
-    assert found["dualform_slots_scanned_total"][of(method="TopK", layer="fc")] == 3 * 4
+    assert found["dualform_slots_scanned_total"][of(memory="", method="TopK", layer="fc")] == 3 * 4
     assert found["dualform_scan_queries_sum"] == {
-        of(method="TopK", layer="fc"): 15,
-        of(method="Output", layer="fc"): 1,
+        of(memory="", method="TopK", layer="fc"): 15,
+        of(memory="", method="Output", layer="fc"): 1,
     }
     buckets = found["dualform_scan_queries_bucket"]
-    assert [buckets[of(method="TopK", layer="fc", le=le)] for le in ("4.0", "8.0", "+Inf")] == [0, 3, 3]
+    assert [buckets[of(memory="", method="TopK", layer="fc", le=le)] for le in ("4.0", "8.0", "+Inf")] == [0, 3, 3]
     for labels, seconds in found["dualform_call_seconds_sum"].items():
         assert 0 <= found["dualform_call_working_seconds_total"][labels] <= seconds
-    assert found["dualform_answer_bytes_total"][of(method="Slots")] == 0
-    assert found["dualform_answer_bytes_total"][of(method="TopK")] > 0
-    assert found["dualform_request_bytes_total"][of(method="TopK")] > 3 * 15 * 4
+    assert found["dualform_answer_bytes_total"][of(memory="", method="Slots")] == 0
+    assert found["dualform_answer_bytes_total"][of(memory="", method="TopK")] > 0
+    assert found["dualform_request_bytes_total"][of(memory="", method="TopK")] > 3 * 15 * 4
 
 
 def test_a_scan_that_is_shared_is_counted_once(engine):
@@ -117,10 +118,10 @@ def test_a_scan_that_is_shared_is_counted_once(engine):
     assert during["dualform_waiting"][of(place="scan")] == 4
     assert found["dualform_open_calls"] == {(): 0}
     assert found["dualform_waiting"][of(place="scan")] == 0
-    assert found["dualform_calls_total"] == {of(method="TopK", layer="fc", outcome="ok"): 5}
-    assert found["dualform_scan_queries_count"] == {of(method="TopK", layer="fc"): 2}
-    assert found["dualform_scan_queries_sum"] == {of(method="TopK", layer="fc"): 5}
-    assert found["dualform_slots_scanned_total"] == {of(method="TopK", layer="fc"): 8}
+    assert found["dualform_calls_total"] == {of(memory="", method="TopK", layer="fc", outcome="ok"): 5}
+    assert found["dualform_scan_queries_count"] == {of(memory="", method="TopK", layer="fc"): 2}
+    assert found["dualform_scan_queries_sum"] == {of(memory="", method="TopK", layer="fc"): 5}
+    assert found["dualform_slots_scanned_total"] == {of(memory="", method="TopK", layer="fc"): 8}
 
 
 def test_layers_that_there_are_none_of_make_no_series(engine):
@@ -140,8 +141,8 @@ def test_layers_that_there_are_none_of_make_no_series(engine):
         ended(server, 1 + len(names))
         after = {name: set(labels) for name, labels in scraped(server).items()}
         calls = scraped(server)["dualform_calls_total"]
-    assert calls[of(method="TopK", layer="", outcome="not_found")] == len(names)
-    assert calls[of(method="TopK", layer="fc", outcome="ok")] == 1
+    assert calls[of(memory="", method="TopK", layer="", outcome="not_found")] == len(names)
+    assert calls[of(memory="", method="TopK", layer="fc", outcome="ok")] == 1
     grown = {name: labels - before.get(name, set()) for name, labels in after.items()}
     methods = {call.method for call in CALLS.values()}
     for labels in set[tuple[tuple[str, str], ...]]().union(*grown.values()):
@@ -154,15 +155,15 @@ def test_layers_with_a_label_of_their_own_are_bounded(engine):
     answer = engine.ask(question)
     for number in range(LAYERS + 10):
         name = f"fc.{number}"
-        metrics.answered(TopK(name, question.queries, k=2), answer)
+        metrics.answered("", TopK(name, question.queries, k=2), answer)
         record = CallRecord("TopK", "id", "peer", layer=name)
         record.end("ok")
         metrics.add(record)
     assert len(metrics.seconds) == LAYERS + 1
-    assert metrics.calls["TopK", "", "ok"] == 10
+    assert metrics.calls["", "TopK", "", "ok"] == 10
     long = TopK("x" * (NAME + 1), question.queries, k=2)
-    metrics.answered(long, answer)
-    assert ("TopK", "x" * (NAME + 1)) not in metrics.slots_scanned
+    metrics.answered("", long, answer)
+    assert ("", "TopK", "x" * (NAME + 1)) not in metrics.slots_scanned
 
 
 def test_every_family_is_there_with_what_it_is(engine):
@@ -202,7 +203,7 @@ def test_metrics_ask_for_the_token_that_questions_ask_for(engine):
         ended(server, 1)
         found = scraped(server, {"Authorization": "Bearer right-token"})
     assert found["dualform_wrong_tokens_total"] == {(): 3}
-    assert found["dualform_calls_total"] == {of(method="Info", layer="", outcome="unauthenticated"): 1}
+    assert found["dualform_calls_total"] == {of(memory="", method="Info", layer="", outcome="unauthenticated"): 1}
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:9464", "[::]:9464", "example.org:9464"])
@@ -277,3 +278,31 @@ def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):
         for question in questions:
             with pytest.raises(NotFound):
                 memory.ask(question)
+
+
+def test_layers_of_one_name_are_told_apart_by_their_memories(engine):
+    other = Canned()
+    with Server({"a": engine, "b": other}, HERE) as server:
+        for name, calls in (("a", 1), ("b", 2)):
+            with Client(f"{server.address}/{name}") as client:
+                for _ in range(calls):
+                    client.topk("fc", "test")
+        for wrong in (server.address, f"{server.address}/c", f"{server.address}/{'d' * 64}"):
+            with Client(wrong) as client, pytest.raises(DualformError):
+                client.topk("fc", "test")
+        other.error = NotFound("none.")
+        with Client(f"{server.address}/b") as client, pytest.raises(NotFound):
+            client.topk("only in a", "test")
+        ended(server, 7)
+        found = scraped(server)
+    assert found["dualform_calls_total"] == {
+        of(memory="a", method="TopK", layer="fc", outcome="ok"): 1,
+        of(memory="b", method="TopK", layer="fc", outcome="ok"): 2,
+        of(memory="b", method="TopK", layer="", outcome="not_found"): 1,
+        of(memory="", method="TopK", layer="", outcome="bad_input"): 1,
+        of(memory="", method="TopK", layer="", outcome="not_found"): 2,
+    }
+    assert found["dualform_slots_scanned_total"] == {
+        of(memory="a", method="TopK", layer="fc"): 4,
+        of(memory="b", method="TopK", layer="fc"): 8,
+    }

@@ -79,7 +79,7 @@ def test_the_dashboard_shows_every_family(registry):
 def test_the_dashboard_is_whole():
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance"}
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance", "memory"}
     places = [panel["gridPos"] for panel in panels]
     cells = [
         (x, y)
