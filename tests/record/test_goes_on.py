@@ -173,7 +173,7 @@ def test_metadata_that_stops_fitting(tmp_path, inside):
 
 
 def test_what_on_error_can_be(tmp_path):
-    with pytest.raises(BadInput, match=r"^on_error is 'ignore'\. Give \"raise\" or \"warn\"\.$"):
+    with pytest.raises(BadInput, match=r"^on_error is 'ignore'\. Give \"raise\" or \"stop_recording\"\.$"):
         Recorder(small_net(), torch.optim.SGD([torch.zeros(1)], lr=0.1), tmp_path / "m", on_error="ignore")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import DualformError, RecordingError
+from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.record.collector import Collector
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
@@ -33,16 +33,16 @@ from dualform.store.probes import ProbeArrays
 class RecordedTraining:
     """Hooks are there from `attach` to `detach`. What goes wrong is raised, or ends recording with a warning."""
 
-    def __init__(self, plan: Plan, found: FoundLayers, on_error: Literal["raise", "warn"], valued: bool) -> None:
-        """`found`: the layers that the first step may show; `on_error`: as Recorder says; `valued`: whether values are
-        wanted.
+    def __init__(self, plan: Plan, found: FoundLayers, raises: bool, valued: bool) -> None:
+        """`found`: the layers that the first step may show; `raises`: whether a failure ends the training; `valued`:
+        whether values are wanted.
         """
         self.plan = plan
         self.recording: Recording | None = None
         self.stopped = False
         """Whether it goes on unrecorded after an error."""
         self.collector = Collector(plan.owners, self._late, self._refused)
-        self._found, self._on_error, self._valued = found, on_error, valued
+        self._found, self._raises, self._valued = found, raises, valued
         self._frozen = found.frozen
         self._taps = [tap for tap in plan.taps if not isinstance(tap, FreeTap)]
         """Those that are attached by themselves."""
@@ -90,7 +90,12 @@ class RecordedTraining:
         finally:
             self.collector.probe = None
         if store:
-            self.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+            try:
+                self.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+            except BadInput:
+                raise
+            except DualformError as error:
+                self.fail(error)
 
     def attach(self) -> None:
         self._attached = True
@@ -191,7 +196,7 @@ class RecordedTraining:
     def fail(self, error: DualformError, may_end: bool = True) -> None:
         """Raises the error where it `may_end` the training and is to; else warns of it, and stops recording."""
         recording = self.ongoing
-        if (may_end and self._on_error == "raise") or recording is None:
+        if (may_end and self._raises) or recording is None:
             raise error
         self.stopped, self.collector.step = True, None
         self.detach()
@@ -208,7 +213,7 @@ class RecordedTraining:
         try:
             self.recording.close(finished=error is None)
         except DualformError as failure:
-            if error is None and self._on_error == "raise":
+            if error is None and self._raises:
                 raise
             if error is None:
                 warnings.warn(f"Closing the memory failed: {failure}", RuntimeWarning, stacklevel=3)

@@ -69,7 +69,7 @@ class Recorder(Joinable):
         spaces: Mapping[str, str] | None = None,
         routed: str | Sequence[str] = (),
         taps: Sequence[Tap] = (),
-        on_error: Literal["raise", "warn"] = "raise",
+        on_error: Literal["raise", "stop_recording", "warn"] = "raise",
         quiet: bool = False,
         sink: Callable[[Header], Sink] = Writer,
         rank: int = 0,
@@ -93,10 +93,12 @@ class Recorder(Joinable):
         model chooses, as it does an expert's; each has a space of its own, and its slots know their row only where
         `step(at=…)` gives it.
 
-        `on_error`: what a failure of writing does, and metadata that stops fitting its batches: end the training, or
-        warn once and stop recording. The first step always raises. `quiet`: the table of what is recorded is not
-        written to stderr, as with the environment variable DUALFORM_QUIET; warnings stay. `taps`: of layers that are no
-        modules. `sink`: makes what takes the batches, on a thread of its own, in place of the store's writer.
+        `on_error`: what a failure of writing does, and metadata that stops fitting its batches: "raise" ends the
+        training; "stop_recording" (as "warn", its name before, still does) warns once, and the training goes on without
+        being recorded. Either way what was durable is a memory. The first step always raises. `quiet`: the table of
+        what is recorded is not written to stderr, as with the environment variable DUALFORM_QUIET; warnings stay.
+        `taps`: of layers that are no modules. `sink`: makes what takes the batches, on a thread of its own, in place of
+        the store's writer.
 
         `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
         `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
@@ -123,8 +125,8 @@ class Recorder(Joinable):
         model that cannot be recorded, and for a training that cannot be resumed; so does the first step.
         """
         self.path = Path(path).absolute()  # the process may go to another folder
-        if on_error not in ("raise", "warn"):
-            raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "warn".', field="on_error")
+        if on_error not in ("raise", "stop_recording", "warn"):
+            raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "stop_recording".', field="on_error")
         if budget is None and steps is not None:
             raise BadInput("steps is said without a budget.", hint='Say it with one: budget="200 GB".', field="steps")
         if budget is not None and (not keys or sink is not Writer):
@@ -161,7 +163,7 @@ class Recorder(Joinable):
             model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
             resumed, self._ranks, compiled, budget_plan, sharded,
         )  # fmt: skip
-        self._training = RecordedTraining(plan, found, on_error, keys and values)
+        self._training = RecordedTraining(plan, found, on_error == "raise", keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._state = "new"
         self._failed = False

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from dualform.errors import DualformError, RecordingError
@@ -107,14 +108,15 @@ class SinkThread:
             self._do(lambda: self.sink.close(ending), last=True)
         except BaseException:
             self._stop()
-            self.sink.abandon()
+            with suppress(OSError):  # where one act fails, letting go may fail, too, and say less
+                self.sink.abandon()
             raise
         self._thread.join()
 
     def _do(self, job: Job, *, fatal: bool = True, last: bool = False) -> None:
         """Run a job behind all earlier ones and wait for it; after the `last` one the thread ends.
 
-        Raises what the job raises, after which none runs any more if it is `fatal`.
+        Raises what the job raises, after which none runs any more if it is `fatal`, or if it is no refusal of ours.
         """
         self.check()
         with self._changed:
@@ -151,7 +153,7 @@ class SinkThread:
             except BaseException as raised:  # whatever it is, the training thread is who must hear of it
                 error = raised
             with self._changed:
-                if fatal and error is not None:
+                if error is not None and (fatal or not isinstance(error, DualformError)):
                     self._error = error
                 self._waiting -= size
                 self._changed.notify_all()

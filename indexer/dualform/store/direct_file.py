@@ -88,7 +88,7 @@ def _open(path: Path) -> tuple[WrittenFile, bool]:
     """A file to be written, directly if the file system can do so; and whether it has its name."""
     if _names_later(path.parent):
         try:
-            return WrittenFile(path.parent, os.O_WRONLY | _NAMELESS | _DIRECT), False
+            return WrittenFile(path, os.O_WRONLY | _NAMELESS | _DIRECT, nameless=True), False
         except OSError as error:
             if error.errno != errno.EINVAL:  # the file system has no direct writes
                 raise
@@ -112,7 +112,7 @@ def _names_later(folder: Path) -> bool:
 def _tried(folder: Path) -> bool:
     path, file = folder / f"{os.getpid()}.tmp", None
     try:
-        file = WrittenFile(folder, os.O_WRONLY | _NAMELESS)
+        file = WrittenFile(path, os.O_WRONLY | _NAMELESS, nameless=True)
         file.link(path)
         remove(path)
     except OSError:

@@ -41,10 +41,11 @@ def attempt(operation: str, path: Path, call: Callable[..., _Found], *arguments:
 class WrittenFile:
     """A file that is open to be written. Every method raises OSError, for example where the disk is full."""
 
-    def __init__(self, path: Path, flags: int) -> None:
-        """`path`: a folder where `flags` ask for a file without a name."""
+    def __init__(self, path: Path, flags: int, *, nameless: bool = False) -> None:
+        """`nameless`: `flags` ask for a file without a name, in the folder where it is to have this one."""
         self.path = path
-        self.handle: int = attempt("open", path, os.open, path, flags | OPENING, 0o666)
+        place = path.parent if nameless else path
+        self.handle: int = attempt("open", path, os.open, place, flags | OPENING, 0o666)
 
     def write(self, pieces: list[memoryview], at_once: int = _AT_ONCE) -> None:
         """Write pieces of bytes, so many a system call; those that are written leave the list."""

@@ -80,7 +80,8 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
         if manifest.others is not None:
             first["other_segments"] = list(OTHERS["other_segments"])
         place = folder / part.folder
-        table = ShardTables(place / shard.FILE, manifest.tables(), part.tables, first, journal.tables)
+        kept = (manifest.tables(), part.tables, first, journal.tables)
+        table = ShardTables(place / shard.FILE, *kept, ended=not manifest.recording)
         stored = stored_in_shard(place, manifest, table, journal, cache)
         shards.append(ShardContents(place, manifest, table, stored))
     tables, sources = [own.tables for own in shards], [sources_of(own.manifest, own.stored) for own in shards]

@@ -120,14 +120,16 @@ class ShardTables(Tables):
         marks: Mapping[str, TableMark],
         first: Mapping[str, Sequence[str]],
         journal: Mapping[str, pa.Table],
+        *,
+        ended: bool = True,
     ) -> None:
         """`path`: slots.duckdb. `first`: columns that are read at once, however many rows they have. `journal`: rows
-        since the commit of `marks`.
+        since the commit of `marks`. `ended`: whether the recording came to its end.
 
         Raises Damaged, naming the file, where the log of commits and the marks part, or a column is not what was
         committed.
         """
-        _check_length(path)
+        _check_length(path, ended)
         self.types = types
         self._path, self._marks, self._journal = path, marks, journal
         self._held: dict[tuple[str, str], pa.ChunkedArray] = {}
@@ -269,11 +271,14 @@ class ShardTables(Tables):
                 raise self._altered(table, name)
 
 
-def _check_length(path: Path) -> None:
-    """DuckDB may not miss a last block of which bytes were cut off: it reads blocks when it needs them."""
+def _check_length(path: Path, ended: bool) -> None:
+    """DuckDB may not miss a last block of which bytes were cut off: it reads blocks when it needs them.
+
+    A recording that did not end may have left a part of one behind what is committed, as where the disk was full.
+    """
     if not path.is_file():
         raise Damaged(f"{path} is missing.")
-    if path.stat().st_size % _PAGE:
+    if ended and path.stat().st_size % _PAGE:
         raise Damaged(f"{path} was altered or cut short: it has {path.stat().st_size} bytes.")
 
 
