@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
-PAGES += [ROOT / "docs" / f"{name}.md" for name in ("recording", "asking", "exactness", "platforms", "format", "rules")]
+GUIDES = ("recording", "asking", "wire", "exactness", "platforms", "format", "rules")
+PAGES += [ROOT / "docs" / f"{name}.md" for name in GUIDES]
 PARENTS = [ROOT, *(ROOT / room for room in ("indexer", "indexer/dualform", "protos", "service", "clients"))]
 SOURCES = [path for parent in PARENTS[1:] for kind in ("*.py", "*.[ch]") for path in parent.rglob(kind)]
 NAMES = {path.name for parent in PARENTS[2:] for path in parent.rglob("*.py")} | {"setup.py"}
