@@ -20,7 +20,7 @@ from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
 from dualform_service.gate import Gate
-from dualform_service.limits import ByteRoom, Deadline
+from dualform_service.limits import ByteRoom, Deadline, Places
 from dualform_service.memories import Memories
 from dualform_service.metrics import LoopState, Metrics
 from dualform_service.rates import Rates
@@ -54,6 +54,7 @@ class CallHandlers:
         self._gate, self._rates, self._observers = gate, Rates(config.token_rate), (metrics.add, *observers)
         self._readers = Readers(READING, PATIENCE)
         self._messages = ByteRoom(READING * config.request_bytes)
+        self._shares = Places(config.calls, "calls", "ServiceConfig.calls")
         self._calls = 0
         """That there are."""
         self._port = 0
@@ -107,10 +108,14 @@ class CallHandlers:
         if self._calls > self._config.calls:
             raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
         asker = self._asker(method, context)
+        with self._shares.one(asker):
+            await self._answer_to(asker, method, context, deadline)
+
+    async def _answer_to(self, asker: Asker, method: str, context: Context, deadline: Deadline) -> None:
         current().memory, servicer = self._memories.of(context.invocation_metadata() or ())
         message = await self._message(context)
         current().bytes_in = len(message)
-        if not self._messages.take_now(len(message)):
+        if not self._messages.take_now(len(message), asker):
             raise Overloaded("The server holds as many bytes of questions as it may.", hint="Ask again in a moment.")
         try:
             answer = await self._work(servicer, method, message, asker, deadline)
@@ -120,7 +125,7 @@ class CallHandlers:
             finally:
                 answer.release()
         finally:
-            self._messages.give_back(len(message))
+            self._messages.give_back(len(message), asker)
 
     def _asker(self, method: str, context: Context) -> Asker:
         """Raises Unauthenticated, Forbidden or Overloaded."""

@@ -42,46 +42,73 @@ class Places:
 
 
 class ByteRoom:
-    """So many bytes that may be held at once, on one event loop."""
+    """So many bytes that may be held at once, on one event loop; an asker may have its share of them (`Asker.most`)."""
 
     def __init__(self, size: int) -> None:
-        self._free = size
-        self._waiting = deque[tuple[int, asyncio.Future[None]]]()
+        self._size = self.free = size
+        self._held = Counter[str]()
+        """By asker."""
+        self._waiting = deque[tuple[int, Asker, asyncio.Future[None]]]()
 
-    def take_now(self, size: int) -> bool:
+    def take_now(self, size: int, asker: Asker) -> bool:
         """Whether there was room for so many."""
-        if self._waiting or size > self._free:
+        if size > self.free or not self._may(size, asker):
             return False
-        self._free -= size
+        if any(who.name == asker.name or self._may(wanted, who) for wanted, who, _ in self._waiting):
+            return False  # it is theirs first
+        self._take(size, asker)
         return True
 
-    async def take(self, size: int) -> None:
-        """Returns once there is room, first come, first served."""
-        if self.take_now(size):
+    async def take(self, size: int, asker: Asker) -> None:
+        """Returns once there is room, first come, first served; who has its share keeps nobody else waiting."""
+        if self.take_now(size, asker):
             return
         own = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, own))
+        entry = size, asker, own
+        self._waiting.append(entry)
         try:
             await own
         except asyncio.CancelledError:
             if own.cancelled():
                 with suppress(ValueError):  # it may have been passed over already
-                    self._waiting.remove((size, own))
+                    self._waiting.remove(entry)
                 self._serve()
             else:
-                self.give_back(size)
+                self.give_back(size, asker)
             raise
 
-    def give_back(self, size: int) -> None:
-        self._free += size
+    def give_back(self, size: int, asker: Asker) -> None:
+        self.free += size
+        self._held[asker.name] -= size
+        if not self._held[asker.name]:
+            del self._held[asker.name]
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free:
-            size, own = self._waiting.popleft()
-            if not own.done():
-                self._free -= size
+        waiting, self._waiting = self._waiting, deque()
+        full, behind = False, set[str]()
+        for entry in waiting:
+            size, asker, own = entry
+            if own.done():
+                continue
+            if full or asker.name in behind or not self._may(size, asker):
+                behind.add(asker.name)
+            elif size > self.free:
+                full = True
+            else:
+                self._take(size, asker)
                 own.set_result(None)
+                continue
+            self._waiting.append(entry)
+
+    def _may(self, size: int, asker: Asker) -> bool:
+        """Whether so many more are within the asker's share; whoever has none may have any number."""
+        held = self._held[asker.name]
+        return not held or held + size <= asker.most(self._size)
+
+    def _take(self, size: int, asker: Asker) -> None:
+        self.free -= size
+        self._held[asker.name] += size
 
 
 class Deadline:

@@ -120,12 +120,12 @@ class MemoryServicer:
             )
         if size <= FREE_BYTES:
             return EncodedAnswer(response.SerializeToString(), lambda: None)
-        await self._bounds.unread.take(size)
+        await self._bounds.unread.take(size, asker)
         try:
             data = await self._lanes.messages.run(response.SerializeToString, asker)
-            return EncodedAnswer(data, lambda: self._bounds.unread.give_back(size))
+            return EncodedAnswer(data, lambda: self._bounds.unread.give_back(size, asker))
         except BaseException:
-            self._bounds.unread.give_back(size)
+            self._bounds.unread.give_back(size, asker)
             raise
 
 

@@ -18,6 +18,7 @@ from dualform_proto.calls import CALLS
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
 from dualform_service.server import Server
+from dualform_service.turns import Asker
 from tests.service.held_engine import until
 from tests.service.http2 import Connection
 
@@ -63,7 +64,7 @@ def test_more_calls_than_there_may_be_are_refused_unread(engine):
 def test_bytes_of_questions_that_are_held_are_bounded(engine):
     engine.hold.clear()
     with Server(engine) as server, Client(server.address) as client:
-        assert server._handlers._messages.take_now(server._handlers._messages._free)
+        assert server._handlers._messages.take_now(server._handlers._messages.free, Asker(""))
         with pytest.raises(Overloaded, match="holds as many bytes of questions as it may"):
             client.topk("fc", "test")
         assert engine.asked == []
@@ -115,14 +116,14 @@ def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, win
     config = ServiceConfig("127.0.0.1:0", write_seconds=0.3)
     with Server(engine, config) as server, Client(server.address) as client, ExitStack() as readers:
         room = server._handlers._bounds.unread
-        free = room._free
+        free = room.free
         stuck = [readers.enter_context(Connection(server.address, window)) for _ in range(4)]
         for connection in stuck:
             connection.message(connection.call(SQL), b"\x0a\x06SELECT")
-        until(lambda: room._free < free or server.metrics.outcomes("Sql"))
+        until(lambda: room.free < free or server.metrics.outcomes("Sql"))
         assert client.info().snapshot == 7
         assert [connection.frames() for connection in stuck] == [[]] * 4
-        until(lambda: room._free == free)
+        until(lambda: room.free == free)
         until(lambda: server.metrics.outcomes("Sql") == {"cancelled": 4})
         assert client.info().snapshot == 7
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from pathlib import Path
 
 import grpc
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from dualform.errors import BadInput, Forbidden, Overloaded, Unauthenticated, Unavailable
+from dualform.errors import BadInput, Forbidden, Unauthenticated, Unavailable
 from dualform_client import Client
 from dualform_client.health import is_serving
 from dualform_service import gate
@@ -174,45 +173,6 @@ def test_ten_wrong_tokens_end_the_connection_and_a_right_one_is_let_in_whatever_
     assert "wrong'" not in caplog.text
 
 
-def test_one_token_has_half_of_the_places_and_of_the_threads(engine, file):
-    (one, line), (two, other) = new_token("alice", [READ]), new_token("bob", [READ])
-    engine.hold.clear()
-    many = np.ones((17, 3), np.float32)
-    with (
-        served(engine, write(file, line, other)) as server,
-        Client(server.address, token=one) as alice,
-        Client(server.address, token=two) as bob,
-    ):
-        threads = [threading.Thread(target=lambda: alice.topk("fc", many)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        heavy = server._handlers._bounds.lanes.heavy
-        until(lambda: len(engine.asked) == 1 and heavy.waiting == 1)
-        with pytest.raises(Overloaded, match="already holds 2 large questions of this token, half of all"):
-            alice.topk("fc", many)
-        threads.append(threading.Thread(target=lambda: bob.topk("fc", many)))
-        threads[-1].start()
-        until(lambda: len(engine.asked) == 2)
-        assert heavy.waiting == 1
-        engine.hold.set()
-        for thread in threads:
-            thread.join(60)
-    assert len(engine.asked) == 3
-
-
-def test_a_caller_asks_so_many_questions_a_second(engine, file):
-    (one, line), (two, other) = new_token("alice", [READ]), new_token("bob", [READ])
-    with (
-        served(engine, write(file, line, other), token_rate=0.001) as server,
-        Client(server.address, token=one) as alice,
-        Client(server.address, token=two) as bob,
-    ):
-        assert alice.info()
-        with pytest.raises(Overloaded, match=r"may ask 0\.001 questions a second\. Ask again in .* s\."):
-            alice.info()
-        assert bob.info()
-
-
 def test_a_token_and_a_file_of_tokens_are_one_too_many(file):
     with pytest.raises(BadInput, match="A token and a file of tokens were given"):
         ServiceConfig(token="t", token_file=file)
@@ -271,18 +231,6 @@ def test_the_first_word_of_a_torn_line_is_no_token(engine, file, monkeypatch, ca
             guessed.verify()
         assert right.info(), "the former tokens stay"
     assert "the file held lines of callers, and holds a token as it is" in caplog.text
-
-
-@pytest.mark.parametrize("tokens", [["named"], ["as-it-is-in-a-file"]])
-def test_new_connections_give_no_caller_more_questions(engine, file, tokens):
-    token, line = new_token("alice", [READ])
-    token, line = (token, line) if tokens == ["named"] else ("a-token-as-it-is-in-a-file",) * 2
-    with served(engine, write(file, line), token_rate=0.001) as server:
-        with Client(server.address, token=token) as first:
-            assert first.info()
-        for _ in range(3):
-            with Client(server.address, token=token) as another, pytest.raises(Overloaded):
-                another.info()
 
 
 def test_who_was_not_allowed_is_noted(engine, file):
