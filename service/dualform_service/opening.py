@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dualform.query.engine import Engine, open_memory
+from dualform.store.machine_memory import memory_bytes
 from dualform.store.memory_budget import MemoryBudget
-from dualform.store.segment_cache import memory_bytes
 
 SHARE = 5 / 8
 """Of the machine's memory, that several take together: as one does of itself, a half for keys and values and an eighth

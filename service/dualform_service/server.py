@@ -34,6 +34,7 @@ from dualform_service.memories import Memories, named
 from dualform_service.metrics import Metrics
 from dualform_service.metrics_port import MetricsPort
 from dualform_service.servicer import MemoryServicer
+from dualform_service.supervisor import Supervisor
 from dualform_service.tls import server_credentials, web_context
 from dualform_service.tracing import Exporter
 from dualform_service.transport import Transport
@@ -97,6 +98,10 @@ class Server:
         for follower in self._followers:
             follower.start()
         return port
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Has the event loop call a function, which must not wait."""
+        self._transport.call(function)
 
     def _found(self, memory: str, there: bool) -> None:
         self._transport.call(partial(self._standard.found, memory, there))
@@ -176,14 +181,18 @@ def serve(
     paths = named([Path(path)] if isinstance(path, str | PathLike) else map(Path, path))
     with ExitStack() as opened:
         engines = {name: opened.enter_context((opening or open_memory)(one)) for name, one in paths.items()}
+        supervisor = Supervisor()
+        opened.callback(supervisor.close)
         server = Server(engines, config, log, () if traces is None else (traces.call,))
         with stop_signals() as wait:
             server.start()
+            supervisor.ready(server.call_soon)
             ready(server.address)
             _log.info("%s", next(iter(engines.values())).answered_by)
             if server.metrics_address:
                 _log.info("metrics at %s://%s/metrics", server.config.scheme, server.metrics_address)
             wait()
+            supervisor.stopping()
             _log.info("draining: a second signal ends it at once")
             with _ended_after(config.grace + LAST_SECONDS, log):
                 server.stop()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dualform.query.sql import worker
-from dualform.store import direct_file, durable_files, folder_lock, segment_cache
+from dualform.store import direct_file, durable_files, folder_lock, machine_memory
 
 
 def without(monkeypatch, module, missing):
@@ -63,7 +63,7 @@ def test_a_journal_is_written_piece_by_piece(narrow, tmp_path):
 
 
 def test_memory_that_the_system_does_not_tell_is_a_guess(narrow):
-    assert 0 < segment_cache.memory_bytes() <= 8 << 30
+    assert 0 < machine_memory.memory_bytes() <= 8 << 30
 
 
 def test_sql_is_answered_without_limits_of_the_system(monkeypatch):

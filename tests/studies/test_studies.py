@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import AlreadyExists, BadInput, NotFound
-from dualform.store.segment_cache import memory_bytes
+from dualform.store.machine_memory import memory_bytes
 from dualform_studies.assignment import Assignment
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.page import Page

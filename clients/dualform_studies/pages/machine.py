@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dualform.store.segment_cache import memory_bytes
+from dualform.store.machine_memory import memory_bytes
 
 
 def describe_machine() -> dict[str, str]:

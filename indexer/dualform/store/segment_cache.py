@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable
-from contextlib import suppress
-from pathlib import Path
 from threading import Lock
 
+from dualform.store.machine_memory import memory_bytes
 from dualform.store.memory_budget import MemoryBudget
 from dualform.store.recent_blocks import RecentBlocks
 from dualform.store.segment import Segment, SegmentBuffer
-
-_UNKNOWN = 8 << 30
-"""Bytes: what people's machines have at least."""
 
 
 class SegmentCache:
@@ -67,13 +62,3 @@ class SegmentCache:
         """Let go of everything; whoever is reading keeps what it has."""
         self._budget.forget(self._owner)
         self.recent.clear()
-
-
-def memory_bytes() -> int:
-    """What the machine has, or what its container may use; _UNKNOWN where the system does not say, as Windows."""
-    memory = _UNKNOWN
-    with suppress(AttributeError, OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no such limit, or "max"
-        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return memory

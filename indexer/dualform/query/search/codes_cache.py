@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dualform.query.search.codes import Codes, quantise_source
 from dualform.query.search.stored_codes import StoredCodes, write_codes
+from dualform.store.machine_memory import memory_bytes
 from dualform.store.memory_budget import MemoryBudget
-from dualform.store.segment_cache import memory_bytes
 from dualform.store.sources.key_source import KeySource
 
 
