@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ import dualform
 from dualform.record.recorder import Recorder
 from dualform.store import durable_files, writer
 
-STEPS, BATCH = 6, 4
+STEPS, BATCH, WIDTH = 6, 4, 24
 FLUSHED = (2, 4)
 """After which steps the recorder is flushed."""
 PROBED = 3
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
-QUERY = np.random.default_rng(5).normal(size=(2, 3)).astype(np.float32)
+QUERY = np.random.default_rng(5).normal(size=(2, WIDTH)).astype(np.float32)
 
 Call = Callable[..., Any]
 
@@ -101,28 +101,33 @@ class EndingDisk(WatchedDisk):
 class Training:
     """A small training under AdamW, with a norm that no slot explains."""
 
-    def __init__(self) -> None:
+    def __init__(self, flushed: Sequence[int] = FLUSHED) -> None:
+        """`flushed`: after which steps."""
         torch.manual_seed(3)
-        self.model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 2))
+        self._flushed = flushed
+        self.model = nn.Sequential(nn.Linear(WIDTH, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.acknowledged = 0
         """Steps that a flush has made durable."""
         self.stepped = 0
         """Steps of the training, recorded or not."""
 
-    def record(self, path: Path, on_error: str = "raise", entering: Callable[[], None] = lambda: None) -> None:
-        """Record it; `entering` is called inside each step, before anything else."""
-        recorder = Recorder(self.model, self.optimizer, path, on_error=on_error, quiet=True)
+    def record(self, path: Path, entering: Callable[[], None] = lambda: None, **options: Any) -> None:
+        """Record it; `entering` is called inside each step, before anything else. `options`: of the recorder."""
+        recorder = Recorder(self.model, self.optimizer, path, quiet=True, **options)
         generator = torch.Generator().manual_seed(4)
         with recorder:
             for step in range(STEPS):
-                x, y = torch.randn(BATCH, 3, generator=generator), torch.randint(0, 2, (BATCH,), generator=generator)
+                x, y = (
+                    torch.randn(BATCH, WIDTH, generator=generator),
+                    torch.randint(0, 2, (BATCH,), generator=generator),
+                )
                 with recorder.step(dataset="made", label=y, sample=np.arange(BATCH) + step * BATCH):
                     entering()
                     self.step(x, y)
                 self.stepped += 1
                 wait_for_the_writer(recorder)
-                if self.stepped in FLUSHED:
+                if self.stepped in self._flushed:
                     recorder.flush()
                     self.acknowledge(recorder, self.stepped)
                 if self.stepped == PROBED:
