@@ -29,6 +29,8 @@ WIRE_TYPES: dict[pb.ElementType.ValueType, np.dtype[Any]] = {
     pb.ELEMENT_TYPE_COMPLEX64: np.dtype("<c8"),
     pb.ELEMENT_TYPE_COMPLEX128: np.dtype("<c16"),
 }
+_LONGEST = 2**31
+"""Rows or columns of a matrix: one that is empty says nothing of them by its bytes."""
 ELEMENT_TYPES = {dtype: element for element, dtype in WIRE_TYPES.items()}
 
 
@@ -71,6 +73,8 @@ def decode_matrix(message: pb.Matrix, dtype: Any, field: str) -> NDArray[Any]:
     if message.rows < 0 or message.cols < 0:
         raise BadInput(f"{field} has {message.rows} rows and {message.cols} columns.", field=field)
     numbers = decode_numbers(message.data, dtype, field, message.rows * message.cols)
+    if max(message.rows, message.cols) > _LONGEST:
+        raise BadInput(f"{field} has {message.rows} rows and {message.cols} columns.", field=field)
     return numbers.reshape(message.rows, message.cols)
 
 

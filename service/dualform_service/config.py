@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dualform.errors import BadInput
+from dualform.query.bounds import QuestionBounds
 from dualform_proto.address import Address, parse_address
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 REQUEST_BYTES, ANSWER_BYTES = 4 * 2**20, 64 * 2**20
+WHERE_BYTES, WHERE_NODES = 64 * 2**10, 10_000
+PATTERNS, PATTERN_LETTERS = 16, 256
 METADATA_BYTES = 64 * 2**10
 """Errors carry their details as metadata; gRPC's own bound of 8 KiB would cut long ones off."""
 
@@ -139,6 +142,11 @@ class ServiceConfig:
     @property
     def asks_for_tokens(self) -> bool:
         return self.token is not None or self.token_file is not None
+
+    @property
+    def of_questions(self) -> QuestionBounds:
+        """Of each question."""
+        return QuestionBounds(self.answer_bytes, WHERE_BYTES, WHERE_NODES, PATTERNS, PATTERN_LETTERS)
 
     @property
     def listen(self) -> Address:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import Question
 
 A = TypeVar("A")
@@ -13,8 +14,10 @@ A = TypeVar("A")
 class Engine(Protocol):
     """`dualform.open` gives one."""
 
-    def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
-        """The answer; raises Cancelled soon after `cancelled` first says True."""
+    def ask(
+        self, question: Question[A], cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
+    ) -> A:
+        """The answer; raises Cancelled soon after `cancelled` first says True, BadInput for what exceeds `bounds`."""
 
     @property
     def recording(self) -> bool:

@@ -19,13 +19,14 @@ from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
+from dualform_service.failures import as_ours
 from dualform_service.gate import Gate
 from dualform_service.limits import ByteRoom, Deadline, Places
 from dualform_service.memories import Memories
 from dualform_service.metrics import LoopState, Metrics
 from dualform_service.rates import Rates
 from dualform_service.readers import Readers
-from dualform_service.servicer import EncodedAnswer, MemoryServicer, as_ours
+from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
 from dualform_service.turns import Asker
 

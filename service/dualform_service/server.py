@@ -73,7 +73,10 @@ class Server:
         ]
         bounds = Bounds(self.config)
         self.memories = Memories(
-            {name: MemoryServicer(CountedEngine(own, self.metrics, name), bounds) for name, own in engines.items()}
+            {
+                name: MemoryServicer(CountedEngine(own, self.metrics, name, self.config.of_questions), bounds)
+                for name, own in engines.items()
+            }
         )
         observers = (*observers, *(() if log is None else (log.call,)))
         self._handlers = CallHandlers(

@@ -6,7 +6,6 @@ wrong becomes an error of ours.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from dualform.errors import BadInput, Cancelled, DualformError
+from dualform.errors import BadInput
 from dualform.questions import Inventory, LayerQuestion, ProbeLookup, SlotLookup
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.v1 import dualform_pb2 as pb
@@ -33,7 +32,6 @@ FREE_BYTES = 64 * 2**10
 few beside those that do."""
 LOOKUPS = (Inventory, ProbeLookup, SlotLookup)
 
-_log = logging.getLogger("dualform.service")
 _SERVICE = pb.DESCRIPTOR.services_by_name["Memory"]
 
 
@@ -141,16 +139,3 @@ def _decoded(method: _Method, message: bytes, record: CallRecord) -> Any:
     question = method.call.decode_question(request)
     record.asks(question)
     return question
-
-
-def as_ours(name: str, error: Exception, deadline: Deadline, request_id: str) -> DualformError:
-    """What a caller of the method `name` is told of an error."""
-    if isinstance(error, Cancelled):
-        return deadline.error()
-    if isinstance(error, DualformError):
-        return error
-    # The text of an unforeseen error can name anything on this machine: it goes to the log, not to the caller.
-    _log.error("%s failed, request %s", name, request_id, exc_info=error)
-    return DualformError(
-        "The server failed on this question.", hint=f"The server's log says why, under the request {request_id}."
-    )

@@ -28,6 +28,7 @@ from dualform.answers import (
 )
 from dualform.errors import Cancelled, NotFound
 from dualform.methods import Answers
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import (
     GroupSum,
     Inventory,
@@ -95,7 +96,9 @@ class Canned(Answers):
                 raise Cancelled("stopped")
             time.sleep(0.005)
 
-    def ask(self, question: Any, cancelled: Callable[[], bool] | None = None) -> Any:
+    def ask(
+        self, question: Any, cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
+    ) -> Any:
         if isinstance(question, Inventory):
             return self._info()
         self._begin(question, cancelled)

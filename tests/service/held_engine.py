@@ -14,6 +14,7 @@ import pytest
 
 from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
 from dualform.errors import Cancelled, DualformError, NotFound
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
 from dualform_service.lanes import Lanes
@@ -38,7 +39,9 @@ class Held:
         """Of a probe: what asks for it alone waits for `let_go`."""
         self.let_go = threading.Event()
 
-    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
+    def ask(
+        self, question: Question, cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
+    ) -> Any:
         self.asked.append(question)
         if self.failure is not None:
             raise self.failure

@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 import dualform
 from dualform.errors import DualformError
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
 from dualform_service.batching import Question, parts
@@ -33,10 +34,12 @@ class Slow:
     def __init__(self, engine: Any, seconds: float = 0.005) -> None:
         self.engine, self.seconds, self.scans = engine, seconds, 0
 
-    def ask(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Any:
+    def ask(
+        self, question: Question, cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
+    ) -> Any:
         time.sleep(self.seconds)
         self.scans += 1
-        return self.engine.ask(question, cancelled)
+        return self.engine.ask(question, cancelled, bounds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)

@@ -98,7 +98,7 @@ server.LAST_SECONDS = 0.3
 engine, asked = Canned(), threading.Event()
 engine.answered_by = "canned answers"
 
-def ask(question, cancelled):
+def ask(question, cancelled, bounds):
     asked.set()
     threading.Event().wait()
 

@@ -26,6 +26,8 @@ F32 = pb.ELEMENT_TYPE_FLOAT32
         (pb.Matrix(rows=2, cols=2, dtype=F32, data=b""), "m holds 0 bytes where 4 numbers"),
         (pb.Matrix(rows=-2, cols=-2, dtype=F32, data=b"x" * 16), "m has -2 rows and -2 columns."),
         (pb.Matrix(rows=2**62, cols=2**62, dtype=F32), "m holds 0 bytes"),
+        (pb.Matrix(rows=0, cols=2**62, dtype=F32), f"m has 0 rows and {2**62} columns."),
+        (pb.Matrix(rows=2**62, cols=0, dtype=F32), f"m has {2**62} rows and 0 columns."),
         (pb.Matrix(rows=1, cols=1, dtype=pb.ELEMENT_TYPE_FLOAT64, data=b"x" * 8), "m is of element type 2, not 1"),
         (pb.Matrix(rows=1, cols=1, data=b"x" * 4), "m is of element type 0, not 1"),
         (pb.Matrix(rows=1, cols=1, dtype=99, data=b"x" * 4), "m is of element type 99, not 1"),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput, Cancelled, Forked
 from dualform.methods import Answers
 from dualform.query import needs, slots
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.counts import Counts, counted
 from dualform.query.resolved import Q, Resolved, resolve
 from dualform.query.score import backends
@@ -152,22 +153,22 @@ class Engine(Answers):
         """Whether the memory is still being recorded, or was cut off: what `info` says of it, without the rest."""
         return self._view.snapshot.recording
 
-    def ask(self, question: Question[A], cancelled: StopSignal | None = None) -> A:
+    def ask(self, question: Question[A], cancelled: StopSignal | None = None, bounds: QuestionBounds = UNBOUNDED) -> A:
         """The answer to a question. `cancelled` is called between blocks of work.
 
-        Raises Cancelled once it returns True, and otherwise as the methods do.
+        Raises Cancelled once it returns True; BadInput or BadMask for what exceeds `bounds`, before it is worked on;
+        and otherwise as the methods do.
         """
-        return cast("A", self._answer(question, _check(cancelled)))
+        return cast("A", self._answer(question, self._view.within(bounds), _check(cancelled)))
 
-    def _answer(self, question: Any, check: Check) -> Any:
-        view = self._view
+    def _answer(self, question: Any, view: View, check: Check) -> Any:
         match question:
             case TopK():
-                best = self._resolved(question, check)
+                best = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_top_k(best), check, _FEWER_QUERIES):
                     return top_k(best, check)
             case GroupSum():
-                grouped = self._resolved(question, check)
+                grouped = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_group_sum(grouped), check, _FEWER_QUERIES):
                     return group_sum(grouped, check)
             case SlotLookup():
@@ -181,7 +182,7 @@ class Engine(Answers):
 
         match question:
             case Output():
-                asked = self._resolved(question, check)
+                asked = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_output(asked), check):
                     return network.output(asked, check)
             case NetworkWeights():
@@ -200,8 +201,7 @@ class Engine(Answers):
                     return certificate.certify(view, check)
         raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
 
-    def _resolved(self, question: Q, check: Check) -> Resolved[Q]:
-        view = self._view
+    def _resolved(self, question: Q, view: View, check: Check) -> Resolved[Q]:
         with self._room(lambda: needs.of_resolving(view, question.layer), check):
             return resolve(view, question, check)
 

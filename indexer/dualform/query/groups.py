@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
-from dualform.errors import NotFound
+from dualform.errors import BadInput, NotFound
 from dualform.query import stored_groups
 from dualform.query.stored_groups import StoredGroups
 from dualform.query.view import Check, View, never
@@ -26,8 +27,8 @@ from dualform.store.layer import Layer
 from dualform.store.samples import as_numpy
 from dualform.store.space import Space
 
-_BLOCK = 1_000_000
-"""Entries whose values are ranked at once."""
+_BLOCK = 1 << 17
+"""Entries whose values are ranked at once, some hundredths of a second, and groups that are named at once."""
 
 
 class Members(NamedTuple):
@@ -84,10 +85,18 @@ class Groups:
         return 16 * int(self.counts.sum()) + self.counts.nbytes + 100 * len(self.keys) * len(self.by)
 
 
-def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str, ...], check: Check = never) -> Groups:
+def group_entries(
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    by: tuple[str, ...],
+    check: Check = never,
+    most: float = inf,
+) -> Groups:
     """The selected entries of a layer by columns of their slots.
 
-    Raises NotFound for an unknown column, and what `check` raises, which is called between blocks of work.
+    Raises NotFound for an unknown column, BadInput as soon as there are more than `most` groups, and what `check`
+    raises, which is called between blocks of work.
     """
     key = ("groups", layer.space, selection.identity, by)
     space, slots = view.snapshot.space(layer.space), view.snapshot.entries(layer.name).slots
@@ -98,21 +107,28 @@ def group_entries(view: View, layer: Layer, selection: Selection, by: tuple[str,
             place = stored_groups.place_of(view.snapshot, layer, by)
         if place and (kept := stored_groups.read(place)):
             return Groups(by, *kept[:2], lambda: group(space, slots, selection, by).members, kept.digest)
-        found = group(space, slots, selection, by, check)
+        found = group(space, slots, selection, by, check, most)
         if place:
             stored_groups.write(place, StoredGroups(found.keys, found.counts, found.digest))
         return found
 
-    return view.cache.get(key, made, check)
+    found = view.cache.get(key, made, check)
+    _require_few(len(found.keys), most, by)
+    return found
 
 
 def group(
-    space: Space, slots: NDArray[np.int64] | None, selection: Selection, by: tuple[str, ...], check: Check = never
+    space: Space,
+    slots: NDArray[np.int64] | None,
+    selection: Selection,
+    by: tuple[str, ...],
+    check: Check = never,
+    most: float = inf,
 ) -> Groups:
     """The groups of the selected entries by columns; with no column, all are one group.
 
     `slots` is int64[H]: the slot of each entry, None where entries are slots. Raises NotFound for a column that the
-    space's slots do not have.
+    space's slots do not have, and BadInput as soon as there are more than `most` groups.
     """
     for name in by:
         if name not in space.columns:
@@ -126,10 +142,24 @@ def group(
         check()
         codes, values = _codes_of_slots(space, name, chosen, check)
         # Dense again after every column, so that the product of the cardinalities cannot overflow.
-        present, numbers = _dense(numbers * len(values) + codes, len(keys) * len(values))
-        keys = [(*keys[code // len(values)], values[code % len(values)]) for code in present.tolist()]
+        present, numbers = _dense(numbers * len(values) + codes, len(keys) * len(values), check)
+        _require_few(len(present), most, by)
+        keys = [
+            (*keys[code // len(values)], values[code % len(values)])
+            for block in _blocks(present, check)
+            for code in block.tolist()
+        ]
     counts = np.bincount(numbers, minlength=len(keys)).astype(np.int64)
     return Groups.of(by, tuple(keys), Members(entries, numbers.astype(np.int64)), counts)
+
+
+def _require_few(groups: int, most: float, by: tuple[str, ...]) -> None:
+    if groups > most:
+        raise BadInput(
+            f"by {', '.join(by)} makes more groups than an answer holds, which is {int(most)} for so many queries.",
+            hint="Ask with fewer queries at a time, by columns of fewer values, or under a narrower mask.",
+            field="by",
+        )
 
 
 def _codes_of_slots(
@@ -144,11 +174,10 @@ def _codes_of_slots(
     return _codes(space.column(name)[slots], check)
 
 
-def _dense(codes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _dense(codes: NDArray[np.int64], most: int, check: Check) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The codes that occur, ascending, and for each code its place among those. `most`: one past the greatest."""
     if most > 4 * len(codes) + 1024:
-        present, places = np.unique(codes, return_inverse=True)
-        return present, places
+        return _ranked(codes, check)
     there = np.bincount(codes, minlength=most) > 0
     return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
 
@@ -159,11 +188,17 @@ def _codes(column: NDArray[Any], check: Check) -> tuple[NDArray[np.int64], list[
         return _text_codes(np.ma.filled(column, None), check)
     nulls = np.ma.getmaskarray(column)
     known = np.ma.getdata(column)[~nulls]
-    values = np.unique(np.concatenate([known[:0], *(np.unique(block) for block in _blocks(known, check))]))
-    ranks = [np.searchsorted(values, block) for block in _blocks(known, check)]
+    values, ranks = _ranked(known, check)
     codes = np.full(len(column), len(values), dtype=np.int64)
-    codes[~nulls] = np.concatenate([np.empty(0, np.int64), *ranks])
+    codes[~nulls] = ranks
     return codes, [*values.tolist(), *([None] if nulls.any() else [])]
+
+
+def _ranked(column: NDArray[Any], check: Check) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The distinct values, ascending, and the rank of each entry among them."""
+    values = np.unique(np.concatenate([column[:0], *(np.unique(block) for block in _blocks(column, check))]))
+    ranks = [np.searchsorted(values, block) for block in _blocks(column, check)]
+    return values, np.concatenate([np.empty(0, np.int64), *ranks])
 
 
 def _text_codes(column: NDArray[Any], check: Check) -> tuple[NDArray[np.int64], list[Any]]:

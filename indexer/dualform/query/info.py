@@ -60,5 +60,6 @@ def probe(view: View, name: str, layer: str | None) -> Probe:
     queries = None
     if layer is not None:
         asked = view.snapshot.layer(layer)
+        view.bounds.require(stored.rows, 4 * asked.d_in, "Ask by the probe's name instead.", "layer")
         queries = np.ascontiguousarray(stored.queries(asked.stored.name)[:, asked.own_keys])
     return Probe(name, stored.labels, stored.outputs, queries, view.scan(began))

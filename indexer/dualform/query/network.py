@@ -80,6 +80,7 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
     Warns of what is not recorded, unless all of it stands as at the end, which is asked for.
     """
     began = time.perf_counter()
+    _require_fitting(view)
     masks = None if question.where is None else _masks(view, question.where)
     with _one_mask_for_all(masks):
         network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
@@ -96,6 +97,13 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
     if found.remark and not (found.ended and question.where is None and question.at_step is None):
         warnings.warn(f"{found.remark}.", stacklevel=5)
     return found
+
+
+def _require_fitting(view: View) -> None:
+    """Raises BadInput where an answer has no room for the weights. Those that are rebuilt are float32 at most."""
+    stored = view.stored_weights("initial").values()
+    least = sum(array.size * min(array.itemsize, 4) for array in stored)
+    view.bounds.require(1, least, "Ask for outputs of its layers, or where the memory lies.")
 
 
 def _ordered(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import Scan
 from dualform.errors import BadInput
+from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, SUM_BYTES
 from dualform.query.groups import Groups, group_entries
 from dualform.query.score import kinds
 from dualform.query.slots import entries_of, within
@@ -63,9 +64,29 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     _require_one(layer, question)
     queries = vectors(view, layer, question.queries)
     selection = mask.require_entries(mask.selection(view, layer, question.where, check), question.where, view.datasets)
-    by = () if isinstance(question, Output) else question.by
-    groups = group_entries(view, layer, selection, by, check) if by else None
+    groups = _groups(view, layer, question, len(queries), selection, check)
     return Resolved(question, view, layer, queries, selection, groups, began)
+
+
+def _groups(
+    view: View, layer: Layer, question: TopK | GroupSum | Output, queries: int, selection: Selection, check: Check
+) -> Groups | None:
+    """The groups of a question, None of one without `by`. Raises BadInput where the answer would be too large."""
+    if isinstance(question, Output):
+        bytes_each = 4 * layer.d_out + (8 if question.kernel == "softmax" else 0)
+        view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time.", "queries")
+        return None
+    most = view.bounds.answer_bytes
+    if isinstance(question, GroupSum):
+        return group_entries(view, layer, selection, question.by, check, most // (SUM_BYTES * (queries + 1)))
+    groups, there = None, np.array([selection.count])
+    if question.by:
+        least = (COUNT_BYTES + HIT_BYTES) * queries  # a group has at least one slot
+        groups = group_entries(view, layer, selection, question.by, check, most // least)
+        there = groups.counts
+    bytes_each = COUNT_BYTES * len(there) + HIT_BYTES * int(np.minimum(there, question.k).sum())
+    view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time, or a smaller k.", "k")
+    return groups
 
 
 def _require_one(layer: Layer, question: TopK | GroupSum | Output) -> None:
@@ -111,8 +132,10 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
             )
             if numbers is not None:
                 _require_examples(view, layer, probe)
+                view.bounds.require_queries(len(numbers), rows.shape[1])
             found = rows if numbers is None else rows[within(numbers, len(rows), f"row of probe {probe!r}", "queries")]
         case SlotKeys(slots):
+            view.bounds.require_queries(len(slots), layer.d_in)
             ids = within(slots, view.snapshot.space(layer.space).count, "slot", "queries")
             found = view.snapshot.keys(layer.name).of_entries(entries_of(view, layer, ids))
     return Vectors(found).rows  # refuses none at all, and what is not finite

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.answers import Columns
@@ -14,6 +15,8 @@ from dualform.query.view import View
 from dualform.questions import as_ids
 from dualform.store.layer import Layer
 from dualform.store.samples import as_numpy
+from dualform.store.space import Space
+from dualform.store.tables import arrow_type
 
 
 def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Columns:
@@ -23,11 +26,18 @@ def slot_columns(view: View, ids: NDArray[np.int64], space: str | None) -> Colum
     """
     began = time.perf_counter()
     stored = view.snapshot.space(check_space(view, space))
+    view.bounds.require(len(ids), _row_bytes(stored), "Look up at most {} slots at a time.", "ids")
     rows = within(ids, stored.count, "slot", "ids")
     with view.snapshot.reading():
         table = stored.at(rows, list(stored.columns))
     columns = {name: as_numpy(table[name]) for name in table.column_names}
     return Columns(columns, view.scan(began, stored.count, len(rows), space=stored.name), stored.name)
+
+
+def _row_bytes(space: Space) -> int:
+    """Least bytes of a slot's columns in an answer: a text takes two where it is empty."""
+    types = [arrow_type(kind) for kind in space.columns.values()]
+    return sum(2 if pa.types.is_string(own) else max(1, own.bit_width // 8) for own in types)
 
 
 def check_space(view: View, space: str | None) -> str:

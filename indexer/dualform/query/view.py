@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Scan
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.cache import Cache
 from dualform.query.score.backends import Backend
 from dualform.query.search.tally import Tally
@@ -47,6 +49,14 @@ class View:
         self.backend = backend
         self.tally = tally or Tally()
         self.cache = Cache(cache_bytes, self.tally)
+        self.bounds = UNBOUNDED
+        """Of the question that is asked."""
+
+    def within(self, bounds: QuestionBounds) -> View:
+        """This view for a question that is bounded."""
+        own = copy(self)
+        own.bounds = bounds
+        return own
 
     def scan(
         self,

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput
 
+MOST_COLUMNS = 8
+"""That a question groups by."""
 KERNELS = ("linear", "softmax")
 """What weighs a layer's slots: their inner products with a query, or the softmax of those."""
 
@@ -22,6 +24,12 @@ def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise BadInput(f"by is {by!r}.", hint='Name columns, for example by="label".', field="by")
     names = tuple(names)
+    if len(names) > MOST_COLUMNS:
+        raise BadInput(
+            f"by names {len(names)} columns; at most {MOST_COLUMNS} are grouped by.",
+            hint="Each column that is added makes smaller groups.",
+            field="by",
+        )
     if len(set(names)) < len(names):
         raise BadInput(f"by names a column twice: {', '.join(names)}.", field="by")
     return names

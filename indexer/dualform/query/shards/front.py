@@ -16,7 +16,7 @@ from dualform.query.search.top_k import top_k
 from dualform.query.shards.shards import AskShards, Shards
 from dualform.query.shards.share import without
 from dualform.query.sums.group_sum import group_sum
-from dualform.query.view import Check
+from dualform.query.view import Check, View
 from dualform.questions import GroupSum, TopK
 from dualform.store.part import shard_names
 from dualform.store.runs import opened
@@ -55,15 +55,15 @@ class Front(Engine):
         super()._see(memory)
         self._view.shards = Shards(self._view, self._ask_shards)
 
-    def _answer(self, question: Any, check: Check) -> Any:
+    def _answer(self, question: Any, view: View, check: Check) -> Any:
         if not (isinstance(question, TopK | GroupSum) and question.allow_partial):
-            return super()._answer(question, check)
+            return super()._answer(question, view, check)
         answered: Callable[[Any, Check], Any]
         whole: Resolved[Any]
         if isinstance(question, TopK):
-            answered, whole = top_k, resolve(self._view, question, check)
+            answered, whole = top_k, resolve(view, question, check)
         else:
-            answered, whole = group_sum, resolve(self._view, question, check)
+            answered, whole = group_sum, resolve(view, question, check)
         missing = set[int]()
         while True:
             own = _less(whole, tuple(sorted(missing)), check)

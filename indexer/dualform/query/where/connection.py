@@ -3,14 +3,66 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError as NotYet
 from functools import lru_cache
+from threading import Thread
+from typing import TypeVar
 
 import duckdb
 
+from dualform.query.view import Check, never
 from dualform.store.forks import held_back
+
+Found = TypeVar("Found")
 
 _ROW_GROUP = 122_880
 """Rows that DuckDB gives to one thread: fewer would not be shared among several."""
+
+
+_LOOK = 0.05
+"""Seconds between looks whether a question still wants its mask."""
+_AGAIN = 0.01
+"""Seconds between interrupts: one that comes between a statement's parts is not heard."""
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Found], check: Check = never) -> Found:
+    """What `work` returns, which asks this connection alone. Raises what `check` raises meanwhile, once it has ended.
+
+    It runs on a thread of its own, so that the asker's may look. An interrupt is the connection's: it reaches none of
+    others.
+    """
+    if check is never:
+        return work()
+    found = Future[Found]()
+    Thread(target=_settle, args=(found, work), name="mask", daemon=True).start()
+    seconds = _LOOK
+    given_up: BaseException | None = None
+    while True:
+        try:
+            error = found.exception(seconds)
+            break
+        except NotYet:
+            pass
+        try:
+            if given_up is None:
+                check()
+        except BaseException as reason:
+            given_up, seconds = reason, _AGAIN
+        if given_up is not None:
+            connection.interrupt()
+    if given_up is not None:
+        raise given_up
+    if error is not None:
+        raise error
+    return found.result()
+
+
+def _settle(found: Future[Found], work: Callable[[], Found]) -> None:
+    try:
+        found.set_result(work())
+    except BaseException as error:
+        found.set_exception(error)
 
 
 def connect(rows: int) -> duckdb.DuckDBPyConnection:

@@ -15,8 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from dualform.errors import BadMask
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.where.connection import connect
 from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter
+from dualform.query.where.size import Pattern, require_short, require_simple
 
 LONGEST = 1 << 18
 """Characters: room for a list of some tens of thousands of slots."""
@@ -35,6 +37,11 @@ class Expression:
     """Columns that it names."""
     valued: tuple[str, ...] = ()
     """Those whose values matter: they occur elsewhere than under IS NULL."""
+    nodes: int = 0
+    """Of its syntax tree."""
+    patterns: tuple[Pattern, ...] = ()
+    work: int = 0
+    """What one row takes: one for each node but constants, and for each 64 letters that are copied."""
 
     @property
     def identity(self) -> str:
@@ -42,10 +49,11 @@ class Expression:
         return f"{self.sql} {[(type(value).__name__, value) for value in self.parameters]}"
 
 
-def parse(text: str, columns: Collection[str]) -> Expression:
+def parse(text: str, columns: Collection[str], bounds: QuestionBounds = UNBOUNDED) -> Expression:
     """The expression that `text` writes over `columns`.
 
-    Raises BadMask for a text that is no single allowed expression, NotFound for a column that does not exist.
+    Raises BadMask for a text that is no single allowed expression, or a larger one than `bounds` say, and NotFound for
+    a column that does not exist.
     """
     if not isinstance(text, str):
         raise BadMask(f"where is {text!r}.", hint="It is an SQL expression as text.", field="where")
@@ -53,9 +61,12 @@ def parse(text: str, columns: Collection[str]) -> Expression:
         raise BadMask("where is blank.", hint="Leave it out to keep every slot.", field="where")
     if len(text) > LONGEST:
         raise BadMask(f"where has {len(text)} characters; at most {LONGEST} are read.", field="where")
+    require_short(text, bounds)
     if _deepest_bracket(text) > DEEPEST:  # thousands of them keep DuckDB's parser busy for many seconds
         raise _too_deep()
-    return _parse(text, tuple(columns))
+    found = _parse(text, tuple(columns))
+    require_simple(found.nodes, found.patterns, bounds)
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -65,7 +76,16 @@ def _parse(text: str, columns: tuple[str, ...]) -> Expression:
         sql = writer.write(_single_item(text))
     except RecursionError:
         raise _too_deep() from None
-    return Expression(sql, tuple(writer.parameters), tuple(writer.datasets), tuple(writer.used), tuple(writer.valued))
+    return Expression(
+        sql,
+        tuple(writer.parameters),
+        tuple(writer.datasets),
+        tuple(writer.used),
+        tuple(writer.valued),
+        writer.nodes,
+        tuple(writer.patterns),
+        writer.work,
+    )
 
 
 def _too_deep() -> BadMask:

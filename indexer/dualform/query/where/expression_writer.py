@@ -8,11 +8,15 @@ from decimal import Decimal
 from typing import Any
 
 from dualform.errors import BadMask, NotFound
+from dualform.query.where.size import Pattern
 from dualform.store.tables import KINDS
 
 DEEPEST = 100
 """Nesting of expressions."""
-
+COPYING = {"FUNCTION", "CAST", "CASE"}
+"""Kinds of node that may make a text of those below."""
+COLUMN_LETTERS = 64
+"""That a column's text is taken to have."""
 
 COMPARISONS = {
     "COMPARE_EQUAL": "=",
@@ -81,6 +85,12 @@ class ExpressionWriter:
     depth: int = 0
     null_tests: int = 0
     """Around the node that is being written."""
+    nodes: int = 0
+    patterns: list[Pattern] = field(default_factory=list)
+    work: int = 0
+    """As Expression has it."""
+    letters: int = 0
+    """Of the constants and columns so far."""
 
     def write(self, node: Any) -> str:
         kind = str(node.get("class"))
@@ -94,8 +104,13 @@ class ExpressionWriter:
         self.depth += 1
         if self.depth > DEEPEST:
             raise RecursionError
+        before = self.letters
         sql = written(self, node)
         self.depth -= 1
+        self.nodes += 1
+        self.work += kind != "CONSTANT"
+        if kind in COPYING:
+            self.work += (self.letters - before) // 64
         return sql
 
     def all(self, nodes: list[Any]) -> list[str]:
@@ -103,6 +118,7 @@ class ExpressionWriter:
 
     def constant(self, node: Any) -> str:
         self.parameters.append(_value(node["literal"]))
+        self.letters += len(node["literal"]["text"] or "")
         return f"${len(self.parameters)}"
 
     def column(self, node: Any) -> str:
@@ -114,6 +130,7 @@ class ExpressionWriter:
             listed = ", ".join(self.columns.values())
             raise NotFound(f"no slot column {names[0]!r}.", hint=f"Columns: {listed}.", field="where")
         self.used[name] = None
+        self.letters += COLUMN_LETTERS
         if not self.null_tests:
             self.valued[name] = None
         return quoted(name)
@@ -179,7 +196,11 @@ class ExpressionWriter:
         extras = (node["distinct"], node["filter"], node["order_bys"]["orders"], node["schema"], node["catalog"])
         if any(extras) or any(argument["name"] for argument in node["arguments"]):
             raise refused(f"anything but plain arguments of {name}")
-        return f"{quoted(name)}({', '.join(self.all([argument['expression'] for argument in node['arguments']]))})"
+        arguments = [argument["expression"] for argument in node["arguments"]]
+        if name in PATTERNS:
+            literals = [own["literal"]["text"] if own.get("class") == "CONSTANT" else None for own in arguments[1:2]]
+            self.patterns += [Pattern(name, literal) for literal in literals]
+        return f"{quoted(name)}({', '.join(self.all(arguments))})"
 
 
 _WRITERS: dict[str, Callable[[ExpressionWriter, Any], str]] = {

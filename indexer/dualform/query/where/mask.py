@@ -18,8 +18,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.view import Check, View, never
-from dualform.query.where.connection import connect
+from dualform.query.where.connection import connect, interruptible
 from dualform.query.where.expression import Expression, parse
 from dualform.store.layer import Layer
 from dualform.store.space import Space
@@ -28,6 +29,9 @@ HAVING = "Spaces that have it: "
 """How a hint begins where a layer's space lacks a column and others have it."""
 _CHUNK = 500_000
 """Slots or datapoints whose columns are laid out, and evaluated, at once."""
+_VECTOR, _WORK = 2048, 1 << 19
+"""Rows that DuckDB takes at once, and what it may do with them before it can be interrupted (Expression.work): an
+expression of many nodes, or of long texts, gets fewer rows."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def selection(view: View, layer: Layer, where: str | None, check: Check = never)
             ("selection", *whose, ""), lambda: Selection(within, np.ones(entries.count, dtype=bool), everything)
         )
     spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
-    expression = checked_expression(space, spaces, where, view.datasets)
+    expression = checked_expression(space, spaces, where, view.datasets, view.bounds)
 
     def made() -> Selection:
         require_values(layer.name, space, spaces, entries.slots, expression.valued)
@@ -96,7 +100,11 @@ def selection(view: View, layer: Layer, where: str | None, check: Check = never)
 
 
 def checked_expression(
-    space: Space, spaces: Collection[Space], where: str, datasets: Callable[[], Iterable[str]]
+    space: Space,
+    spaces: Collection[Space],
+    where: str,
+    datasets: Callable[[], Iterable[str]],
+    bounds: QuestionBounds = UNBOUNDED,
 ) -> Expression:
     """The checked expression of `where`, asked of one of all `spaces`. `datasets()` are those recorded in any.
 
@@ -104,7 +112,7 @@ def checked_expression(
     misspelt name in `dataset <> '…'` would otherwise keep everything without a word.
     """
     everywhere = [name for one in spaces for name in one.columns if name not in space.columns]
-    expression = parse(where, tuple(dict.fromkeys([*space.columns, *everywhere])))
+    expression = parse(where, tuple(dict.fromkeys([*space.columns, *everywhere])), bounds)
     for name in expression.columns:
         if name not in space.columns:
             having = ", ".join(one.name for one in spaces if name in one.columns)
@@ -158,7 +166,7 @@ def select(space: Space, expression: Expression, check: Check = never) -> NDArra
     with closing(connect(max(space.count, space.samples.count))) as connection:
         if not names:
             alone = pa.table({"slot": pa.array([0])})
-            return np.full(space.count, _evaluate(connection, expression, alone)[0])
+            return np.full(space.count, _evaluate(connection, expression, alone, check)[0])
         if space.sample_columns.issuperset(names):
             return space.spread(_of_datapoints(connection, space, expression, names, check))
         starts = range(0, max(space.count, 1), _CHUNK)
@@ -202,21 +210,29 @@ def _evaluate_all(
     found = list[NDArray[np.bool_]]()
     for rows in blocks:
         check()
-        found.append(_evaluate(connection, expression, rows))
+        found.append(_evaluate(connection, expression, rows, check))
     return np.concatenate(found)
 
 
-def _evaluate(connection: duckdb.DuckDBPyConnection, expression: Expression, rows: pa.Table) -> NDArray[np.bool_]:
+def _evaluate(
+    connection: duckdb.DuckDBPyConnection, expression: Expression, rows: pa.Table, check: Check = never
+) -> NDArray[np.bool_]:
     """bool[rows]: where the expression is true."""
-    parameters = list(expression.parameters)
-    connection.register("slots", rows)  # in place of what was there
-    try:
-        kind = str(connection.sql(f"SELECT {expression.sql} FROM slots", params=parameters).types[0])
+    # DuckDB takes a batch at a time, at the end of which it may be interrupted; what it makes of one lies in memory.
+    batches = rows.to_batches(max(1, min(_VECTOR, _WORK // max(1, expression.work))))
+    connection.register("slots", pa.Table.from_batches(batches, rows.schema))  # in place of what was there
+
+    def work() -> NDArray[np.bool_]:
+        statement = f"SELECT {expression.sql} AS stays FROM slots"
+        found = connection.sql(statement, params=list(expression.parameters))
+        kind = str(found.types[0])
         if kind != "BOOLEAN":
             raise BadMask(f"where is of type {kind}.", hint="Write a condition that is true or false.", field="where")
         # The order of the rows is kept: nothing here asks for another.
-        statement = f"SELECT coalesce({expression.sql}, false) AS stays FROM slots"
-        return np.asarray(connection.sql(statement, params=parameters).to_arrow_table()["stays"], dtype=bool)
+        return np.asarray(found.to_arrow_table()["stays"].fill_null(False), dtype=bool)
+
+    try:
+        return interruptible(connection, work, check)
     except duckdb.Error as error:
         raise BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
 

@@ -1,0 +1,59 @@
+"""What a question may take at most: nothing is bounded in process, and a server sets bounds for strangers.
+
+An answer's size is known once queries, mask and groups are. So what would not fit is refused before it is worked on,
+with what would fit. Counted are the numbers alone: what a message holds beside them makes it a little larger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from dualform.errors import BadInput
+
+HIT_BYTES, COUNT_BYTES, SUM_BYTES = 12, 8, 8
+"""Of a slot with its score; of how many hits a query has in a group; of the sum that a query gives to a group."""
+
+
+@dataclass(frozen=True)
+class QuestionBounds:
+    answer_bytes: float = inf
+    """Of the numbers of an answer, and of queries that a question names by number."""
+    where_bytes: float = inf
+    """Of a mask's text, as UTF-8."""
+    where_nodes: float = inf
+    """Of a mask's syntax tree: columns, constants, and what is done with them."""
+    patterns: float = inf
+    """In a mask: LIKE, regexp_matches and the like."""
+    pattern_letters: float = inf
+    """Of one of them."""
+
+    def require(self, count: int, bytes_each: float, hint: str, field: str = "") -> None:
+        """Raises BadInput for an answer to `count` queries, or about so many slots, that would be too large.
+
+        `hint` has {} where it says how many would fit.
+        """
+        if count * bytes_each > self.answer_bytes:
+            raise BadInput(
+                f"The answer would take {_mebibytes(count * bytes_each)}, and a message holds at most "
+                f"{_mebibytes(self.answer_bytes)}.",
+                hint=hint.format(int(self.answer_bytes // bytes_each)),
+                field=field,
+            )
+
+    def require_queries(self, count: int, width: int) -> None:
+        """Raises BadInput for more queries than there may be of those that are named by number, each so wide."""
+        if 4 * count * width > self.answer_bytes:
+            raise BadInput(
+                f"{count} queries of {width} numbers take {_mebibytes(4 * count * width)}, and there may be "
+                f"{_mebibytes(self.answer_bytes)} of them.",
+                hint=f"Ask with at most {int(self.answer_bytes // (4 * width))} at a time.",
+                field="queries",
+            )
+
+
+def _mebibytes(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+UNBOUNDED = QuestionBounds()

@@ -1,0 +1,151 @@
+"""What a question may take is known, and refused where it is too much, before it is worked on; in process it is not
+bounded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualform.errors import BadInput, BadMask
+from dualform.query import groups
+from dualform.query.bounds import QuestionBounds
+from dualform.query.search import top_k
+from dualform.query.sums import group_sum
+from dualform.questions import GroupSum, NetworkWeights, Output, SlotKeys, SlotLookup, TopK, Vectors
+from tests.query import arrays
+
+SLOTS, WIDTH, OUTPUTS = 600, 4, 3
+SMALL = QuestionBounds(answer_bytes=1000)
+MASKS = QuestionBounds(where_bytes=2000, where_nodes=100, patterns=3, pattern_letters=20)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = arrays.memory(
+        {"fc": np.ones((SLOTS, WIDTH), np.float32)},
+        {"label": [slot % 3 for slot in range(SLOTS)], "note": [f"n{slot % 50}" for slot in range(SLOTS)]},
+        types={"note": "VARCHAR"},
+        values={"fc": np.ones((SLOTS, OUTPUTS), np.float32)},
+        initial={"fc.weight": np.ones((OUTPUTS, WIDTH), np.float32), "fc.bias": np.ones(OUTPUTS, np.float32)},
+    )
+    return arrays.engine(made)
+
+
+def queries(count):
+    return Vectors(np.ones((count, WIDTH), np.float32))
+
+
+def sums_of(count):
+    return GroupSum("fc", queries(count), by=("label",))
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        # 12 bytes a hit and 8 for their number.
+        (lambda n: TopK("fc", queries(n), k=2), 1000 // 32),
+        (lambda n: TopK("fc", queries(n), k=2, by=("label",)), 1000 // (3 * 32)),
+        # More than the mask leaves are no more hits.
+        (lambda n: TopK("fc", queries(n), k=2**62, where="slot < 5"), 1000 // 68),
+        (lambda n: Output("fc", queries(n)), 1000 // (4 * OUTPUTS)),
+        (lambda n: Output("fc", queries(n), kernel="softmax"), 1000 // (4 * OUTPUTS + 8)),
+        (lambda n: SlotLookup(np.zeros(n, np.int64)), None),
+    ],
+    ids=["topk", "topk by", "all that are left", "output", "softmax", "slots"],
+)
+def test_what_fits_is_answered_and_one_query_more_refused_with_what_would_fit(engine, question, says):
+    with pytest.raises(BadInput, match=r"The answer would take .* MiB, and a message holds at most") as refused:
+        engine.ask(question(16 if says == 10 else 100), bounds=SMALL)
+    most = int(refused.value.hint.split("at most ")[1].split()[0])
+    assert says in (None, most)
+    answer = engine.ask(question(most), bounds=SMALL)
+    with pytest.raises(BadInput, match="The answer would take"):
+        engine.ask(question(most + 1), bounds=SMALL)
+    assert getattr(answer, "nbytes", 0) <= SMALL.answer_bytes
+    engine.ask(question(most + 1))
+
+
+def test_sums_hold_what_was_counted(engine):
+    most = 1000 // (8 * 3) - 1
+    assert engine.ask(sums_of(most), bounds=SMALL).sums.nbytes + 3 * 8 <= 1000
+    with pytest.raises(BadInput, match=r"by label makes more groups than an answer holds, which is 2 for so many"):
+        engine.ask(sums_of(most + 1), bounds=SMALL)
+    assert engine.ask(sums_of(10_000)).sums.shape == (10_000, 3)
+
+
+@pytest.mark.parametrize("question", [GroupSum("fc", queries(50), ("slot",)), TopK("fc", queries(50), by=("slot",))])
+def test_groups_are_refused_while_they_are_counted(engine, monkeypatch, question):
+    named = []
+    monkeypatch.setattr(groups.Groups, "of", lambda *own: named.append(own))
+    monkeypatch.setattr(top_k, "top_k", named.append)
+    monkeypatch.setattr(group_sum, "group_sum", named.append)
+    with pytest.raises(BadInput, match="by slot makes more groups than an answer holds"):
+        engine.ask(question, bounds=SMALL)
+    assert named == []
+
+
+def test_groups_that_were_kept_are_refused_too(engine):
+    for _ in range(2):
+        with pytest.raises(BadInput, match="by note makes more groups"):
+            engine.ask(GroupSum("fc", queries(50), ("note",)), bounds=SMALL)
+        engine.ask(GroupSum("fc", queries(50), ("note",)))
+
+
+def test_queries_named_by_number_are_counted_before_they_are_read(engine):
+    assert engine.ask(TopK("fc", SlotKeys((0,) * 62), k=1), bounds=QuestionBounds(answer_bytes=1300)).counts.shape == (
+        62,
+        1,
+    )
+    with pytest.raises(BadInput, match=r"63 queries of 4 numbers take 0\.0 MiB") as refused:
+        engine.ask(TopK("fc", SlotKeys((0,) * 63), k=1), bounds=SMALL)
+    assert refused.value.hint == "Ask with at most 62 at a time."
+
+
+def test_weights_that_do_not_fit_are_refused_before_any_is_rebuilt(engine):
+    least = 4 * OUTPUTS * (WIDTH + 1)
+    with pytest.raises(BadInput, match="The answer would take"):
+        engine.ask(NetworkWeights(), bounds=QuestionBounds(answer_bytes=least - 1))
+
+
+def test_no_more_than_eight_columns_are_grouped_by():
+    eight = tuple("abcdefgh")
+    assert GroupSum("fc", queries(1), eight).by == eight
+    with pytest.raises(BadInput, match="by names 9 columns; at most 8 are grouped by"):
+        GroupSum("fc", queries(1), (*eight, "i"))
+    with pytest.raises(BadInput, match="by names a column twice"):
+        TopK("fc", queries(1), by=("label", "label"))
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("slot IN (" + ", ".join(["100"] * 500) + ")", "where takes more than 2000 bytes"),
+        ("note = '" + "ü" * 1500 + "'", "where takes more than 2000 bytes"),
+        ("slot IN (" + ", ".join(["1"] * 200) + ")", "where has 206 parts; at most 100 are read"),
+        (" OR ".join(["note LIKE 'a%'"] * 4), "where has 4 patterns; at most 3 are matched"),
+        ("note LIKE '%" + "a" * 20 + "'", "a pattern in where has 21 letters; it may have 20"),
+        ("regexp_matches(note, note)", "a regular expression in where is no constant"),
+        ("note SIMILAR TO 'a' || 'b'", "a regular expression in where is no constant"),
+        ("regexp_matches(note, '((m?){20}){20}')", "the regular expressions in where have more than 4096 states"),
+        (r"regexp_matches(note, '(\pL?){80}')", "the regular expressions in where have more than 4096 states"),
+    ],
+)
+def test_masks_of_strangers_are_bounded(engine, where, says):
+    engine.ask(TopK("fc", queries(1), where=f"slot = 0 OR {where}"))
+    with pytest.raises(BadMask, match=says) as refused:
+        engine.ask(TopK("fc", queries(1), where=f"slot = 0 OR {where}"), bounds=MASKS)
+    assert "In process there is no such bound" in refused.value.hint
+    assert refused.value.field == "where"
+
+
+def test_masks_within_the_bounds_are_answered(engine):
+    where = "regexp_matches(note, '^n[1-4]{1,2}$') AND note LIKE '%1' AND slot IN (11, 21, 31, 99)"
+    assert sorted(engine.ask(TopK("fc", queries(1), where=where), bounds=MASKS).ids) == [11, 21, 31]
+
+
+def test_all_masks_of_a_question_are_bounded(engine):
+    long = "slot IN (" + ", ".join(["1"] * 200) + ")"
+    for question in (NetworkWeights(long), NetworkWeights({"sample": long}), Output("fc", queries(1), long)):
+        with pytest.raises(BadMask, match="where has 202 parts"):
+            engine.ask(question, bounds=MASKS)
