@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import dualform
+from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.coverage import document
 
@@ -76,7 +77,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     run("estimate", **{"1000": "30", "train(dualform.Recorder)": ""})
     run("replay")
     with dualform.open("runs/mine") as memory:
-        server = Server(memory, "127.0.0.1:0")
+        server = Server(memory, ServiceConfig("127.0.0.1:0", sql=True))
         port = server.start()
         try:
             run("client", **{"50051": str(port)})

@@ -53,6 +53,8 @@ class ServiceConfig:
     key: Path | None = None
     client_authority: Path | None = None
     """PEM file of the authorities whose certificates callers must have, beside a token; None asks for none."""
+    sql: bool = False
+    """Whether statements of SQL are answered."""
     max_concurrent: int = 4
     """Large questions held at once, of which two are worked on (lanes.py); one more is refused with Overloaded."""
     max_small: int = 128

@@ -13,7 +13,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from dualform.errors import BadInput, Overloaded, TimedOut
+from dualform.errors import BadInput, Forbidden, Overloaded, TimedOut
+from dualform.questions import SqlStatement
+from dualform_proto.calls import CALLS
 from dualform_service.bounds import Bounds
 from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.closing import Closing
@@ -134,6 +136,8 @@ class CallHandlers:
         caller = self._gate.caller(context.invocation_metadata() or (), peer)
         current().caller = caller.name
         caller.check(method)
+        if method == CALLS[SqlStatement].method and not self._config.sql:
+            raise Forbidden("This server answers no SQL.", hint="Start it with --sql, or open the memory's folder.")
         # By its host where it has no name: connections are made as fast as questions.
         self._rates.take(caller.name or peer.rpartition(":")[0])
         # Where one token, or none, is all there is, who connects is all that tells callers apart.

@@ -96,6 +96,7 @@ SETTINGS = (
         "PEM file of the authorities whose certificates callers must have, beside a token.",
         otherwise="none is asked for",
     ),
+    Setting("sql", "yes or no", "Answer statements of SQL, too."),
     Setting("max_concurrent", "whole number", "Large questions held at once; two are worked on."),
     Setting("max_small", "whole number", "Small questions held at once; they share scans."),
     Setting("deadline", "seconds", "Seconds after which a question's work stops."),

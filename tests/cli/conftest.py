@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from dualform_client.cli import main
+from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.contract.recorded import record
 from tests.service.canned import Canned
@@ -46,7 +47,7 @@ def engine() -> Canned:
 
 @pytest.fixture
 def address(engine: Canned) -> Iterator[str]:
-    with Server(engine) as server:
+    with Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
         yield server.address
 
 

@@ -204,6 +204,7 @@ def test_a_mask_on_a_table_is_explained(dualform, folder):
 
 def test_folder_and_server_print_the_same(dualform, folder):
     from dualform import open as open_memory
+    from dualform_service.config import ServiceConfig
     from dualform_service.server import Server
 
     questions = [
@@ -214,7 +215,7 @@ def test_folder_and_server_print_the_same(dualform, folder):
         ["verify", "T"],
         ["sql", "T", "SELECT dataset, label, count(*) AS n, avg(weight) AS w FROM slots GROUP BY ALL ORDER BY ALL"],
     ]
-    with open_memory(folder) as memory, Server(memory) as server:
+    with open_memory(folder) as memory, Server(memory, ServiceConfig("127.0.0.1:0", sql=True)) as server:
         for question in questions:
             here, there = (
                 dualform(*[str(target) if part == "T" else part for part in question], "--json")

@@ -21,6 +21,7 @@ OPTIONS = {
             "--address",
             "--token-file",
             "--token-rate",
+            "--sql",
             "--tls-cert",
             "--tls-key",
             "--tls-client-ca",

@@ -32,7 +32,7 @@ def serving(folder, *options):
 def test_serves_until_told_to_stop(folder, number, tmp_path):
     token, line = new_token("alice", ["read", "sql"])
     (tmp_path / "tokens").write_text(f"{line}\n")
-    with serving(folder, "--json", "--token-file", str(tmp_path / "tokens")) as (process, line):
+    with serving(folder, "--json", "--sql", "--token-file", str(tmp_path / "tokens")) as (process, line):
         address = json.loads(line)["address"]
         assert is_serving(address)
         with Client(address, token=token) as client:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import dualform
+from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.contract.answerers import ANSWERERS, Ask
 from tests.contract.recorded import record
@@ -25,7 +26,7 @@ def engine(run: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def server(run: Path) -> Iterator[Server]:
-    with dualform.open(run) as engine, Server(engine) as server:
+    with dualform.open(run) as engine, Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
         yield server
 
 

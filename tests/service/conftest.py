@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dualform_client import Client
+from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.service.canned import Canned
 
@@ -16,7 +17,7 @@ def engine() -> Canned:
 
 @pytest.fixture
 def server(engine: Canned) -> Iterator[Server]:
-    with Server(engine) as server:
+    with Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
         yield server
         engine.hold.set()
 

@@ -23,6 +23,7 @@ from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.service.held_engine import until
 
+WITH_SQL = ServiceConfig("127.0.0.1:0", sql=True)
 FIELDS = [
     "time", "kind", "request_id", "token", "peer", "method", "memory", "layer", "outcome", "waiting", "working",
     "bytes_in", "bytes_out",
@@ -45,7 +46,7 @@ def logged(tmp_path):
 def test_each_call_has_a_line_with_what_its_caller_knows_of_it(engine, tmp_path):
     question = TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2)
     sent = len(call_of(question).encode_question(question).SerializeToString())
-    with logged(tmp_path) as (log, lines), Server(engine, log=log) as server, Client(server.address) as client:
+    with logged(tmp_path) as (log, lines), Server(engine, WITH_SQL, log) as server, Client(server.address) as client:
         client.ask(question)
         client.info()
         with pytest.raises(NotFound) as caught:
@@ -79,7 +80,7 @@ def test_each_call_has_a_line_with_what_its_caller_knows_of_it(engine, tmp_path)
 
 
 def test_no_line_has_a_secret_or_what_was_asked(engine, tmp_path):
-    config = ServiceConfig("127.0.0.1:0", token="right-token")
+    config = ServiceConfig("127.0.0.1:0", token="right-token", sql=True)
     with logged(tmp_path) as (log, lines), Server(engine, config, log) as server:
         with Client(server.address, token="right-token") as client:
             client.sql("SELECT 'my question'")

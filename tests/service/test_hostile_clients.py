@@ -113,7 +113,7 @@ def test_bytes_that_are_no_message_are_refused_and_leave_nothing_behind(server):
 @pytest.mark.parametrize("window", [0, 30_000])
 def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, window):
     engine.table = Columns({"text": np.array(["x" * 200_000], object)})
-    config = ServiceConfig("127.0.0.1:0", write_seconds=0.3)
+    config = ServiceConfig("127.0.0.1:0", write_seconds=0.3, sql=True)
     with Server(engine, config) as server, Client(server.address) as client, ExitStack() as readers:
         room = server._handlers._bounds.unread
         free = room.free

@@ -16,6 +16,7 @@ from dualform.errors import (
     BadInput,
     Cancelled,
     DualformError,
+    Forbidden,
     Overloaded,
     ServiceError,
     TimedOut,
@@ -80,7 +81,10 @@ def test_an_address_of_another_machine_is_an_error(engine):
 
 def test_more_questions_than_places_are_refused_at_once(engine):
     engine.hold.clear()
-    with Server(engine, ServiceConfig("127.0.0.1:0", max_concurrent=2)) as server, Client(server.address) as client:
+    with (
+        Server(engine, ServiceConfig("127.0.0.1:0", max_concurrent=2, sql=True)) as server,
+        Client(server.address) as client,
+    ):
         running = [in_thread(lambda: client.sql("SELECT 1")) for _ in range(2)]
         for _ in running:
             assert engine.waiting.acquire(timeout=60)
@@ -138,7 +142,7 @@ def test_an_unforeseen_error_goes_to_the_log_and_not_to_the_caller(engine, clien
 
 
 def test_an_answer_that_is_too_large_is_refused_by_name(engine):
-    config = ServiceConfig("127.0.0.1:0", answer_bytes=100)
+    config = ServiceConfig("127.0.0.1:0", answer_bytes=100, sql=True)
     with (
         Server(engine, config) as server,
         Client(server.address) as client,
@@ -307,3 +311,13 @@ def test_the_right_token_is_let_in(engine):
         Client(server.address, token="right") as client,
     ):
         assert client.info().snapshot == 7
+
+
+def test_sql_is_answered_only_where_the_server_was_told_to(engine):
+    with (
+        Server(engine) as server,
+        Client(server.address) as client,
+        pytest.raises(Forbidden, match=r"^This server answers no SQL\. Start it with --sql"),
+    ):
+        client.sql("SELECT 1")
+    assert engine.asked == []

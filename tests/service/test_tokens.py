@@ -37,7 +37,7 @@ def write(file: Path, *lines: str, mode: int = 0o600) -> Path:
 
 
 def served(engine, file: Path, **settings) -> Server:
-    return Server(engine, ServiceConfig("127.0.0.1:0", token_file=file, **settings))
+    return Server(engine, ServiceConfig("127.0.0.1:0", token_file=file, sql=True, **settings))
 
 
 def test_a_file_holds_digests_and_says_who_may_what(file):

@@ -128,7 +128,7 @@ class Engine(Answers):
 
     def _see(self, memory: Snapshot) -> None:
         self._seen = View(memory, self._backend, self._budget or self._cache_bytes, self.tally)
-        self._sql = Sql(self._seen)
+        self._sql = Sql(self._seen, **({} if self._budget is None else needs.sql_limits(self._budget.given)))
 
     @property
     def _view(self) -> View:
@@ -175,7 +175,8 @@ class Engine(Answers):
                 with self._room(lambda: needs.of_slots(view, len(question.ids)), check, "Look up fewer slots at once"):
                     return slots.slot_columns(view, question.ids, question.space)
             case SqlStatement():
-                return self._sql.run(question.text, check)
+                with self._room(lambda: needs.of_sql(self._sql), check):
+                    return self._sql.run(question.text, check)
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
         from dualform.query.weights import certificate

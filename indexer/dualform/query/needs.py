@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import HELD_BYTES
+from dualform.query.sql.process import ANSWER, MEMORY, Sql
 from dualform.query.sums.grouping import BATCH, many
 from dualform.query.view import View
 from dualform.questions import GroupSum, Output, TopK
@@ -85,6 +86,16 @@ def _tied(layers: Iterable[Layer], layer: Layer) -> list[Layer]:
     own = {block.name for block in layer.stored.parameters}
     others = [other for other in layers if other.name != layer.stored.name]
     return [other for other in others if not own.isdisjoint(block.name for block in other.parameters)]
+
+
+def sql_limits(given: int) -> dict[str, int]:
+    """What an engine that is given so many bytes gives to statements of SQL (Sql)."""
+    return {"memory": min(MEMORY, max(64 << 20, given // 8)), "most_bytes": min(ANSWER, max(8 << 20, given // 32))}
+
+
+def of_sql(sql: Sql) -> int:
+    """What the child of a statement may take beside the tables, and its answer, in Arrow's form and as columns."""
+    return sql.memory + 4 * sql.most_bytes
 
 
 def _blocks() -> int:

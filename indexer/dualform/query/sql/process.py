@@ -15,23 +15,40 @@ import pyarrow as pa
 
 from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
-from dualform.query.sql.worker import ERROR, HEADER, READY, STATEMENT, TABLE, VIEW, write
+from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW, write
 from dualform.query.view import Check, View
 from dualform.store.samples import as_numpy
 from dualform.store.views import view_statements
 
 MOST_ROWS = 1_000_000
 SECONDS = 60.0
+MEMORY = 1 << 30
+"""Bytes that a statement may take in the child, beside the tables."""
+ANSWER = 256 << 20
+"""Bytes of an answer, as it comes from the child."""
 _HIDDEN = {"key_rows"}
 """Large, and of no use without the files."""
+_START_SECONDS = 60.0
+"""In which the child must have begun, and read its tables."""
 _POLL_SECONDS = 0.1
+_LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""Variables that the child may need to find libraries."""
 
 
 class Sql:
     """Runs statements one after the other in a child that starts with the first one and is used again."""
 
-    def __init__(self, view: View, seconds: float = SECONDS, most_rows: int = MOST_ROWS) -> None:
+    def __init__(
+        self,
+        view: View,
+        seconds: float = SECONDS,
+        most_rows: int = MOST_ROWS,
+        memory: int = MEMORY,
+        most_bytes: int = ANSWER,
+    ) -> None:
+        """`memory`: bytes that a statement may take in the child; `most_bytes`: of an answer."""
         self._view, self._seconds, self._most_rows = view, seconds, most_rows
+        self.memory, self.most_bytes = memory, most_bytes
         self._child: subprocess.Popen[bytes] | None = None
         self._ready = False
         """Whether the child has answered since it started."""
@@ -40,7 +57,7 @@ class Sql:
     def run(self, statement: str, check: Check) -> Columns:
         """The rows of one SELECT.
 
-        Raises BadInput with DuckDB's message, or where it is no single SELECT or has too many rows; TimedOut.
+        Raises BadInput with DuckDB's message, or where it is no single SELECT or has too large an answer; TimedOut.
         """
         if not isinstance(statement, str) or not statement.strip():
             raise BadInput("the statement is blank.", hint="Write a SELECT over slots or steps.", field="statement")
@@ -48,7 +65,7 @@ class Sql:
         while not self._lock.acquire(timeout=_POLL_SECONDS):
             check()
         try:
-            table = self._ask(statement, time.monotonic() + self._seconds, check)
+            table = self._ask(statement, check)
         except BadInput:
             raise  # the child answered, and can answer again
         except BaseException:
@@ -63,16 +80,21 @@ class Sql:
         with self._lock:
             self._stop()
 
-    def _ask(self, statement: str, deadline: float, check: Check) -> pa.Table:
-        request = {"sql": statement, "rows": self._most_rows, "seconds": self._seconds}
+    def _ask(self, statement: str, check: Check) -> pa.Table:
+        request = {
+            "sql": statement,
+            "rows": self._most_rows,
+            "size": self.most_bytes,
+            "seconds": self._seconds,
+        }
         started = self._ready
         try:
-            child = self._child or self._start()
+            child = self._child or self._start(check)
             write(_pipe(child.stdin), STATEMENT, json.dumps(request).encode())
-            kind, content = self._receive(child, deadline, check)
-            if kind == READY:
+            if not started:
+                self._receive(child, time.monotonic() + _START_SECONDS, check)
                 started = self._ready = True
-                kind, content = self._receive(child, deadline, check)
+            kind, content = self._receive(child, time.monotonic() + self._seconds, check)
         except (BrokenPipeError, EOFError):
             self._stop()
             if not started:
@@ -89,15 +111,25 @@ class Sql:
             raise BadInput(content.decode().strip(), field="statement")
         return pa.ipc.open_stream(content).read_all()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, check: Check) -> subprocess.Popen[bytes]:
         if os.name == "nt":
             raise BadInput(
                 "sql is not answered on Windows, where no pipe can be waited for.",
                 hint="Ask a server that runs elsewhere (dualform serve), or open the shard's slots.duckdb with duckdb.",
                 field="statement",
             )
-        command = [sys.executable, "-P", "-m", "dualform.query.sql.worker"]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        path = [folder for folder in sys.path if os.path.isabs(folder)]
+        begin = f"import sys; sys.path[:] = {path!r}; from dualform.query.sql.worker import main"
+        command = [sys.executable, "-I", "-c", f"{begin}; main({os.getpid()}, {self.memory})"]
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            # Whatever a statement finds out of its process, it is nothing of ours.
+            env={name: os.environ[name] for name in _LIBRARIES if name in os.environ},
+        )
         self._child = child
         for name, table in _tables(self._view).items():
             sink = pa.BufferOutputStream()
@@ -105,6 +137,7 @@ class Sql:
             with pa.ipc.new_stream(sink, named.schema) as stream:
                 stream.write_table(named)
             write(_pipe(child.stdin), TABLE, bytes(sink.getvalue()))
+            check()
         for statement in _views(self._view):
             write(_pipe(child.stdin), VIEW, statement.encode())
         return child
@@ -112,6 +145,8 @@ class Sql:
     def _receive(self, child: subprocess.Popen[bytes], deadline: float, check: Check) -> tuple[bytes, bytes]:
         """The child's next message. Raises TimedOut, EOFError where the child has ended, and what `check` raises."""
         kind, length = HEADER.unpack(self._read(child, HEADER.size, deadline, check))
+        if length > self.most_bytes:
+            raise DualformError(f"the process that runs SQL answered with {length} bytes, which are too many.")
         return kind, self._read(child, length, deadline, check)
 
     def _read(self, child: subprocess.Popen[bytes], size: int, deadline: float, check: Check) -> bytes:

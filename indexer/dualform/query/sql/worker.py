@@ -2,7 +2,7 @@
 
 It reads from standard input an Arrow stream per table and a statement per view, then questions; it writes an answer
 per question. Every message is a kind (one byte), a length (eight bytes, little-endian) and so many bytes. Light on
-purpose: no torch, no faiss.
+purpose: no torch, no faiss. It ends with the process that started it, whose number it is told.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 import os
 import struct
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,14 +31,20 @@ SETTINGS = {
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
     "threads": "2",
-    "memory_limit": "1GB",
     "temp_directory": "",
     "max_temp_directory_size": "0KB",
     "enable_external_access": "false",  # last: it locks the others about files
 }
-_SPARE_BYTES = 4 << 30
-"""Address space beyond what the tables take: DuckDB's own limit does not bound every allocation."""
+_SPARE = 4
+"""Address space beyond what the tables take, as many times the memory of a statement: DuckDB's own limit does not bound
+every allocation."""
+_NICE = 10
+"""How much a statement stands back on the processor: whoever waits for other answers goes first."""
+_LOOK_SECONDS = 1.0
+"""Between looks whether the process that started this one is there."""
 
+_BATCH = 2048
+"""Rows that are read at a time: one of DuckDB's own vectors."""
 _STATM = Path("/proc/self/statm")
 """Its first number is the address space in use, in pages."""
 
@@ -61,7 +69,11 @@ def read(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
     return (kind, content) if len(content) == length else None
 
 
-def main() -> None:
+def main(parent: int, memory: int) -> None:
+    """`parent`: the process that started this one; `memory`: bytes that a statement may take."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints must not break into the answers
     connection = duckdb.connect(":memory:")
@@ -75,12 +87,12 @@ def main() -> None:
             connection.execute(content.decode())
             continue
         if not locked:
-            _lock(connection)
+            _lock(connection, memory)
             locked = True
             write(answers, READY, b"")
         request = json.loads(content)
         try:
-            write(answers, ROWS, answer(connection, request["sql"], request["rows"], request["seconds"]))
+            write(answers, ROWS, answer(connection, **request))
         except (Refusal, duckdb.Error, MemoryError) as error:
             write(answers, ERROR, (str(error) or "not enough memory").encode())
 
@@ -94,20 +106,31 @@ def _load(connection: duckdb.DuckDBPyConnection, content: bytes) -> None:
     connection.unregister("incoming")
 
 
-def _lock(connection: duckdb.DuckDBPyConnection) -> None:
+def _end_with(parent: int) -> None:
+    """A pipe that is closed is not seen while a statement runs."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, memory: int) -> None:
+    connection.execute(f"SET memory_limit = '{memory // 1024} KiB'")
     for name, value in SETTINGS.items():
         connection.execute(f"SET {name} = '{value}'")
     connection.execute("SET lock_configuration = true")
     if resource is None:
         return
     if _STATM.exists():  # Linux; elsewhere DuckDB's own limit is all there is
-        most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + _SPARE_BYTES
+        most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + _SPARE * memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def answer(connection: duckdb.DuckDBPyConnection, sql: str, most_rows: int, seconds: float) -> bytes:
-    """The rows of one SELECT as an Arrow stream. Raises Refusal, or what DuckDB raises."""
+def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int, seconds: float) -> bytes:
+    """The rows of one SELECT as an Arrow stream, so many at most and of so many bytes.
+
+    Raises Refusal, or what DuckDB raises.
+    """
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
         raise Refusal(f"sql takes one SELECT, got {len(statements)} statements.")
@@ -116,23 +139,35 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, most_rows: int, seco
     _allow_seconds(seconds)
     with connection.cursor() as cursor:  # closing it ends the transaction
         cursor.execute("BEGIN TRANSACTION READ ONLY")
-        plain = simplified(_rows(cursor.sql(statements[0]).to_arrow_reader(16384), most_rows))
+        plain = simplified(_rows(cursor.sql(statements[0]).to_arrow_reader(_BATCH), rows, size))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, plain.schema) as stream:
         stream.write_table(plain)
-    return bytes(sink.getvalue())
+    answered = sink.getvalue()
+    if answered.size > size:
+        raise _too_large(size)
+    return bytes(answered)
 
 
-def _rows(reader: Any, most_rows: int) -> pa.Table:
-    """What a reader yields, read no further than the limit."""
-    batches, rows = [], 0
+def _rows(reader: Any, most_rows: int, most_bytes: int) -> pa.Table:
+    """What a reader yields, read no further than the limits."""
+    batches, rows, held = [], 0, 0
     with reader:
         for batch in reader:
             rows += batch.num_rows
             if rows > most_rows:
                 raise Refusal(f"the answer has more than {most_rows} rows; add LIMIT, or aggregate.")
+            held += batch.nbytes
+            if held > most_bytes:
+                raise _too_large(most_bytes)
             batches.append(batch)
         return pa.Table.from_batches(batches, reader.schema)
+
+
+def _too_large(most_bytes: int) -> Refusal:
+    return Refusal(
+        f"the answer takes more than {most_bytes / 2**20:.4g} MiB; ask for fewer columns, add LIMIT, or aggregate."
+    )
 
 
 def _allow_seconds(seconds: float) -> None:
@@ -189,4 +224,4 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

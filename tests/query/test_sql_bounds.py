@@ -1,0 +1,215 @@
+"""What statements of SQL reach and take: nothing of the machine, so many bytes and seconds, a process that ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dualform.errors import BadInput, TimedOut
+from dualform.query.sql.process import Sql
+from dualform.query.view import View
+from tests.query import arrays
+from tests.reliability import report, rounds
+
+SECRET, SEED = "a-secret-of-the-environment", 17
+SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def memory():
+    columns = {"dataset": ["mnist", "mnist", None, "fashion"], "label": [1, None, 3, 4]}
+    return arrays.memory({"fc": np.ones((4, 2), np.float32)}, columns)
+
+
+@pytest.fixture
+def sql(memory, monkeypatch, tmp_path):
+    monkeypatch.setenv("DUALFORM_SECRET", SECRET)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "secret.csv").write_text(f"{SECRET}\n")
+    view = View(memory, arrays.engine(memory)._view.backend, 1 << 20)
+    made = Sql(view, memory=256 << 20, most_bytes=1 << 20)
+    yield made
+    made.close()
+
+
+def run(sql: Sql, statement: str):
+    return sql.run(statement, lambda: None)
+
+
+def test_an_answer_takes_so_many_bytes_at_most(sql):
+    assert run(sql, "SELECT repeat('x', 1000) FROM range(500)").rows == 500
+    for statement in ("SELECT repeat('x', 1000000) FROM range(1000)", "SELECT repeat('x', 100) FROM range(20000)"):
+        with pytest.raises(BadInput, match=r"more than 1 MiB; ask for fewer columns|memory"):
+            run(sql, statement)
+    assert run(sql, "SELECT 1 AS one").records() == [{"one": 1}]
+
+
+def test_the_child_has_no_environment_stands_back_and_is_nowhere_in_particular(sql):
+    run(sql, "SELECT 1")
+    child = sql._child.pid
+    with open(f"/proc/{child}/environ", "rb") as file:
+        assert [one for one in file.read().split(b"\0") if one and not one.startswith(b"LD_LIBRARY_PATH=")] == []
+    assert os.readlink(f"/proc/{child}/cwd") == "/"
+    assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, os.getpid())
+
+
+ASKING = """
+import sys, threading, time
+import numpy as np
+from dualform.query.sql.process import Sql
+from dualform.query.view import View
+from tests.query import arrays
+
+memory = arrays.memory({"fc": np.ones((4, 2), np.float32)}, {"label": [1, 2, 3, 4]})
+sql = Sql(View(memory, arrays.engine(memory)._view.backend, 1 << 20))
+sql.run("SELECT 1", lambda: None)
+print(sql._child.pid, flush=True)
+sql.run("SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3", lambda: None)
+"""
+
+
+def test_the_child_ends_with_the_process_that_started_it():
+    with subprocess.Popen([sys.executable, "-c", ASKING], stdout=subprocess.PIPE, text=True) as asking:
+        child = int(asking.stdout.readline())
+        time.sleep(0.5)  # so that the long statement has begun
+        asking.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 30
+    while os.path.exists(f"/proc/{child}"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+REACHING = [
+    "SELECT * FROM read_csv('{home}/secret.csv')",
+    "SELECT * FROM read_text('{home}/secret.csv')",
+    "SELECT * FROM read_blob('{home}/*')",
+    "SELECT * FROM '{home}/secret.csv'",
+    "SELECT * FROM glob('{home}/*')",
+    "SELECT * FROM glob('/etc/*')",
+    "SELECT * FROM read_parquet('https://127.0.0.1:1/x.parquet')",
+    "SELECT * FROM read_json('/proc/self/environ')",
+    "SELECT * FROM sniff_csv('{home}/secret.csv')",
+    "SELECT * FROM parquet_metadata('{home}/secret.csv')",
+    "SELECT getenv('DUALFORM_SECRET')",
+    "SELECT current_setting('home_directory')",
+    "SELECT current_setting('secret_directory')",
+    "SELECT current_setting('extension_directory')",
+    "SELECT current_setting('temp_directory')",
+    "SELECT * FROM duckdb_settings()",
+    "SELECT * FROM duckdb_secrets()",
+    "SELECT * FROM duckdb_extensions()",
+    "SELECT * FROM duckdb_databases()",
+    "SELECT * FROM duckdb_temporary_files()",
+    "SELECT * FROM which_secret('s3://x', 's3')",
+    "COPY slots TO '{home}/out.csv'",
+    "COPY (SELECT 1) TO '/tmp/dualform-sql-out'",
+    "ATTACH '{home}/other.duckdb'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SET enable_external_access = true",
+    "SET lock_configuration = false",
+    "SET memory_limit = '100GB'",
+    "RESET ALL",
+    "PRAGMA database_list",
+    "PRAGMA version",
+    "CALL pragma_version()",
+    "CREATE TABLE x AS SELECT * FROM read_text('{home}/secret.csv')",
+    "CREATE SECRET x (TYPE s3, KEY_ID 'a', SECRET 'b')",
+    "CREATE MACRO x() AS 1",
+    "EXPORT DATABASE '{home}/out'",
+    "IMPORT DATABASE '{home}/out'",
+    "DROP TABLE steps",
+    "UPDATE steps SET step = 0",
+    "EXPLAIN ANALYZE SELECT * FROM read_text('{home}/secret.csv')",
+    "SELECT 1; SELECT * FROM read_text('{home}/secret.csv')",
+    "SELECT query('SELECT 1')",
+    "SELECT * FROM query('SELECT content FROM read_text(''{home}/secret.csv'')')",
+    "SELECT * FROM query_table('{home}/secret.csv')",
+    "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('SELECT * FROM read_text(''{home}/secret.csv'')'))",
+    "SELECT * FROM python_map_function()",
+    "SELECT write_log('x')",
+]
+LASTING = [
+    "SELECT count(*) FROM range(1000000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3",
+    "WITH RECURSIVE x AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM x) SELECT max(n) FROM x",
+    "SELECT max(range) FROM generate_series(1, 1000000000000) t(range)",
+    "SELECT regexp_matches(repeat('a', 100000), '(a*)*(a*)*(a*)*b') FROM range(100000)",
+    "SELECT sum(length(repeat('x', range))) FROM range(10000000)",
+    "SELECT list_sort(list(range)) FROM range(1000000000)",
+    "SELECT string_agg(repeat('x', 1000), '') FROM range(10000000)",
+    "SELECT repeat(repeat(repeat('x', 10000), 10000), 10000)",
+    "SELECT factorial(20) FROM range(100000000000) ORDER BY random()",
+    "SELECT " + "(" * 3000 + "1" + ")" * 3000,
+    "SELECT " + " + ".join(["1"] * 20000),
+    "SELECT * FROM slots a, slots b, slots c, slots d, slots e, slots f, slots g, slots h, slots i, slots j, slots k",
+]
+
+
+def drawn(rng: random.Random, home: str) -> str:
+    """Functions and tables that DuckDB has, with arguments that mean no good."""
+    names = [
+        "read_text",
+        "read_csv",
+        "glob",
+        "getenv",
+        "current_setting",
+        "getvariable",
+        "repeat",
+        "range",
+        "md5",
+        "query",
+    ]
+    arguments = [
+        f"'{home}/secret.csv'",
+        "'/etc/passwd'",
+        "'DUALFORM_SECRET'",
+        "'home_directory'",
+        "1e9",
+        "NULL",
+        "slot",
+    ]
+    call = f"{rng.choice(names)}({', '.join(rng.choices(arguments, k=rng.randrange(4)))})"
+    for _ in range(rng.randrange(3)):
+        call = f"{rng.choice(names)}({call})"
+    shape = rng.choice(
+        ["SELECT {} FROM slots", "SELECT * FROM {}", "SELECT {}", "SELECT slot FROM slots WHERE {} IS NOT NULL"]
+    )
+    return shape.format(call)
+
+
+@pytest.mark.soak
+def test_no_statement_reaches_outside_or_outlives_its_limits(sql, tmp_path):
+    sql._seconds = SECONDS
+    rng, home, outcomes = random.Random(SEED), str(tmp_path), {"answered": 0, "refused": 0, "stopped": 0}
+    lasting = LASTING[: rounds(3, len(LASTING))]
+    statements = [one.replace("{home}", home) for one in REACHING] + lasting
+    statements += [drawn(rng, home) for _ in range(rounds(60, 200 - len(REACHING) - len(LASTING)))]
+    for statement in statements:
+        began = time.monotonic()
+        try:
+            said, outcome = repr(run(sql, statement).records()), "answered"
+        except BadInput as error:
+            said, outcome = str(error), "refused"
+        except TimedOut as error:
+            said, outcome = str(error), "stopped"
+        outcomes[outcome] += 1
+        assert SECRET not in said, statement
+        assert home not in said or home in statement, statement
+        assert sys.prefix not in said, statement
+        assert time.monotonic() - began < SECONDS + 60, statement
+        assert not any(path.name != "secret.csv" for path in tmp_path.iterdir()), statement
+    assert run(sql, "SELECT count(*) AS n FROM slots").records() == [{"n": 4}]
+    assert outcomes["refused"] > len(REACHING) / 2
+    report(
+        "statements of SQL that reach for files, settings, the environment and the network, or take for ever",
+        seed=SEED,
+        count=len(statements),
+        outcome=", ".join(f"{count} {what}" for what, count in outcomes.items()) + "; no secret, no path, no file",
+    )
