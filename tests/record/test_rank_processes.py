@@ -89,8 +89,6 @@ def test_where_the_first_rank_has_fewer_batches_the_grade_says_so(two):
 def test_a_rank_that_is_killed_leaves_its_shard_to_its_last_commit(two):
     with dualform.open(two / "killed") as memory:
         info = memory.info()
-        assert info.cut_off == (
-            "the recording was cut off after step 3, or still runs: shard-00001 did not come to its end."
-        )
+        assert info.cut_off == ("the recording was cut off after step 3: shard-00001 did not come to its end.")
         assert info.steps == 4
         assert memory.keys("0").shape == (4 * 2 * 4, 5)

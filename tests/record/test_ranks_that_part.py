@@ -117,9 +117,7 @@ def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
 
     fleet.run(train, on_error="warn")
     memory = dualform.open(tmp_path / "m")
-    assert memory.info().cut_off == (
-        "the recording was cut off after step 3, or still runs: shard-00001 did not come to its end."
-    )
+    assert memory.info().cut_off == ("the recording was cut off after step 3: shard-00001 did not come to its end.")
     assert reasons(tmp_path / "m") == {"there are no final weights: the recording was cut off, or still runs."}
     assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
 
@@ -139,5 +137,5 @@ def test_where_every_rank_stops_the_memory_says_so(tmp_path):
 
     fleet.run(train, on_error="warn")
     assert dualform.open(tmp_path / "m").info().cut_off == (
-        f"the recording was cut off after step 3, or still runs: none of its {COUNT} shards came to its end."
+        f"the recording was cut off after step 3: none of its {COUNT} shards came to its end."
     )

@@ -76,7 +76,7 @@ def test_a_recording_that_was_cut_off_shows_what_its_journal_holds(tmp_path, com
     memory = Snapshot.open(tmp_path / "memory")
     assert memory.frames > 0
     same(memory, wanted)
-    assert memory.cut_off == "the recording was cut off after step 5, or still runs."
+    assert memory.cut_off == "the recording was cut off after step 5."
     assert check_memory(tmp_path / "memory") == []
 
 

@@ -10,6 +10,7 @@ disk.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.taps import Tap
+from dualform.store.begun_folder import is_only_begun
 from dualform.store.folder_lock import folder_lock
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
@@ -28,6 +30,7 @@ from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_
 from dualform.store.mark_place import why_misplaced
 from dualform.store.snapshot import Snapshot
 from dualform.store.weights import Buffers
+from dualform.store.writing_lock import Holder, being_written, holder
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Resumption:
     def __init__(self, folder: Path, at_step: int | None) -> None:
         """`at_step`: after how many steps of the training the checkpoint was saved; None where the weights tell.
 
-        Raises NotAMemory or Damaged for the folder, RecordingError where it has no mark, or none of that step.
+        Raises NotAMemory or Damaged for the folder, RecordingError where it has no mark, or none of that step,
+        Locked where another process still records it.
         """
         self._folder, self._at_step = folder, at_step
         self._first = self._manifest()
@@ -61,6 +65,7 @@ class Resumption:
             MarkedRun(place, start, Manifest.read(place), cut)
             for place, start, cut in zip(places, starts, cuts(self._first.runs), strict=True)
         ]
+        self._check_ended()
         number = 1
         while (folder / f"run-{number:05d}").exists():
             number += 1
@@ -78,6 +83,14 @@ class Resumption:
                 hint="Call recorder.flush() whenever a checkpoint is saved, before or after it."
                 + (f" It was flushed {self._moments()}." if at_step is not None and self._moments() else ""),
             )
+
+    def _check_ended(self) -> None:
+        """Raises Locked where another process still records the training."""
+        last = self._runs[-1]
+        for part in last.manifest.shards if last.manifest.recording else ():
+            by = holder(last.path / part.folder)
+            if by is True or (isinstance(by, Holder) and by.process != os.getpid()):
+                raise being_written(last.path / part.folder, by)
 
     def layers_beside(self, taps: Sequence[Tap]) -> list[Layer]:
         """Of all runs so far, the layers that these taps are not of."""
@@ -188,6 +201,7 @@ def resumption_of(folder: Path, resume: bool | int) -> Resumption | None:
             hint="Give True, or after how many steps the checkpoint was saved.",
             field="resume",
         )
-    if resume is False or (resume is True and not (folder.is_dir() and any(folder.iterdir()))):
+    empty = not (folder.is_dir() and any(folder.iterdir()))
+    if resume is False or (resume is True and (empty or is_only_begun(folder))):
         return None
     return Resumption(folder, None if resume is True else int(resume))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -99,6 +100,14 @@ def remove(path: Path) -> None:
     """Remove a file, where there is one."""
     with suppress(FileNotFoundError):
         attempt("unlink", path, os.unlink, path)
+
+
+def remove_all(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        attempt("rmtree", path, shutil.rmtree, path)
+    else:
+        remove(path)
 
 
 def make_folder(path: Path) -> None:

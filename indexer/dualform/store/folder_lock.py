@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from dualform.errors import Locked
+from dualform.errors import DualformError, Locked
 from dualform.store.manifest import Manifest
 
 try:
@@ -21,13 +21,16 @@ except ImportError:  # Windows
 def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """`wait`: for a training, which goes on whatever holds it up, also where the file system has no locks.
 
-    On systems without such locks, as Windows, nothing is locked; who does not wait is warned of it.
+    On systems and file systems without such locks nothing is locked; who does not wait is warned of it.
 
     Raises Locked where another process has this moment of the same folder, and NotAMemory where there is none.
     """
     Manifest.read(folder)
-    if fcntl is None:
-        if not wait:
+    refusal = Locked(
+        f"another process forgets samples of {folder}, or begins to record into it.", hint="Wait until it is done."
+    )
+    with held_alone(folder, None if wait else refusal) as held:
+        if not held and not wait:
             warnings.warn(
                 f"this system has no locks of folders: let no other process forget samples of {folder}, or record into "
                 "it, until this is done.",
@@ -35,23 +38,29 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
                 stacklevel=3,
             )
         yield
+
+
+@contextmanager
+def held_alone(folder: Path, refusal: DualformError | None) -> Iterator[bool]:
+    """A moment in which no other process has this one of a folder; whether it is so, for some systems have no such
+    locks. `refusal` is raised where another process has it; where it is None, that is waited for.
+    """
+    if fcntl is None:
+        yield False
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        if wait:
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        else:
-            _try(handle, folder)
-        yield
+        yield _held(handle, refusal)
     finally:
         os.close(handle)
 
 
-def _try(handle: int, folder: Path) -> None:
+def _held(handle: int, refusal: DualformError | None) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX if refusal is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Locked(
-            f"another process forgets samples of {folder}, or begins to record into it.", hint="Wait until it is done."
-        ) from None
+        assert refusal is not None
+        raise refusal from None
+    except OSError:  # the file system has no locks
+        return False
+    return True

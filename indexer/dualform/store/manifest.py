@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
+from dualform.store.begun_folder import is_only_begun
 from dualform.store.durable_files import checksum, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.header import Header
@@ -185,6 +186,12 @@ class Manifest:
         try:
             content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
+            if file == FILE and is_only_begun(folder):
+                raise NotAMemory(
+                    f"there is no memory in {folder} yet: its recorder was killed before the first step began, or is "
+                    "beginning just now.",
+                    hint="Record into it: a recorder clears what another one left there.",
+                ) from None
             what = f"has no {file}" if folder.is_dir() else "is no folder"
             raise NotAMemory(
                 f"{folder} is no memory: it {what}.", hint="Name the folder that a Recorder wrote."

@@ -30,6 +30,7 @@ from dualform.store.shard_sources import stacked
 from dualform.store.snapshot import Snapshot
 from dualform.store.stored_optimizer import joined_optimizers
 from dualform.store.tables import SHARE
+from dualform.store.writing_lock import Holder
 
 
 class Runs(Snapshot):
@@ -87,6 +88,10 @@ class Runs(Snapshot):
         """Where each recording stands that did not come to its end, in its own steps."""
         said = [f"{part.path}: {part.cut_off}" for part in self.runs if part.cut_off]
         return " ".join(said)
+
+    @property
+    def writers(self) -> list[Holder | bool | None]:
+        return [by for part in self.runs for by in part.writers]
 
     def initial(self) -> dict[str, NDArray[Any]]:
         """The weights before the first run's first step."""

@@ -38,6 +38,7 @@ from dualform.store.space import Space
 from dualform.store.stored_layers import StoredLayers
 from dualform.store.stored_optimizer import StoredOptimizer, names_of
 from dualform.store.weights import read_buffers, read_weights, weights_file
+from dualform.store.writing_lock import Holder, holder
 
 
 class Snapshot(StoredLayers):
@@ -156,11 +157,26 @@ class Snapshot(StoredLayers):
 
     @property
     def cut_off(self) -> str:
-        """Where the recording stands if it did not come to its end, one sentence; empty if it did."""
+        """Where the recording stands if it did not come to its end, one sentence; empty if it did. Whether it goes on
+        is that of this moment.
+        """
         if not self.recording:
             return ""
         after = f"after step {self.steps - 1}" if self.steps else "before its first step"
-        return f"the recording was cut off {after}, or still runs{self._unended()}."
+        writers = self.writers
+        if living := [by for by in writers if by]:
+            named = " and ".join(dict.fromkeys(str(by) for by in living if by is not True)) or "another process"
+            upto = f"up to step {self.steps - 1}" if self.steps else "before its first step"
+            return f"still recorded, by {named}; read here {upto}{self._unended()}."
+        doubt = ", or still runs" if None in writers else ""
+        return f"the recording was cut off {after}{doubt}{self._unended()}."
+
+    @property
+    def writers(self) -> list[Holder | bool | None]:
+        """Of each shard that did not come to its end, who writes it at this moment (writing_lock.py)."""
+        if self._contents is None:
+            return [None]
+        return [holder(self.path / part.shards[0].folder) for part, _ in self._contents.state if part.recording]
 
     def _unended(self) -> str:
         """Of several shards, those that did not come to their end: the memory ends where the first of them does."""

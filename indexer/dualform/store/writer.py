@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from dualform.errors import AlreadyExists, BadInput
 from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
-from dualform.store.durable_files import checksum, digest_of, make_folder, make_folders, sync_folder
+from dualform.store.durable_files import checksum, digest_of, make_folder, sync_folder
 from dualform.store.header import Ending, Header
 from dualform.store.increment import Increment, summed
 from dualform.store.journal import JournalWriter
@@ -31,13 +32,14 @@ from dualform.store.layer_writer import LayerWriter
 from dualform.store.log_rows import LogRows
 from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard, first_manifest, shard_folder
 from dualform.store.mark import TOLD, Mark
-from dualform.store.new_folder import check_new_folder, check_new_shard
+from dualform.store.new_folder import beginning, check_new_shard
 from dualform.store.others_writer import OthersWriter
 from dualform.store.probes import ProbeArrays, write_probe
 from dualform.store.slot_rows import SlotRows
 from dualform.store.tables import OTHERS, TABLES, rows_table
 from dualform.store.views import view_statements
 from dualform.store.weights import write_buffers, write_weights
+from dualform.store.writing_lock import WritingLock
 
 SEGMENT_BYTES = 512 << 20
 """A commit comes after this much was appended."""
@@ -70,8 +72,8 @@ class Writer:
     ) -> None:
         """Creates the memory of so many `shards`, or one of its further shards; weights are the first one's to write.
 
-        `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already,
-        NotAMemory where a further shard comes before the first.
+        `journal_seconds`: JOURNAL_SECONDS where None. Raises AlreadyExists where something is there already, Locked
+        where another process records there, NotAMemory where a further shard comes before the first.
         """
         self.path = header.path
         self._segment_bytes = segment_bytes
@@ -79,11 +81,12 @@ class Writer:
         self._shard = Shard(shard_folder(shard_number))
         self._folder = self.path / self._shard.folder
         self._place = (self._folder, SHARD_FILE) if shard_number else (self.path, FILE)
-        if shard_number:
-            check_new_shard(self.path, self._shard)
-        else:
-            check_new_folder(self.path)
-        make_folders(self._folder / "layers")
+        with nullcontext() if shard_number else beginning(self.path):
+            if shard_number:
+                check_new_shard(self.path, self._shard)
+            make_folder(self._folder)
+            self._lock = WritingLock(self._folder)
+        make_folder(self._folder / "layers")
         further = [] if shard_number else [Shard(shard_folder(number)) for number in range(1, shards)]
         self.manifest = first_manifest(header, [self._shard, *further])
         self._blocks = Blocks()
@@ -263,6 +266,7 @@ class Writer:
         self._appender.close()
         self.manifest.recording = not ending.finished
         self._write_manifest()
+        self._lock.release(ended=ending.finished)
 
     def abandon(self) -> None:
         """Let go without a further commit: the memory stays as of what is durable."""
@@ -271,6 +275,7 @@ class Writer:
         self._others.discard()
         self._journal.close()
         self._appender.close()
+        self._lock.release(ended=False)
 
     def _write_manifest(self) -> None:
         """Raises AlreadyExists where another process has gone on with this training: its run must not be lost."""

@@ -1,0 +1,148 @@
+"""Who writes a shard at this moment: a lock on its file `writing`, held by the writer's process while it lives.
+
+A POSIX record lock goes with its process, however that ends, and not with the process's forks; and whoever reads can
+ask for it without taking it. Closing any descriptor of a file lets go of all such locks that the process holds on it:
+a reader asks the writers of its own process first, and opens the file only where none of them has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dualform.errors import Locked
+from dualform.store.durable_files import WrittenFile, remove
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+FILE = "writing"
+_MOST_BYTES = 4096
+_LAYOUTS = {"linux": ("@hhqqi4x", 0), "darwin": ("@qqihh", 3)}
+"""Of a system's `struct flock`: its layout, and where the kind of lock stands in it."""
+_here: dict[tuple[int, int], tuple[int, Holder]] = {}
+"""By device and number of the file: the process that locked it, which is this one or one that it is a fork of."""
+_changing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that writes a shard."""
+
+    host: str
+    process: int
+    start: float
+    """When it began to, in seconds since 1970."""
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+class WritingLock:
+    """Held by one writer."""
+
+    def __init__(self, shard_folder: Path) -> None:
+        """Where the file system has no locks, there is no such file. Raises Locked where another process has it, and
+        OSError where it cannot be written.
+        """
+        self._process = os.getpid()
+        self._file: WrittenFile | None = None
+        if fcntl is None:
+            return
+        file = WrittenFile(shard_folder / FILE, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(file.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.let_go()
+            raise being_written(shard_folder, holder(shard_folder)) from None
+        except OSError:  # the file system has no locks
+            file.let_go()
+            remove(file.path)
+            return
+        self._file = file
+        own = Holder(socket.gethostname(), self._process, time.time())
+        file.write([memoryview(json.dumps(asdict(own)).encode())])
+        with _changing:
+            _here[_number(file)] = self._process, own
+
+    def release(self, *, ended: bool) -> None:
+        """Let go. The file stays behind a recording that did not come to its end: it tells that nobody goes on."""
+        file, self._file = self._file, None
+        if file is None or os.getpid() != self._process:
+            return
+        with _changing:
+            _here.pop(_number(file), None)
+        try:
+            if ended:
+                remove(file.path)
+        finally:
+            file.let_go()
+
+    def __del__(self) -> None:
+        """A writer that nobody has any more writes no more."""
+        self.release(ended=False)
+
+
+def holder(shard_folder: Path) -> Holder | bool | None:
+    """Who writes a shard: its process, or True where that is not known; False for nobody, None where it cannot be told.
+
+    It cannot where there is no such file, as before it was part of the format, and where another computer wrote it and
+    holds no lock that is seen here: some file systems keep locks to one computer.
+    """
+    path = shard_folder / FILE
+    try:
+        status = os.stat(path)
+        with _changing:
+            process, own = _here.get((status.st_dev, status.st_ino), (0, None))
+        if process == os.getpid():
+            return own
+        said = path.read_bytes()[:_MOST_BYTES]
+        locked = _is_locked(path)
+    except OSError:
+        return None
+    known = _said(said)
+    if locked:
+        return known or True
+    return None if locked is None or (known and known.host != socket.gethostname()) else False
+
+
+def being_written(shard_folder: Path, by: Holder | bool | None) -> Locked:
+    """What a further writer is told."""
+    whose = str(by) if isinstance(by, Holder) else "another process"
+    return Locked(
+        f"{shard_folder.parent} is being recorded by {whose}.",
+        hint="Let one process record a training at a time: end that one, or record into another folder.",
+    )
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock, without taking it; None where this system does not say."""
+    if fcntl is None or sys.platform not in _LAYOUTS:
+        return None
+    layout, kind = _LAYOUTS[sys.platform]
+    asked = [0] * 5
+    asked[kind] = fcntl.F_WRLCK
+    with open(path, "rb") as file:
+        found = struct.unpack(layout, fcntl.fcntl(file.fileno(), fcntl.F_GETLK, struct.pack(layout, *asked)))
+    return bool(found[kind] != fcntl.F_UNLCK)
+
+
+def _said(content: bytes) -> Holder | None:
+    try:
+        return Holder(**json.loads(content))
+    except (ValueError, TypeError):  # it is being written
+        return None
+
+
+def _number(file: WrittenFile) -> tuple[int, int]:
+    status = os.fstat(file.handle)
+    return status.st_dev, status.st_ino
