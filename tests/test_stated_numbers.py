@@ -10,7 +10,7 @@ import pytest
 from dualform import kernels
 from dualform.kernels import loader
 from dualform.query.weights import direct_outputs
-from dualform.record import recorded_entries
+from dualform.record import recorded_entries, sink
 from dualform.store import writer
 
 ROOT = Path(__file__).parents[1]
@@ -39,11 +39,17 @@ def test_the_forms_of_the_loops_are_numbered_alike():
     assert loader.FORMS == ("portable", "avx2", "avx512vnni")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/format.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/format.md", "docs/durability.md"])
 def test_pages_say_after_how_many_seconds_rows_are_durable(page):
     said = re.findall(r"(?:every|last) (\w+)\s+seconds", (ROOT / page).read_text(encoding="utf-8"), re.IGNORECASE)
     assert said
     assert set(said) == {WORDS[int(writer.JOURNAL_SECONDS)]}
+
+
+def test_the_page_of_durability_says_what_waits_and_what_a_frame_holds():
+    page = (ROOT / "docs" / "durability.md").read_text(encoding="utf-8")
+    assert page.count(f"{sink.QUEUE_BYTES >> 20} MB") == 2
+    assert f"more than {writer.FRAME_BYTES >> 20} MB come" in page
 
 
 def test_the_page_of_the_format_says_how_much_makes_a_commit():

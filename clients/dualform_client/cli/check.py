@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dualform.errors import BadInput
 from dualform_client.cli.failure import FAILED
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
@@ -13,28 +14,50 @@ from dualform_client.cli.target import check_run
 
 @click.command()
 @click.argument("run")
+@click.option("--repair", is_flag=True, help="Write what is whole of it to the folder that --out names.")
+@click.option("--out", metavar="COPY", help="A folder that is not there yet, for --repair. Default: none.")
 @json_option
-def check(run: str, as_json: bool) -> int:
+def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
     """Check every checksum, row count and mark of a memory.
 
-    The exit code is 1 where anything is wrong.
+    The exit code is 1 where anything is wrong, and nothing was repaired.
 
     A recording that was cut off is said to be so. What it holds may be sound all the same, and is checked likewise.
+
+    With --repair, what is whole of a damaged memory is written to COPY: as of the last commit before the damage, and
+    without the weights of the end. RUN stays as it is; COPY may share files with it, under other names.
 
     \b
     Example:
       dualform check runs/demo
+      dualform check --repair runs/demo --out runs/repaired
     """
+    if repair != (out is not None):
+        raise BadInput("--repair and --out belong together.", hint="Say where to write: --repair --out COPY.")
     check_run(run)
     from dualform.store.check import check_memory, how_it_ended
 
     with progress_bars() as progress:
         problems = check_memory(run, progress and (lambda _, done, total: progress("checking", done, total)))
     cut_off = how_it_ended(run)
+    repaired = _repaired(run, out) if problems and out is not None else None
     if as_json:
-        print_json({"problems": problems, "cut_off": cut_off})
+        said = {"problems": problems, "cut_off": cut_off}
+        print_json(said if repaired is None else {**said, "repaired": out, "dropped": repaired})
     else:
         for sentence in [cut_off, *problems] if cut_off else problems:
             print_line(sentence)
         print_line(f"{len(problems)} problem{'s'[: len(problems) > 1]}" if problems else "no problems")
-    return FAILED if problems else 0
+        for sentence in repaired or ():
+            print_line(sentence)
+        if out is not None:
+            print_line(f"{out} has what is whole, and every check passed" if problems else "nothing to repair: no copy")
+    return FAILED if problems and repaired is None else 0
+
+
+def _repaired(run: str, out: str) -> list[str]:
+    from dualform.store.repair import repair
+
+    with progress_bars() as progress:
+        dropped, _ = repair(run, out, progress and (lambda _, done, total: progress("copying", done, total)))
+    return dropped

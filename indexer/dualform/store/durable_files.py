@@ -156,6 +156,29 @@ def write_new(path: Path, pieces: list[memoryview], *, durable: bool) -> None:
         file.let_go()
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the bytes of a file to a new one; they are on disk on return."""
+    with open(source, "rb", buffering=0) as content:
+        file = WrittenFile(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            while piece := content.read(1 << 24):
+                file.write([memoryview(piece)])
+            file.sync()
+            file.close()
+        finally:
+            file.let_go()
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give a file that never changes another name; where the file system cannot, copy it."""
+    try:
+        attempt("link", target, os.link, source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        copy_file(source, target)
+
+
 def checksum(content: bytes | bytearray | memoryview) -> str:
     """XXH3, 128 bits, in hexadecimal: the checksum of every file of a memory."""
     return xxhash.xxh3_128_hexdigest(content)

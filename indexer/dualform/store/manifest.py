@@ -118,6 +118,8 @@ class Manifest:
     """What was taken out of the memory, all runs of this folder together; of its first run alone."""
     sampling: Sampling | None = None
     """How slots were sampled to hold a budget; None where all were kept."""
+    repaired: list[str] = field(default_factory=list)
+    """What a repair dropped of it and why, one sentence each (repair.py)."""
     recording: bool = True
     """False once the recorder has left in good order."""
     format: int = FORMAT
@@ -174,6 +176,8 @@ class Manifest:
             fields["forgotten"] = self.forgotten.to_json()
         if self.sampling is not None:
             fields["sampling"] = self.sampling.to_json()
+        if self.repaired:
+            fields["repaired"] = self.repaired
         return fields
 
     @classmethod
@@ -230,6 +234,7 @@ class Manifest:
             runs=[ContinuedRun(**run) for run in fields.get("runs", [])],
             forgotten=ForgottenSamples(**fields["forgotten"]) if "forgotten" in fields else None,
             sampling=Sampling(**fields["sampling"]) if "sampling" in fields else None,
+            repaired=fields.get("repaired", []),
             recording=fields["recording"],
             format=fields["format"],
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from dualform.store.tables import OTHERS, TABLES, extents_table
 from dualform.store.user_columns import common_types
 
 _TRIES = 100
+_Found = TypeVar("_Found")
 
 State = list[tuple[Manifest, JournalMark]]
 """By shard, what its manifest says and how far its journal is."""
@@ -71,7 +73,10 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
     Raises NotAMemory where there is no memory, Damaged where a file is missing, cut short or altered, and where there
     are not as many steps.
     """
-    state, frames = _at_one_moment(folder)
+    state, frames = at_one_moment(
+        folder,
+        lambda own: read_frames(folder / own.shards[0].folder, own.shards[0].commits, own.tables()) or Frames(),
+    )
     shards = list[ShardContents]()
     for (manifest, _), journal in zip(state, frames, strict=True):
         part = manifest.shards[0]
@@ -131,17 +136,16 @@ def read_state(folder: Path) -> State:
     return state
 
 
-def _at_one_moment(folder: Path) -> tuple[State, list[Frames]]:
-    """Manifests and journals: a training that goes on may commit in between, and start another journal."""
+def at_one_moment(folder: Path, read: Callable[[Manifest], _Found]) -> tuple[State, list[_Found]]:
+    """Manifests, and what is `read` of each shard's journal: a training that goes on may commit in between, and start
+    another journal. Raises as `read_state` and `read` do.
+    """
     for _ in range(_TRIES):
         state = read_state(folder)
-        frames = [
-            read_frames(folder / own.shards[0].folder, own.shards[0].commits, own.tables()) or Frames()
-            for own, _ in state
-        ]
+        found = [read(own) for own, _ in state]
         # Frames may have been added to the same journals meanwhile: what was read of them is a moment, too.
         if [(own, journal.file_id) for own, journal in read_state(folder)] == [(own, j.file_id) for own, j in state]:
-            return state, frames
+            return state, found
         time.sleep(0.01)
     raise Damaged(f"{folder}: its commits came faster than they could be read.")
 

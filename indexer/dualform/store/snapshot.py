@@ -157,8 +157,8 @@ class Snapshot(StoredLayers):
 
     @property
     def cut_off(self) -> str:
-        """Where the recording stands if it did not come to its end, one sentence; empty if it did. Whether it goes on
-        is that of this moment.
+        """Where the recording stands if it did not come to its end, in a sentence; empty if it did. Whether it goes on
+        is that of this moment. What a repair dropped comes behind it.
         """
         if not self.recording:
             return ""
@@ -169,7 +169,8 @@ class Snapshot(StoredLayers):
             upto = f"up to step {self.steps - 1}" if self.steps else "before its first step"
             return f"still recorded, by {named}; read here {upto}{self._unended()}."
         doubt = ", or still runs" if None in writers else ""
-        return f"the recording was cut off {after}{doubt}{self._unended()}."
+        repaired = "".join(f" {sentence}" for sentence in self.manifest.repaired)
+        return f"the recording was cut off {after}{doubt}{self._unended()}.{repaired}"
 
     @property
     def writers(self) -> list[Holder | bool | None]:

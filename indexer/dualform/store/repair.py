@@ -1,0 +1,172 @@
+"""Makes a whole memory of a damaged one, in another folder: as of the last commit of which everything is sound.
+
+Only the last run of a training is rewound, shard by shard; the memory then ends where the first of them does, as where
+a training was killed. What was dropped stands in memory.json of the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dualform.errors import Damaged
+from dualform.store import shard
+from dualform.store.check import Progress
+from dualform.store.copying import StoredRun, StoredShard, check_copy, runs_at_one_moment, unfinished, write_run
+from dualform.store.durable_files import block_checksum, checksum_file
+from dualform.store.journal import read_frames
+from dualform.store.manifest import Manifest, Shard, TableMark
+from dualform.store.runs import opened
+from dualform.store.segment_cache import SegmentCache
+from dualform.store.shard_tables import ShardTables
+from dualform.store.snapshot import Snapshot
+from dualform.store.writing_lock import being_written, holder
+
+_BLOCK = 1 << 20
+_FINAL = "weights/final.safetensors"
+
+
+def repair(source: str | Path, target: str | Path, progress: Progress | None = None) -> tuple[list[str], Snapshot]:
+    """Write what is whole of a damaged memory to a folder that is not there yet; returns what was dropped, one sentence
+    each, and the new memory. Segments are the source's own files under another name where the file system can do that.
+
+    Where nothing is wrong, nothing is dropped, and the copy is equal. Raises Damaged where what is damaged cannot be
+    done without: weights from before the training, a slots.duckdb, memory.json, or what lies before a further run; and
+    as `copy_memory` does.
+    """
+    folder = Path(source)
+    runs = runs_at_one_moment(folder)
+    for own in runs[-1].shards:
+        place = runs[-1].path / own.manifest.shards[0].folder
+        if by := holder(place):
+            raise being_written(place, by)
+    rewound, dropped = _rewound(runs[-1], folder)
+    if dropped and runs[0].shards[0].manifest.forgotten is not None:
+        raise Damaged(
+            f"{folder} cannot be repaired: {dropped[0]} Of what was forgotten one sum is kept, as of its end.",
+            hint="Take a copy from before.",
+        )
+    with unfinished(folder, Path(target)) as partial:
+        for run in (*runs[:-1], rewound):
+            last = run is rewound and bool(dropped)
+            write_run(run, partial / run.path.relative_to(folder), progress, linked=True, ended=last)
+        if dropped:
+            _keep_marks(rewound, partial / rewound.path.relative_to(folder))
+        try:
+            check_copy(folder, partial, progress)
+        except Damaged as error:
+            raise Damaged(f"{folder} cannot be repaired: {error.message}", hint="Take a copy from before.") from None
+    return dropped, opened(target, SegmentCache(most_bytes=0))
+
+
+def _rewound(run: StoredRun, folder: Path) -> tuple[StoredRun, list[str]]:
+    """A run without what is damaged, and what that is; the run itself where nothing is."""
+    dropped, shards = list[str](), list[StoredShard]()
+    for own in run.shards:
+        shards.append(_sound_part(run, own, folder, dropped))
+    manifest = shards[0].manifest
+    files, probes = dict(manifest.files), dict(manifest.probes)
+    for name, mark in manifest.files.items():
+        path = run.path / name
+        if path.is_file() and path.stat().st_size == mark.bytes and checksum_file(path) == mark.checksum:
+            continue
+        if name == _FINAL:
+            dropped.append(f"The weights of the end were dropped: {path.relative_to(folder)} is damaged.")
+        elif name.startswith("probes/"):
+            probe = name.split("/")[1]
+            if probes.pop(probe, None) is not None:
+                dropped.append(f"The probe {probe!r} was dropped: {path.relative_to(folder)} is damaged.")
+            files = {other: known for other, known in files.items() if not other.startswith(f"probes/{probe}/")}
+        else:
+            raise Damaged(f"{path} is damaged, and nothing can be rebuilt without it.", hint="Take a copy from before.")
+    if not dropped:
+        return run, []
+    files.pop(_FINAL, None)
+    manifest = replace(
+        manifest, files=files, probes=probes, final={}, buffers={}, marks=[], repaired=[*manifest.repaired, *dropped]
+    )
+    ended = [replace(shards[0], manifest=manifest), *shards[1:]]
+    return replace(run, shards=[replace(own, manifest=replace(own.manifest, recording=True)) for own in ended]), dropped
+
+
+def _sound_part(run: StoredRun, own: StoredShard, folder: Path, dropped: list[str]) -> StoredShard:
+    """A shard as of the last commit before the first damaged segment. Raises Damaged for its tables."""
+    part, types = own.manifest.shards[0], own.manifest.tables()
+    place = run.path / part.folder
+    tables = ShardTables(place / shard.FILE, types, part.tables, {}, {}, ended=not own.manifest.recording)
+    with tables.reading():
+        for table, columns in types.items():
+            tables.columns(table, list(columns))
+    log = _log_of_commits(place / shard.FILE)
+    commits, why = part.commits, ""
+    for table in [name for name in ("segments", "other_segments") if name in part.tables]:
+        for row, (file, size, blocks) in enumerate(
+            zip(*(column.to_pylist() for column in tables.columns(table, ["file", "bytes", "blocks"])), strict=True)
+        ):
+            if not _is_sound(place / file, size, blocks):
+                commit = min(number for number, name, _, rows, _ in log if name == table and rows > row)
+                if commit < commits:
+                    commits, why = commit, (place / file).relative_to(folder).as_posix()
+    if commits < part.commits:
+        dropped.append(
+            f"Of {part.folder}, {part.commits - commits} of {part.commits} commits were dropped: {why} is damaged."
+        )
+        return StoredShard(
+            replace(own.manifest, shards=[_at_commit(part, commits, log), *own.manifest.shards[1:]]), b""
+        )
+    try:
+        read_frames(place, part.commits, types)
+    except Damaged as error:
+        dropped.append(f"Of {part.folder}, the steps since its last commit were dropped: {_within(error, folder)}")
+        return replace(own, journal=b"")
+    return own
+
+
+def _within(error: Damaged, folder: Path) -> str:
+    return error.message.replace(f"{folder}/", "")
+
+
+Log = Sequence[tuple[int, str, str, int, str]]
+"""commit, table, column, rows, digest of each link of a column's chain."""
+
+
+def _log_of_commits(database: Path) -> Log:
+    with shard.opened(database, read_only=True) as connection:
+        found = connection.execute('SELECT commit, "table", "column", "rows", digest FROM commits ORDER BY rowid')
+        return found.fetchall()
+
+
+def _at_commit(part: Shard, commits: int, log: Log) -> Shard:
+    """What a shard's entry said after so many commits."""
+    tables = {}
+    for table, mark in part.tables.items():
+        links = [(column, rows, digest) for commit, name, column, rows, digest in log if name == table]
+        before = [rows for commit, name, _, rows, _ in log if name == table and commit < commits]
+        rows = max(before, default=0)
+        # The last link of each column that reaches as far; none where it came later, and is NULL.
+        last = {column: digest for column, stop, digest in links if stop == rows}
+        tables[table] = TableMark(rows, last if rows else dict.fromkeys(mark.digests, ""))
+    return Shard(part.folder, commits, tables)
+
+
+def _is_sound(path: Path, size: int, blocks: bytes) -> bool:
+    """Whether a segment's file is what was committed: its size, and the checksum of each MiB."""
+    if not path.is_file() or path.stat().st_size != size:
+        return False
+    with open(path, "rb") as file:
+        pieces = iter(lambda: file.read(_BLOCK), b"")
+        return b"".join(map(block_checksum, pieces)) == bytes(blocks)
+
+
+def _keep_marks(run: StoredRun, copy: Path) -> None:
+    """Moments at which the training may still be resumed are those that the copy reaches."""
+    steps = Snapshot.open(copy).steps
+    manifest, held = Manifest.read(copy), run.shards[0].manifest.shards[0].tables
+    known = Manifest.read(run.path).marks
+    kept = [
+        mark
+        for mark in known
+        if mark.step <= steps and all(name in held and held[name].rows >= rows for name, rows in mark.rows.items())
+    ]
+    replace(manifest, marks=kept).write(copy)
