@@ -115,7 +115,7 @@ def test_one_token_has_half_of_the_room_for_answers_that_wait_to_be_read(engine,
     large = Probe(
         "test", np.zeros(2**17, np.int64), np.zeros((2**17, 1), np.float32), None, Scan(7, 4, 3, "numpy", 0.25)
     )
-    monkeypatch.setattr(engine, "ask", lambda question, cancelled=None: large)
+    monkeypatch.setattr(engine, "ask", lambda *asked: large)
     question = ProbeLookup("test", None)
     message = call_of(question).encode_question(question).SerializeToString()
     with served(engine, write(file, line, other), answer_bytes=2**21) as server, ExitStack() as readers:

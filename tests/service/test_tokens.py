@@ -270,3 +270,12 @@ def test_a_token_that_is_no_text_is_not_logged(engine, caplog, capfd, spoilt):
     assert "calls without a right token: 1," in said
     assert "the-token-itself" not in said
     assert "Traceback" not in said
+
+
+def test_what_is_said_of_a_line_that_is_none_shows_nothing_of_it(file):
+    """It may be a token that was written where its digest belongs."""
+    token, line = new_token("alice", [READ])
+    for lines in ([line, token], [line, f"bob read {token}"], [f"bob {token}"]):
+        with pytest.raises(BadInput, match="is not of the form NAME SCOPES sha256:HEX") as caught:
+            read_tokens(write(file, *lines))
+        assert token not in f"{caught.value!r} {caught.value}"
