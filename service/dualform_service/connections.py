@@ -1,4 +1,7 @@
-"""The sockets of this process, by the addresses of both ends: gRPC has no way to drop a single connection."""
+"""The sockets of this process: how many it may have, and each by the addresses of both its ends.
+
+gRPC has no way to drop a single connection.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,20 @@ import stat
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import unquote
+
+FILES = 1 << 16
+"""That a server wants to be let have open, each connection being one."""
+
+
+def raise_limit() -> None:
+    """Has the system let this process have FILES open files, or as many as it may ask for: most begin with 1,024."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        if resource.RLIM_INFINITY != soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def shut(peer: str, port: int) -> bool:

@@ -22,6 +22,7 @@ from dualform_service.bounds import Bounds
 from dualform_service.call_record import Observer
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
+from dualform_service.connections import raise_limit
 from dualform_service.counted_engine import CountedEngine
 from dualform_service.engine import Engine
 from dualform_service.exposition import Exposition
@@ -187,6 +188,7 @@ def serve(
         supervisor = Supervisor()
         opened.callback(supervisor.close)
         server = Server(engines, config, log, () if traces is None else (traces.call,))
+        raise_limit()
         with stop_signals() as wait:
             server.start()
             supervisor.ready(server.call_soon)
