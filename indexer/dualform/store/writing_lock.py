@@ -75,7 +75,10 @@ class WritingLock:
             _here[_number(file)] = self._process, own
 
     def release(self, *, ended: bool) -> None:
-        """Let go. The file stays behind a recording that did not come to its end: it tells that nobody goes on."""
+        """Let go. The file stays behind a recording that did not come to its end: it tells that nobody goes on.
+
+        Raises OSError where it `ended` and the file cannot be removed or closed.
+        """
         file, self._file = self._file, None
         if file is None or os.getpid() != self._process:
             return
@@ -84,6 +87,7 @@ class WritingLock:
         try:
             if ended:
                 remove(file.path)
+                file.close()
         finally:
             file.let_go()
 
