@@ -64,6 +64,10 @@ class _Queue:
     bytes_a_query: float | None
     """None until the first answer, if only the engine knows how large answers of this kind are: it is asked alone."""
     waiting: list[_PendingQuestion] = field(default_factory=list)
+    scanning: asyncio.Task[None] | None = None
+    """What scans."""
+    awaits_thread: bool = False
+    """Whether it has none yet."""
     expected: int = 0
     """A wait for more ends once so many questions have come."""
     enough: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,7 +79,6 @@ class Batches:
     def __init__(self, engine: Engine, lanes: Lanes) -> None:
         self._engine, self._lanes = engine, lanes
         self._queues: dict[Hashable, _Queue] = {}
-        self._scanning = set[asyncio.Task[None]]()
         self._costs = ScanCosts()
 
     async def ask(self, question: Question, deadline: Deadline, asker: Asker) -> Any:
@@ -88,9 +91,7 @@ class Batches:
         if queue is None:
             most = min(QUERIES, question.most_joined or QUERIES)
             queue = self._queues[kind] = _Queue(kind, most, question.bytes_a_query)
-            scanning = asyncio.create_task(self._scan(queue))
-            self._scanning.add(scanning)
-            scanning.add_done_callback(self._scanning.discard)
+            queue.scanning = asyncio.create_task(self._scan(queue))
         own = _PendingQuestion(question, deadline, asker, asyncio.get_running_loop().create_future())
         queue.waiting.append(own)
         if len(queue.waiting) == queue.expected:
@@ -100,6 +101,14 @@ class Batches:
         finally:
             if own in queue.waiting:
                 queue.waiting.remove(own)
+                self._forget(queue)
+
+    def _forget(self, queue: _Queue) -> None:
+        """Lets go of a kind that nobody asks for any more, unless its scan runs: callers may name as many kinds as they
+        like, and leave."""
+        if not queue.waiting and queue.awaits_thread and queue.scanning is not None:
+            queue.scanning.cancel()
+            self._queues.pop(queue.kind, None)
 
     def light(self, question: Question) -> bool:
         """Whether a question is known to take little."""
@@ -113,7 +122,9 @@ class Batches:
         """Scans of a kind, one after the other, for as long as questions wait for them."""
         try:
             while queue.waiting:
+                queue.awaits_thread = True
                 async with self._lane(queue.waiting[0].question).thread(queue.waiting[0].asker) as thread:
+                    queue.awaits_thread = False
                     askers, began = self._next(queue), time.monotonic()
                     if askers:
                         await self._answer(askers, queue, thread)
@@ -122,7 +133,8 @@ class Batches:
         except Exception as error:  # no thread is to be had
             _fail(queue.waiting, error)
         finally:
-            del self._queues[queue.kind]
+            if self._queues.get(queue.kind) is queue:
+                del self._queues[queue.kind]
 
     def _lane(self, question: Question) -> Lane:
         light = self._costs.light(question.kind)
@@ -160,7 +172,7 @@ class Batches:
         """Give each asker its answer or its error.
 
         A mistake in one asker's queries is no error of the others. It shows before the scan, so halving finds it at
-        little cost. Any other error would strike each half again, so everyone gets it.
+        little cost. Any other error, of a mask for example, would strike each half again, so everyone gets it.
         """
         try:
             with ExitStack() as working:
@@ -168,7 +180,7 @@ class Batches:
                     working.enter_context(asker.record.work())
                 answers, queue.bytes_a_query = await thread(partial(self._ask, askers, queue.kind))
         except (BadInput, NotFound) as error:
-            if len(askers) == 1:
+            if len(askers) == 1 or error.field != "queries":
                 _fail(askers, error)
                 return
             middle = len(askers) // 2

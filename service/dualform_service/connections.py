@@ -36,13 +36,13 @@ def shut(peer: str, port: int) -> bool:
     host, _, number = unquote(place).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not number.isdigit():
         return False
-    far, found = (_plain(host.strip("[]")), int(number)), False
+    far = _plain(host.strip("[]")), int(number)
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError, ValueError):
-                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                    found |= _shut_if(int(name), far, port)
-    return found
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and _shut_if(int(name), far, port):
+                    return True
+    return False
 
 
 def _shut_if(file: int, far: tuple[IPv4Address | IPv6Address, int], port: int) -> bool:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from dualform.errors import BadInput, Forbidden, Overloaded, TimedOut
+from dualform.errors import BadInput, DualformError, Forbidden, Overloaded, TimedOut
 from dualform.questions import SqlStatement
 from dualform_proto.calls import CALLS
 from dualform_service.bounds import Bounds
@@ -96,7 +96,7 @@ class CallHandlers:
             except Exception as error:
                 failure = as_ours(method, error, deadline, record.request_id)
                 outcome = failure.code
-                await refuse(context, failure)
+                await self._refuse(context, failure)
             finally:
                 self._calls -= 1
                 deadline.end()
@@ -171,6 +171,16 @@ class CallHandlers:
                 hint="Ask with fewer queries at a time, or start the server with more --request-bytes.",
             )
         return message
+
+    async def _refuse(self, context: Context, failure: DualformError) -> None:
+        """Ends the call with the status of an error; a caller that does not take it loses its connection."""
+        try:
+            async with asyncio.timeout(self._config.write_seconds) as limit:
+                await refuse(context, failure)
+        except TimeoutError:
+            if limit.expired() and shut(context.peer(), self._port):
+                self._metrics.shut_one("answer unread")
+            raise
 
     async def _write(self, context: Context, answer: bytes, deadline: Deadline) -> None:
         """Returns when the transport has got rid of the answer; a caller that does not take it loses its connection."""

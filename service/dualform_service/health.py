@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ REFLECTION = "ServerReflectionInfo"
 MESSAGE_BYTES, MESSAGE_SECONDS = 1024, 1.0
 """Of what asks for health: the largest, and how long it may take to come."""
 CALLS, READING, PATIENCE = 256, 16, 0.25
-"""Calls of these services that there may be at once; the others as in handlers.py."""
+"""Calls of these services that there may be at once, but for watches; the others as in handlers.py."""
+WATCHES, OWN_WATCHES = 1024, 8
+"""At once, of all connections and of one: they last, and cost little."""
 
 
 class StandardServices:
@@ -42,6 +45,8 @@ class StandardServices:
         self._serving, self._there = False, set(memories)
         self._changed: asyncio.Event | None = None
         self._calls, self._readers, self._gate = 0, Readers(READING, PATIENCE), gate
+        self._drains, self._watches = False, Counter[str]()
+        """By connection."""
         health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
         self._names = {"": "", SERVICE: "", health: ""} | {f"{SERVICE}/{name}": name for name in memories if name}
         """What may be asked for, with the memory that it is about; empty where it is about all of them."""
@@ -52,7 +57,7 @@ class StandardServices:
             health: {
                 "Check": self._bounded(self._check),
                 "List": self._bounded(self._list),
-                "Watch": self._bounded(self._watch),
+                "Watch": self._watched,
             },
             **{name: {REFLECTION: self._bounded(self._reflect)} for name in names},
         }
@@ -64,7 +69,7 @@ class StandardServices:
 
     def draining(self) -> None:
         """On the loop."""
-        self._serving = False
+        self._serving, self._drains = False, True
         self._tell_watchers()
 
     def found(self, memory: str, there: bool) -> None:
@@ -98,6 +103,18 @@ class StandardServices:
 
         return handle
 
+    async def _watched(self, context: Context) -> None:
+        peer = context.peer()
+        if self._watches.total() >= WATCHES or self._watches[peer] >= OWN_WATCHES:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many watches at once.")
+        self._watches[peer] += 1
+        try:
+            await self._watch(context)
+        finally:
+            self._watches[peer] -= 1
+            if not self._watches[peer]:
+                del self._watches[peer]
+
     async def _asked(self, context: Context, of: type[Message], seconds: float | None) -> Any:
         """The next message; None at the end. Ends the call where none comes in time, or one that is none."""
         try:
@@ -128,17 +145,17 @@ class StandardServices:
         await context.write(self._health.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def _watch(self, context: Context) -> None:
-        name = await self._service(context)
-        if name not in self._names:
-            await self._tell(context, self._health.HealthCheckResponse.SERVICE_UNKNOWN)
-            await asyncio.Event().wait()
-        told: int | None = None
+        name, told = await self._service(context), None
         while True:
-            self._changed = self._changed or asyncio.Event()
-            changed = self._changed
-            if (status := self._status(name)) != told:
+            changed = self._changed = self._changed or asyncio.Event()
+            drains, status = self._drains, self._health.HealthCheckResponse.SERVICE_UNKNOWN
+            if name in self._names:
+                status = self._status(name)
+            if status != told:
                 await self._tell(context, status)
                 told = status
+            if drains:  # nobody who watches holds up the end
+                return
             await changed.wait()
 
     async def _service(self, context: Context) -> str:

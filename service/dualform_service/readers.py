@@ -38,7 +38,7 @@ class Readers:
     async def read(self, context: Context, seconds: float | None) -> bytes | None:
         """The next message of a call; None where no more comes. Raises TimeoutError where it takes too long."""
         async with asyncio.timeout(seconds) as limit, self.one(context.peer(), limit):
-            message: Any = await context.read()
+            message: Any = await _to_its_end(context)
         return None if message is grpc.aio.EOF else bytes(message)
 
     @asynccontextmanager
@@ -74,3 +74,14 @@ class Readers:
                 limit.reschedule(now)
         if self._turns.waiting:
             self._press()
+
+
+async def _to_its_end(context: Context) -> Any:
+    """The next message. Reading goes on where nobody waits for it any more, until the transport ends it with its call:
+    grpc.aio keeps for good what it set aside for a read whose task was cancelled (grpc issue 43360)."""
+    reading = asyncio.ensure_future(context.read())
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it
+        raise

@@ -72,8 +72,7 @@ class MemoryServicer:
         method = self.methods[name]
         if method.looks_up:
             with self._bounds.lookup_places.one(asker):
-                response = await self._ask(method, message, deadline, self._lanes.lookups, asker)
-                return await self._encoded(response, asker)
+                return await self._held(await self._ask(method, message, deadline, self._lanes.lookups, asker), asker)
         if method.shares and len(message) <= SMALL_BYTES:
             question = await self._decoded(method, message, asker)
             if can_share(question):
@@ -81,19 +80,18 @@ class MemoryServicer:
                     asker
                 ):
                     answer = await self.batches.ask(question, deadline, asker)
-                    return await self._encoded(await self._message(method, answer, asker), asker)
+                    return await self._held(await self._encode(method, answer, asker), asker)
         with self._bounds.large_places.one(asker):
-            response = await self._ask(method, message, deadline, self._lanes.heavy, asker)
-            return await self._encoded(response, asker)
+            return await self._held(await self._ask(method, message, deadline, self._lanes.heavy, asker), asker)
 
-    async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: Asker) -> Message:
+    async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: Asker) -> bytes:
         """The answer to a question that is asked alone; it is not even decoded before it has a thread."""
         record = current()
 
-        def work() -> Message:
+        def work() -> bytes:
             if deadline.passed():
                 raise deadline.error()
-            return method.call.encode_answer(self._engine.ask(_decoded(method, message, record), deadline.passed))
+            return _encoded(method, self._engine.ask(_decoded(method, message, record), deadline.passed))
 
         return await lane.run(work, asker)
 
@@ -103,28 +101,27 @@ class MemoryServicer:
             return _decoded(method, message, record)
         return await self._lanes.messages.run(lambda: _decoded(method, message, record), asker)
 
-    async def _message(self, method: _Method, answer: Any, asker: Asker) -> Message:
+    async def _encode(self, method: _Method, answer: Any, asker: Asker) -> bytes:
         if answer.nbytes <= FREE_BYTES:
-            return method.call.encode_answer(answer)
-        return await self._lanes.messages.run(lambda: method.call.encode_answer(answer), asker)
+            return _encoded(method, answer)
+        return await self._lanes.messages.run(lambda: _encoded(method, answer), asker)
 
-    async def _encoded(self, response: Message, asker: Asker) -> EncodedAnswer:
+    async def _held(self, data: bytes, asker: Asker) -> EncodedAnswer:
         """Waits, in its place, for room among the answers that nobody has read yet."""
-        size, limit = response.ByteSize(), self._bounds.answer_bytes
+        size, limit = len(data), self._bounds.answer_bytes
         if size > limit:
             raise BadInput(
                 f"The answer takes {size / 2**20:.1f} MiB, and a message holds at most {limit / 2**20:.1f} MiB.",
                 hint="Ask with fewer queries, a smaller k or a narrower mask at a time.",
             )
         if size <= FREE_BYTES:
-            return EncodedAnswer(response.SerializeToString(), lambda: None)
+            return EncodedAnswer(data, lambda: None)
         await self._bounds.unread.take(size, asker)
-        try:
-            data = await self._lanes.messages.run(response.SerializeToString, asker)
-            return EncodedAnswer(data, lambda: self._bounds.unread.give_back(size, asker))
-        except BaseException:
-            self._bounds.unread.give_back(size, asker)
-            raise
+        return EncodedAnswer(data, lambda: self._bounds.unread.give_back(size, asker))
+
+
+def _encoded(method: _Method, answer: Any) -> bytes:
+    return method.call.encode_answer(answer).SerializeToString()
 
 
 def _decoded(method: _Method, message: bytes, record: CallRecord) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform.errors import Cancelled, Damaged, TimedOut
+from dualform.errors import BadMask, Cancelled, Damaged, TimedOut
 from dualform.questions import ProbeRows, TopK
 from dualform_client import Client
 from dualform_service import batching
@@ -54,6 +54,33 @@ def test_an_error_that_is_nobodys_fault_is_met_once(engine, batches):
         asker.join()
     assert [str(asker.outcome) for asker in askers[1:]] == ["keys-000000.faiss was altered."] * 16
     assert [len(numbers(one)) for one in engine.asked] == [1, 16]
+
+
+def test_what_is_wrong_with_a_kind_is_met_once(engine, batches):
+    """A mask, unlike queries, is everyone's."""
+    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,)), where="x =") for row in range(17)])
+    engine.failure = BadMask("no such column", field="where")
+    engine.go.set()
+    for asker in askers:
+        asker.join()
+    assert [type(asker.outcome) for asker in askers[1:]] == [BadMask] * 16
+    assert [len(numbers(one)) for one in engine.asked] == [1, 16]
+
+
+def test_kinds_that_nobody_asks_for_any_more_leave_nothing_behind(engine, batches):
+    first = Asker(batches, TopK("fc", ProbeRows("test", (1,)), where="slot <> 0"))
+    assert engine.begun.acquire(timeout=60)
+    left = [Asker(batches, TopK("fc", ProbeRows("test", (1,)), where=f"slot <> {i}")) for i in range(1, 50)]
+    until(lambda: batches.lanes.untried.waiting == 49)
+    for asker in left[:-1]:
+        asker.leave()
+    until(lambda: batches.lanes.untried.waiting == 1)
+    assert len(batches.batches._queues) == 2
+    again = Asker(batches, TopK("fc", ProbeRows("test", (1,)), where="slot <> 1"))
+    engine.go.set()
+    for asker in (first, left[-1], again):
+        asker.join()
+        assert asker.outcome.ids.tolist() == [1]
 
 
 def test_who_is_answered_does_not_wait_for_the_other_half(engine, batches):

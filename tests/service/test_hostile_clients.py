@@ -17,6 +17,7 @@ from dualform_client.health import is_serving
 from dualform_proto.calls import CALLS
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
+from dualform_service.health import OWN_WATCHES
 from dualform_service.server import Server
 from dualform_service.turns import Asker
 from tests.service.held_engine import until
@@ -133,13 +134,22 @@ def test_a_check_of_health_is_small(server):
         channel.unary_unary(CHECK)(b"\x0a" + bytes([0xFF, 0x7F]) + bytes((1 << 14) - 1), timeout=60)
 
 
+def test_one_connection_that_watches_keeps_nobody_from_asking_for_health(engine):
+    with Server(engine) as server, Connection(server.address) as watching:
+        for _ in range(300):
+            watching.message(watching.call("/grpc.health.v1.Health/Watch"), b"")
+        until(lambda: server._standard._watches.total() == OWN_WATCHES)
+        for _ in range(3):
+            assert is_serving(server.address)
+
+
 def test_whoever_watches_health_is_told_of_each_change(engine):
     with Server(engine) as server, grpc.insecure_channel(server.address) as channel:
         watched = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
         unknown = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\x0a\x01x", timeout=60)
         assert (next(watched), next(unknown)) == (b"\x08\x01", b"\x08\x03")
         server._transport.call(server._standard.draining)
-        assert next(watched) == b"\x08\x02"
+        assert ([*watched], [*unknown]) == ([b"\x08\x02"], []), "and nobody who watches holds up the end"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

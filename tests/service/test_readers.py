@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform_service.readers import Readers
@@ -73,6 +75,46 @@ def test_connections_take_turns():
         first.set()
         await asyncio.gather(held, *tasks)
         assert order == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+    run(test)
+
+
+def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_its_call():
+    """gRPC lets go of what it set aside for a read as that ends, and never for one that is cancelled."""
+
+    class Context:
+        def __init__(self) -> None:
+            self.call_ends, self.became = asyncio.Event(), ""
+
+        def peer(self) -> str:
+            return "a"
+
+        async def read(self) -> object:
+            try:
+                await self.call_ends.wait()
+            except asyncio.CancelledError:
+                self.became = "cancelled"
+                raise
+            self.became = "ended"
+            raise RuntimeError("the call is over")
+
+    async def test() -> None:
+        readers, late, left = Readers(2, 60.0), Context(), Context()
+        told = list[object]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: told.append(said))
+        with pytest.raises(TimeoutError):
+            await readers.read(late, 0.01)
+        leaving = asyncio.create_task(readers.read(left, 60.0))
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+        await asyncio.sleep(0)
+        assert (late.became, left.became, readers._turns._free) == ("", "", 2)
+        for context in (late, left):
+            context.call_ends.set()
+        await asyncio.sleep(0.01)
+        assert (late.became, left.became) == ("ended", "ended")
+        gc.collect()
+        assert told == []
 
     run(test)
 
