@@ -177,9 +177,11 @@ def test_the_pods_commands_and_settings_exist():
 
 
 def judged(*command):
-    if shutil.which(command[0]) is None:
+    # Beside this Python, as `make setup` has it, or wherever the system looks.
+    found = shutil.which(command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
         pytest.skip(f"{command[0]} is not installed, which judges such a file")
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run((found, *command[1:]), capture_output=True, text=True, timeout=120)
 
 
 def test_hadolint_finds_nothing():

@@ -17,6 +17,7 @@ from dualform.store import check, tables
 from dualform.store.tables import Kind, running_digest
 from dualform_client import Client
 from dualform_proto import columns, matrix
+from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 
 DAYS = np.array([f"2024-01-0{1 + row % 3}T12:00:00" for row in range(8)], dtype="datetime64[s]")
@@ -71,7 +72,11 @@ def test_a_line_in_the_table_is_all_that_a_memory_needs(path):
 
 
 def test_what_the_wire_does_not_carry_is_refused_by_name(path):
-    with dualform.open(path) as engine, Server(engine) as server, Client(server.address) as client:
+    with (
+        dualform.open(path) as engine,
+        Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server,
+        Client(server.address) as client,
+    ):
         hits = client.topk("", np.ones(3, np.float32), k=2)
         for ask in (
             lambda: client.group_sum("", np.ones(3, np.float32), by="seen"),
@@ -88,7 +93,11 @@ def test_a_line_in_the_wires_table_carries_it(path, monkeypatch):
     dtype = np.dtype("<M8[us]")
     monkeypatch.setitem(matrix.WIRE_TYPES, TYPE, dtype)
     monkeypatch.setitem(matrix.ELEMENT_TYPES, dtype, TYPE)
-    with dualform.open(path) as engine, Server(engine) as server, Client(server.address) as client:
+    with (
+        dualform.open(path) as engine,
+        Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server,
+        Client(server.address) as client,
+    ):
         for memory in (engine, client):
             sums = memory.group_sum("", np.ones(3, np.float32), by=("seen",))
             assert sums.groups == ((TIMES[0],), (TIMES[1],), (TIMES[2],), (None,))

@@ -69,8 +69,8 @@ def test_memory_that_the_system_does_not_tell_is_a_guess(narrow):
 def test_sql_is_answered_without_limits_of_the_system(monkeypatch):
     own = without(monkeypatch, worker, "resource")
     connection = duckdb.connect(":memory:")
-    own._lock(connection)
-    answered = own.answer(connection, "SELECT 7 AS a", 10, 1.0)
+    own._lock(connection, 1 << 30)
+    answered = own.answer(connection, "SELECT 7 AS a", 10, 1 << 20, 1.0)
     assert pa.ipc.open_stream(answered).read_all().to_pylist() == [{"a": 7}]
 
 
