@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from dualform_service.described import PACKAGE, described
 from dualform_service.gate import Gate
 from dualform_service.readers import Readers
 from dualform_service.transport import Context, Handler, refuse
+from dualform_service.turns import Holdings
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
 REFLECTION = "ServerReflectionInfo"
@@ -45,7 +45,7 @@ class StandardServices:
         self._serving, self._there = False, set(memories)
         self._changed: asyncio.Event | None = None
         self._calls, self._readers, self._gate = 0, Readers(READING, PATIENCE), gate
-        self._drains, self._watches = False, Counter[str]()
+        self._drains, self._watches = False, Holdings()
         """By connection."""
         health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
         self._names = {"": "", SERVICE: "", health: ""} | {f"{SERVICE}/{name}": name for name in memories if name}
@@ -111,9 +111,7 @@ class StandardServices:
         try:
             await self._watch(context)
         finally:
-            self._watches[peer] -= 1
-            if not self._watches[peer]:
-                del self._watches[peer]
+            self._watches.give_back(peer)
 
     async def _asked(self, context: Context, of: type[Message], seconds: float | None) -> Any:
         """The next message; None at the end. Ends the call where none comes in time, or one that is none."""

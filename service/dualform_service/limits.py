@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
-from dualform_service.turns import Asker
+from dualform_service.turns import Asker, Holdings
 
 
 class Places:
@@ -18,27 +18,27 @@ class Places:
     def __init__(self, count: int, what: str, option: str) -> None:
         """`what` takes them; `option` raises their number."""
         self._count, self._what, self._option = count, what, option
-        self._held = Counter[str]()
+        self._held = Holdings()
         """By asker."""
 
     @contextmanager
     def one(self, asker: Asker) -> Iterator[None]:
         """Hold a place. Raises Overloaded if none is free, or the asker has all that it may have."""
-        if self._held.total() >= self._count or self._held[asker.name] >= asker.most(self._count):
-            full = self._held.total() >= self._count
-            raise Overloaded(
-                f"The server already holds {self._count} {self._what}."
-                if full
-                else f"The server already holds {asker.most(self._count)} {self._what} of this token, half of all.",
-                hint=f"Ask again in a moment, or start it with a larger {self._option}.",
-            )
+        if self._held.total() >= self._count:
+            raise self._refusal(f"{self._count} {self._what}")
+        if self._held[asker.name] >= (most := asker.most(self._count)):
+            raise self._refusal(f"{most} {self._what} of this token, half of all")
         self._held[asker.name] += 1
         try:
             yield
         finally:
-            self._held[asker.name] -= 1
-            if not self._held[asker.name]:
-                del self._held[asker.name]
+            self._held.give_back(asker.name)
+
+    def _refusal(self, held: str) -> Overloaded:
+        return Overloaded(
+            f"The server already holds {held}.",
+            hint=f"Ask again in a moment, or start it with a larger {self._option}.",
+        )
 
 
 class ByteRoom:
@@ -46,7 +46,7 @@ class ByteRoom:
 
     def __init__(self, size: int) -> None:
         self._size = self.free = size
-        self._held = Counter[str]()
+        self._held = Holdings()
         """By asker."""
         self._waiting = deque[tuple[int, Asker, asyncio.Future[None]]]()
 
@@ -79,9 +79,7 @@ class ByteRoom:
 
     def give_back(self, size: int, asker: Asker) -> None:
         self.free += size
-        self._held[asker.name] -= size
-        if not self._held[asker.name]:
-            del self._held[asker.name]
+        self._held.give_back(asker.name, size)
         self._serve()
 
     def _serve(self) -> None:

@@ -23,12 +23,21 @@ class Asker:
         return max(1, places // 2) if self.half else places
 
 
+class Holdings(Counter[str]):
+    """How much each of many names holds; those that hold nothing are forgotten."""
+
+    def give_back(self, name: str, size: int = 1) -> None:
+        self[name] -= size
+        if not self[name]:
+            del self[name]
+
+
 class Turns:
     """A fixed number of places. Where an asker can have none, the next one goes to whose turn it is."""
 
     def __init__(self, places: int) -> None:
         self._places = self._free = places
-        self._held = Counter[str]()
+        self._held = Holdings()
         """Places, by asker."""
         self._waiting = OrderedDict[Asker, deque[asyncio.Future[None]]]()
         """In the order of their turns. While a place is free, none of them may have one more."""
@@ -71,9 +80,7 @@ class Turns:
     def give_back(self, asker: Asker) -> None:
         """A place; it goes to the first of the asker whose turn it is."""
         self._free += 1
-        self._held[asker.name] -= 1
-        if not self._held[asker.name]:
-            del self._held[asker.name]
+        self._held.give_back(asker.name)
         while (found := next(filter(self._may, self._waiting), None)) is not None:
             line = self._waiting.pop(found)
             own = line.popleft()
