@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import random
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from dualform.errors import BadInput, TimedOut
 from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from tests.query import arrays
-from tests.reliability import report, rounds
+from tests.reliability import report, rounds, soaking
 
 SECRET, SEED = "a-secret-of-the-environment", 17
 SECONDS = 2.0
@@ -136,6 +137,18 @@ REACHING = [
     "SELECT * FROM python_map_function()",
     "SELECT write_log('x')",
 ]
+HARMFUL = [
+    "read_text",
+    "read_csv",
+    "glob",
+    "getenv",
+    "current_setting",
+    "getvariable",
+    "repeat",
+    "range",
+    "md5",
+    "query",
+]
 LASTING = [
     "SELECT count(*) FROM range(1000000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3",
     "WITH RECURSIVE x AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM x) SELECT max(n) FROM x",
@@ -152,20 +165,20 @@ LASTING = [
 ]
 
 
-def drawn(rng: random.Random, home: str) -> str:
+def own(sql: Sql, home: str) -> list[str]:
+    """Every setting that DuckDB has, and every function that makes a table, asked for a file."""
+    settings = [row["name"] for row in run(sql, "SELECT name FROM duckdb_settings() ORDER BY name").records()]
+    makers = (
+        "SELECT DISTINCT function_name AS name FROM duckdb_functions() WHERE function_type LIKE 'table%' ORDER BY 1"
+    )
+    tables = [row["name"] for row in run(sql, makers).records()]
+    given = (f"'{home}/secret.csv'", f"['{home}/secret.csv']", f"'{home}/*'", "")
+    asked = [f'SELECT * FROM "{name}"({argument})' for name in tables for argument in given]
+    return [f"SELECT current_setting('{name}')" for name in settings] + asked
+
+
+def drawn(rng: random.Random, home: str, names: list[str]) -> str:
     """Functions and tables that DuckDB has, with arguments that mean no good."""
-    names = [
-        "read_text",
-        "read_csv",
-        "glob",
-        "getenv",
-        "current_setting",
-        "getvariable",
-        "repeat",
-        "range",
-        "md5",
-        "query",
-    ]
     arguments = [
         f"'{home}/secret.csv'",
         "'/etc/passwd'",
@@ -188,9 +201,16 @@ def drawn(rng: random.Random, home: str) -> str:
 def test_no_statement_reaches_outside_or_outlives_its_limits(sql, tmp_path):
     sql._seconds = SECONDS
     rng, home, outcomes = random.Random(SEED), str(tmp_path), {"answered": 0, "refused": 0, "stopped": 0}
+    homes = {home, os.path.expanduser("~"), pwd.getpwuid(os.getuid()).pw_dir, os.getcwd()} - {"/"}
+    every = (
+        "SELECT DISTINCT function_name AS name FROM duckdb_functions() WHERE regexp_matches(function_name, '^[a-z]')"
+    )
+    names = sorted(row["name"] for row in run(sql, every).records())
     lasting = LASTING[: rounds(3, len(LASTING))]
     statements = [one.replace("{home}", home) for one in REACHING] + lasting
-    statements += [drawn(rng, home) for _ in range(rounds(60, 200 - len(REACHING) - len(LASTING)))]
+    theirs = own(sql, home)
+    statements += theirs if soaking() else rng.sample(theirs, 60)
+    statements += [drawn(rng, home, rng.choice((HARMFUL, names))) for _ in range(rounds(60, 400))]
     for statement in statements:
         began = time.monotonic()
         try:
@@ -201,7 +221,7 @@ def test_no_statement_reaches_outside_or_outlives_its_limits(sql, tmp_path):
             said, outcome = str(error), "stopped"
         outcomes[outcome] += 1
         assert SECRET not in said, statement
-        assert home not in said or home in statement, statement
+        assert all(place not in said or place in statement for place in homes), statement
         assert sys.prefix not in said, statement
         assert time.monotonic() - began < SECONDS + 60, statement
         assert not any(path.name != "secret.csv" for path in tmp_path.iterdir()), statement

@@ -158,7 +158,8 @@ def test_a_killed_training_keeps_what_it_must_and_goes_on(whole, tmp_path_factor
             check_ended(folder, unkilled)
             resumed += 1
         elif (folder / "m" / "memory.json").exists() and kind.ranks == 1:
-            with pytest.raises(RecordingError, match="its recorder was not flushed there"):
+            # There is no checkpoint yet: killed before the flush that comes before it, or between the two.
+            with pytest.raises(RecordingError, match="was not flushed there|is not as it was when the recorder .* flushed"):
                 go_on(name, folder)
             check_killed(folder, unkilled, least)
     outcome = "acknowledged steps and those before the clock's last write kept, nothing else there, "

@@ -176,7 +176,7 @@ class Engine(Answers):
                     return slots.slot_columns(view, question.ids, question.space)
             case SqlStatement():
                 with self._room(lambda: needs.of_sql(self._sql), check):
-                    return self._sql.run(question.text, check)
+                    return self._sql.run(question.text, check, view.bounds.answer_bytes)
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
         from dualform.query.weights import certificate
@@ -245,8 +245,9 @@ class Engine(Answers):
             if not seen.moved():
                 return False
             memory, before = opened_again(seen, self._segments), self._view
-            self._sql.close()
+            sql = self._sql
             self._see(memory)
+            sql.retire()
             before.cache.clear()
             return True
 

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from math import inf
 from typing import IO
 
 import pyarrow as pa
 
 from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
-from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW, write
+from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
 from dualform.query.view import Check, View
 from dualform.store.samples import as_numpy
 from dualform.store.views import view_statements
@@ -53,9 +54,10 @@ class Sql:
         self._ready = False
         """Whether the child has answered since it started."""
         self._lock = threading.Lock()
+        self._retired = False
 
-    def run(self, statement: str, check: Check) -> Columns:
-        """The rows of one SELECT.
+    def run(self, statement: str, check: Check, most_bytes: float = inf) -> Columns:
+        """The rows of one SELECT. `most_bytes`: of this answer, where that is less than of any.
 
         Raises BadInput with DuckDB's message, or where it is no single SELECT or has too large an answer; TimedOut.
         """
@@ -65,7 +67,7 @@ class Sql:
         while not self._lock.acquire(timeout=_POLL_SECONDS):
             check()
         try:
-            table = self._ask(statement, check)
+            table = self._ask(statement, int(min(self.most_bytes, most_bytes)), check)
         except BadInput:
             raise  # the child answered, and can answer again
         except BaseException:
@@ -73,6 +75,7 @@ class Sql:
             raise
         finally:
             self._lock.release()
+            self._stop_if_retired()
         columns = {name: as_numpy(table[name]) for name in table.column_names}
         return Columns(columns, self._view.scan(began))
 
@@ -80,17 +83,25 @@ class Sql:
         with self._lock:
             self._stop()
 
-    def _ask(self, statement: str, check: Check) -> pa.Table:
-        request = {
-            "sql": statement,
-            "rows": self._most_rows,
-            "size": self.most_bytes,
-            "seconds": self._seconds,
-        }
+    def retire(self) -> None:
+        """Have the child end with the statement that it runs, or at once, without waiting for it."""
+        self._retired = True
+        self._stop_if_retired()
+
+    def _stop_if_retired(self) -> None:
+        # Whoever has the lock comes by here once it is let go of.
+        if self._retired and self._lock.acquire(blocking=False):
+            try:
+                self._stop()
+            finally:
+                self._lock.release()
+
+    def _ask(self, statement: str, size: int, check: Check) -> pa.Table:
+        request = {"sql": statement, "rows": self._most_rows, "size": size, "seconds": self._seconds}
         started = self._ready
         try:
             child = self._child or self._start(check)
-            write(_pipe(child.stdin), STATEMENT, json.dumps(request).encode())
+            self._send(child, STATEMENT, json.dumps(request).encode(), check)
             if not started:
                 self._receive(child, time.monotonic() + _START_SECONDS, check)
                 started = self._ready = True
@@ -126,21 +137,32 @@ class Sql:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # a fork of this process would send again what is buffered as it forks
             cwd="/",
             # Whatever a statement finds out of its process, it is nothing of ours.
             env={name: os.environ[name] for name in _LIBRARIES if name in os.environ},
         )
         self._child = child
+        os.set_blocking(_pipe(child.stdin).fileno(), False)
         for name, table in _tables(self._view).items():
             sink = pa.BufferOutputStream()
             named = table.replace_schema_metadata({"name": name})
             with pa.ipc.new_stream(sink, named.schema) as stream:
                 stream.write_table(named)
-            write(_pipe(child.stdin), TABLE, bytes(sink.getvalue()))
-            check()
+            self._send(child, TABLE, sink.getvalue(), check)
         for statement in _views(self._view):
-            write(_pipe(child.stdin), VIEW, statement.encode())
+            self._send(child, VIEW, statement.encode(), check)
         return child
+
+    def _send(self, child: subprocess.Popen[bytes], kind: bytes, content: bytes | pa.Buffer, check: Check) -> None:
+        """Raises TimedOut where the child reads nothing for _START_SECONDS, BrokenPipeError where it has ended, and
+        what `check` raises."""
+        pipe = _pipe(child.stdin).fileno()
+        for part in (HEADER.pack(kind, len(content)), content):
+            rest = memoryview(part)
+            while rest:
+                self._wait(pipe, select.POLLOUT, time.monotonic() + _START_SECONDS, check)
+                rest = rest[os.write(pipe, rest) :]
 
     def _receive(self, child: subprocess.Popen[bytes], deadline: float, check: Check) -> tuple[bytes, bytes]:
         """The child's next message. Raises TimedOut, EOFError where the child has ended, and what `check` raises."""
@@ -152,20 +174,26 @@ class Sql:
     def _read(self, child: subprocess.Popen[bytes], size: int, deadline: float, check: Check) -> bytes:
         pipe, parts = _pipe(child.stdout).fileno(), []
         while size:
-            while not select.select([pipe], [], [], _POLL_SECONDS)[0]:
-                check()
-                if time.monotonic() > deadline:
-                    raise TimedOut(
-                        f"the statement took longer than {self._seconds:g} seconds.",
-                        hint="Aggregate, or add a WHERE.",
-                        field="statement",
-                    )
+            self._wait(pipe, select.POLLIN, deadline, check)
             part = os.read(pipe, min(size, 1 << 20))
             if not part:
                 raise EOFError
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+    def _wait(self, pipe: int, event: int, deadline: float, check: Check) -> None:
+        """Until the child's end of a pipe is ready. Raises TimedOut, and what `check` raises."""
+        waiting = select.poll()  # select() takes no descriptor beyond 1,023, and a server has as many connections
+        waiting.register(pipe, event)
+        while not waiting.poll(1000 * _POLL_SECONDS):
+            check()
+            if time.monotonic() > deadline:
+                raise TimedOut(
+                    f"the statement took longer than {self._seconds:g} seconds.",
+                    hint="Aggregate, or add a WHERE.",
+                    field="statement",
+                )
 
     def _stop(self) -> None:
         child, self._child, self._ready = self._child, None, False

@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +44,8 @@ _NICE = 10
 _LOOK_SECONDS = 1.0
 """Between looks whether the process that started this one is there."""
 
+_EVERY_KIND = "SELECT now() AS a, [1.5] AS b, 1::HUGEINT AS c, DATE '2020-01-02' AS d, 'x'::BLOB AS e, 1.5 AS f"
+"""Of values that are converted by what is loaded as it is needed: modules, a time zone."""
 _BATCH = 2048
 """Rows that are read at a time: one of DuckDB's own vectors."""
 _STATM = Path("/proc/self/statm")
@@ -95,6 +98,8 @@ def main(parent: int, memory: int) -> None:
             write(answers, ROWS, answer(connection, **request))
         except (Refusal, duckdb.Error, MemoryError) as error:
             write(answers, ERROR, (str(error) or "not enough memory").encode())
+        except Exception as error:  # nobody foresaw it, so what it says is not for strangers
+            write(answers, ERROR, f"the statement's answer could not be written ({type(error).__name__}).".encode())
 
 
 def _load(connection: duckdb.DuckDBPyConnection, content: bytes) -> None:
@@ -114,16 +119,25 @@ def _end_with(parent: int) -> None:
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, memory: int) -> None:
+    """Bounds for this process that cannot be taken back. What answers need is loaded before."""
+    import zoneinfo  # noqa: F401  # for times that have a zone; here, as the asker loads this module, too
+
+    import pyarrow.compute  # noqa: F401  # for casts
+
     connection.execute(f"SET memory_limit = '{memory // 1024} KiB'")
     for name, value in SETTINGS.items():
         connection.execute(f"SET {name} = '{value}'")
     connection.execute("SET lock_configuration = true")
+    sys.meta_path.clear()  # nothing more is loaded: Arrow would look for pandas, and takes a second where it is
+    simplified(connection.sql(_EVERY_KIND).to_arrow_table())
     if resource is None:
         return
     if _STATM.exists():  # Linux; elsewhere DuckDB's own limit is all there is
         most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + _SPARE * memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # No file and no connection, also where DuckDB's settings should leave a way.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 
 def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int, seconds: float) -> bytes:
@@ -153,7 +167,7 @@ def _rows(reader: Any, most_rows: int, most_bytes: int) -> pa.Table:
     """What a reader yields, read no further than the limits."""
     batches, rows, held = [], 0, 0
     with reader:
-        for batch in reader:
+        for batch in _batches(reader):
             rows += batch.num_rows
             if rows > most_rows:
                 raise Refusal(f"the answer has more than {most_rows} rows; add LIMIT, or aggregate.")
@@ -162,6 +176,14 @@ def _rows(reader: Any, most_rows: int, most_bytes: int) -> pa.Table:
                 raise _too_large(most_bytes)
             batches.append(batch)
         return pa.Table.from_batches(batches, reader.schema)
+
+
+def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
+    """What a reader yields. Raises Refusal with what DuckDB finds behind the first rows, which Arrow has as OSError."""
+    try:
+        yield from reader
+    except (OSError, pa.ArrowException) as error:
+        raise Refusal(str(error)) from None
 
 
 def _too_large(most_bytes: int) -> Refusal:
@@ -185,10 +207,10 @@ def simplified(table: pa.Table) -> pa.Table:
     Whole numbers beyond 64 bits become doubles; dates, lists and whatever else become texts.
     """
     names = _distinct(table.column_names)
-    return pa.table([_simple(column) for column in table.columns], names=names)
+    return pa.table([_simple(name, table.column(i)) for i, name in enumerate(names)], names=names)
 
 
-def _simple(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _simple(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column
@@ -200,7 +222,13 @@ def _simple(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return _first(column, *([pa.int64()] if kind.scale == 0 else []), pa.float64())
     if pa.types.is_null(kind):
         return column.cast(pa.float64())
-    return pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())])
+    try:
+        values = column.to_pylist()
+    except (OverflowError, ValueError):  # Python's dates end with the year 9999, and none is infinite
+        raise Refusal(
+            f"column {name} has a value of type {kind} that has no form here; ask for CAST({name} AS VARCHAR)."
+        ) from None
+    return pa.chunked_array([pa.array([None if v is None else str(v) for v in values], pa.string())])
 
 
 def _first(column: pa.ChunkedArray, *kinds: Any) -> pa.ChunkedArray:

@@ -1,0 +1,211 @@
+"""The process that runs statements, and what stands around it: descriptors, pipes, forks, refreshes, values."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from dualform.errors import BadInput, Cancelled
+from dualform.query.bounds import QuestionBounds
+from dualform.query.sql.process import Sql
+from dualform.query.view import View
+from dualform.questions import SqlStatement
+from tests.query import arrays
+
+ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return arrays.memory({"fc": np.ones((4, 2), np.float32)}, {"label": [1, 2, 3, 4]})
+
+
+@pytest.fixture
+def engine(memory):
+    with arrays.engine(memory) as engine:
+        yield engine
+
+
+@pytest.fixture
+def sql(memory):
+    made = Sql(View(memory, arrays.engine(memory)._view.backend, 1 << 20))
+    yield made
+    made.close()
+
+
+def run(sql: Sql, statement: str):
+    return sql.run(statement, lambda: None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["DATE '290000-01-01'", "'infinity'::DATE", "'-infinity'::TIMESTAMP", "TIMESTAMP '-290000-01-01'"],
+)
+def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_goes_on(sql, value):
+    run(sql, "SELECT 1")
+    child = sql._child
+    with pytest.raises(BadInput, match=r"column late .* CAST\(late AS VARCHAR\)"):
+        run(sql, f"SELECT slot, {value} AS late FROM slots")
+    assert sql._child is child
+    assert run(sql, f"SELECT CAST({value} AS VARCHAR) AS late").rows == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("SELECT CASE WHEN range = 99999 THEN error('late') ELSE 1 END FROM range(100000)", "late"),
+        ("SELECT (CASE WHEN range = 99999 THEN 'x' ELSE '1' END)::INT FROM range(100000)", "Could not convert"),
+    ],
+)
+def test_what_goes_wrong_behind_the_first_rows_is_said_and_the_child_goes_on(sql, statement, said):
+    run(sql, "SELECT 1")
+    child = sql._child
+    with pytest.raises(BadInput, match=said):
+        run(sql, statement)
+    assert sql._child is child
+    assert child.poll() is None
+
+
+def test_statements_are_answered_beside_thousands_of_open_descriptors(sql):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 2048:
+        pytest.skip(f"at most {before[1]} files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert run(sql, "SELECT 1 AS one").records() == [{"one": 1}]
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_refresh_does_not_wait_for_a_statement_whose_child_ends_with_it(engine):
+    engine.sql("SELECT 1")
+    before, over, refused = engine._sql, threading.Event(), []
+
+    def ask() -> None:
+        try:
+            engine.ask(SqlStatement(ENDLESS), over.is_set)
+        except Cancelled as error:
+            refused.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(before._lock.locked)
+    moved = patch.object(type(engine._view.snapshot), "moved", lambda self: True)
+    try:
+        with moved, patch("dualform.query.engine.opened_again", lambda seen, segments: seen):
+            refreshing = threading.Thread(target=engine.refresh)
+            refreshing.start()
+            refreshing.join(10)
+            assert not refreshing.is_alive()
+        assert asking.is_alive()
+        assert engine.sql("SELECT 1 AS one").records() == [{"one": 1}]
+    finally:
+        over.set()
+        asking.join()
+        refreshing.join()
+    assert len(refused) == 1
+    assert before._child is None
+
+
+def test_a_retired_child_ends_though_its_statement_was_answered(sql):
+    run(sql, "SELECT 1")
+    child = sql._child.pid
+    sql.retire()
+    assert not os.path.exists(f"/proc/{child}")
+    assert run(sql, "SELECT 1 AS one").records() == [{"one": 1}]  # by whoever still holds the old view
+    assert sql._child is None
+
+
+def test_whoever_waits_for_a_child_that_does_not_read_stops_when_it_has_to(sql):
+    run(sql, "SELECT 1")
+    os.kill(sql._child.pid, signal.SIGSTOP)
+    stopped, given = threading.Event(), []
+
+    def check() -> None:
+        if stopped.is_set():
+            raise Cancelled("given up")
+
+    def ask() -> None:
+        try:
+            sql.run("SELECT 1 -- " + "x" * 1_000_000, check)
+        except Cancelled as error:
+            given.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    time.sleep(0.3)  # so that the pipe is full
+    stopped.set()
+    asking.join(10)
+    try:
+        assert len(given) == 1
+    finally:
+        if sql._child is not None:
+            os.kill(sql._child.pid, signal.SIGCONT)
+        asking.join()
+    assert run(sql, "SELECT 1 AS one").records() == [{"one": 1}]
+
+
+FORKING = """
+import os, sys
+import numpy as np
+from dualform.query.sql.process import Sql
+from dualform.query.view import View
+from tests.query import arrays
+
+memory = arrays.memory({"fc": np.ones((4, 2), np.float32)}, {"label": [1, 2, 3, 4]})
+sql = Sql(View(memory, arrays.engine(memory)._view.backend, 1 << 20), seconds=10)
+sql.run("SELECT 1", lambda: None)
+
+forked = []
+
+def behind(frame, event, act):  # every write, a fork that ends as any process does
+    if event == "c_return" and act.__name__ == "write" and len(forked) < 4:
+        forked.append(os.fork())
+        if not forked[-1]:
+            sys.exit(0)
+        os.waitpid(forked[-1], 0)
+
+sys.setprofile(behind)
+found = sql.run("SELECT 2 AS two", lambda: None).records()
+sys.setprofile(None)
+print(found, len(forked) > 0, flush=True)
+sql.close()
+"""
+
+
+def test_a_fork_in_the_midst_of_a_message_sends_no_part_of_it_again():
+    forking = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    assert forking.stdout.strip() == "[{'two': 2}] True", forking.stderr
+
+
+def test_the_child_can_open_nothing_whatever_duckdb_allows(sql):
+    run(sql, "SELECT 1")
+    with open(f"/proc/{sql._child.pid}/limits") as file:
+        line = next(line for line in file if line.startswith("Max open files"))
+    assert line.split()[3:5] == ["0", "0"]
+
+
+def test_a_servers_bound_of_answers_is_one_of_statements(engine):
+    bounds = QuestionBounds(answer_bytes=1 << 20)
+    with pytest.raises(BadInput, match="the answer takes more than 1 MiB"):
+        engine.ask(SqlStatement("SELECT repeat('x', 1000) FROM range(3000)"), None, bounds)
+    assert engine.ask(SqlStatement("SELECT 1 AS one"), None, bounds).rows == 1
+
+
+def until(held) -> None:
+    end = time.monotonic() + 30
+    while not held():
+        assert time.monotonic() < end
+        time.sleep(0.01)
