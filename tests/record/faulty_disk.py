@@ -65,16 +65,15 @@ class FailingDisk(WatchedDisk):
         self.failed: Path | None = None
         """What failed first."""
         self.failures: list[Path] = []
-        self.harmless = False
-        """Whether that was letting go of a folder alone, which was read and synced."""
+        self.harmless = True
+        """Whether nothing failed so far but letting go of folders, which were read and synced."""
 
     def meet(self, operation: str, path: Path, call: Call, *arguments: Any, **named: Any) -> Any:
         number = len(self.done) - 1
         if number != self._number and not (self._for_good and number > self._number):
             return _ATTEMPT(operation, path, call, *arguments, **named)
-        if self.failed is None:
-            self.harmless = operation == "close" and path.is_dir() and not self._for_good
-            self.failed = path
+        self.harmless &= operation == "close" and path.is_dir()
+        self.failed = self.failed or path
         self.failures.append(path)
         if operation == "close":  # which lets go of the file even where it fails
             call(*arguments)
