@@ -125,16 +125,21 @@ class Batches:
                 queue.awaits_thread = True
                 async with self._lane(queue.waiting[0].question).thread(queue.waiting[0].asker) as thread:
                     queue.awaits_thread = False
-                    askers, began = self._next(queue), time.monotonic()
-                    if askers:
-                        await self._answer(askers, queue, thread)
-                if len(askers) > 1:
-                    await self._linger(queue, len(askers), min(LINGER, LINGER_SHARE * (time.monotonic() - began)))
+                    began = time.monotonic()
+                    count = await self._scan_once(queue, thread)
+                if count > 1:
+                    await self._linger(queue, count, min(LINGER, LINGER_SHARE * (time.monotonic() - began)))
         except Exception as error:  # no thread is to be had
             _fail(queue.waiting, error)
         finally:
             if self._queues.get(queue.kind) is queue:
                 del self._queues[queue.kind]
+
+    async def _scan_once(self, queue: _Queue, thread: Thread) -> int:
+        """How many it was for; their answers are theirs alone from here on."""
+        if askers := self._next(queue):
+            await self._answer(askers, queue, thread)
+        return len(askers)
 
     def _lane(self, question: Question) -> Lane:
         light = self._costs.light(question.kind)

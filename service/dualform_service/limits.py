@@ -109,6 +109,38 @@ class ByteRoom:
         self._held[asker.name] += size
 
 
+class NoRoom(Exception):
+    """So many bytes are wanted, and others hold them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Holding:
+    """What one answer holds of a room."""
+
+    def __init__(self, room: ByteRoom, asker: Asker) -> None:
+        self._room, self._asker, self._size = room, asker, 0
+
+    def hold_now(self, size: int) -> None:
+        """Holds so many at least from here on. Raises NoRoom, and then holds what it held."""
+        if size > self._size:
+            if not self._room.take_now(size - self._size, self._asker):
+                raise NoRoom(size)
+            self._size = size
+
+    async def hold(self, size: int) -> None:
+        """Returns once it holds so many, and nothing meanwhile, so that no two wait for each other."""
+        self.release()
+        await self._room.take(size, self._asker)
+        self._size = size
+
+    def release(self) -> None:
+        size, self._size = self._size, 0
+        if size:
+            self._room.give_back(size, self._asker)
+
+
 class Deadline:
     """When one call must stop: at the caller's deadline, at the server's own, or when the caller has gone.
 

@@ -6,7 +6,7 @@ wrong becomes an error of ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from dualform_service.bounds import Bounds
 from dualform_service.call_record import CallRecord, current
 from dualform_service.engine import Engine
 from dualform_service.lanes import Lane
-from dualform_service.limits import Deadline
+from dualform_service.limits import Deadline, Holding, NoRoom
 from dualform_service.turns import Asker
 
 SMALL_BYTES = 2**20
@@ -30,6 +30,8 @@ SMALL_BYTES = 2**20
 FREE_BYTES = 64 * 2**10
 """Largest message that is decoded or encoded at once, on the loop, and largest answer that takes no room: there are
 few beside those that do."""
+BESIDE_BYTES = 1024
+"""What the message of a large answer mostly takes beside its numbers."""
 LOOKUPS = (Inventory, ProbeLookup, SlotLookup)
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Memory"]
@@ -72,17 +74,28 @@ class MemoryServicer:
         method = self.methods[name]
         if method.looks_up:
             with self._bounds.lookup_places.one(asker):
-                return await self._held(await self._ask(method, message, deadline, self._lanes.lookups, asker), asker)
+                return await self._within_room(
+                    lambda _: self._ask(method, message, deadline, self._lanes.lookups, asker), asker
+                )
         if method.shares and len(message) <= SMALL_BYTES:
             question = await self._decoded(method, message, asker)
             if can_share(question):
                 with (self._bounds.light_places if self.batches.light(question) else self._bounds.waiting_places).one(
                     asker
                 ):
-                    answer = await self.batches.ask(question, deadline, asker)
-                    return await self._held(await self._encode(method, answer, asker), asker)
+                    return await self._within_room(
+                        lambda held: self._share(method, question, deadline, asker, held), asker
+                    )
         with self._bounds.large_places.one(asker):
             return await self._held(await self._ask(method, message, deadline, self._lanes.heavy, asker), asker)
+
+    async def _share(self, method: _Method, question: Any, deadline: Deadline, asker: Asker, held: Holding) -> bytes:
+        """The answer to a question that may share its work. Raises NoRoom, before its message is made."""
+        answer = await self.batches.ask(question, deadline, asker)
+        if answer.nbytes <= FREE_BYTES:
+            return _encoded(method, answer)
+        held.hold_now(answer.nbytes + BESIDE_BYTES)
+        return await self._lanes.messages.run(lambda: _encoded(method, answer), asker)
 
     async def _ask(self, method: _Method, message: bytes, deadline: Deadline, lane: Lane, asker: Asker) -> bytes:
         """The answer to a question that is asked alone; it is not even decoded before it has a thread."""
@@ -101,23 +114,41 @@ class MemoryServicer:
             return _decoded(method, message, record)
         return await self._lanes.messages.run(lambda: _decoded(method, message, record), asker)
 
-    async def _encode(self, method: _Method, answer: Any, asker: Asker) -> bytes:
-        if answer.nbytes <= FREE_BYTES:
-            return _encoded(method, answer)
-        return await self._lanes.messages.run(lambda: _encoded(method, answer), asker)
+    async def _within_room(self, ask: Callable[[Holding], Awaitable[bytes]], asker: Asker) -> EncodedAnswer:
+        """What `ask` returns, with room among the answers that nobody has read yet. Many may wait for room, so none of
+        them holds an answer meanwhile: it is let go, and asked for again once there is room for it."""
+        held = Holding(self._bounds.unread, asker)
+        try:
+            while True:
+                try:
+                    data = await ask(held)
+                    self._require_fitting(data)
+                    if len(data) > FREE_BYTES:
+                        held.hold_now(len(data))
+                    return EncodedAnswer(data, held.release)
+                except NoRoom as full:
+                    data, size = b"", full.size
+                await held.hold(size)
+        except BaseException:
+            held.release()
+            raise
 
     async def _held(self, data: bytes, asker: Asker) -> EncodedAnswer:
-        """Waits, in its place, for room among the answers that nobody has read yet."""
+        """Waits, in its place, for room among the answers that nobody has read yet: what took long is not asked for
+        again, as few have such a place."""
+        self._require_fitting(data)
+        held = Holding(self._bounds.unread, asker)
+        if len(data) > FREE_BYTES:
+            await held.hold(len(data))
+        return EncodedAnswer(data, held.release)
+
+    def _require_fitting(self, data: bytes) -> None:
         size, limit = len(data), self._bounds.answer_bytes
         if size > limit:
             raise BadInput(
                 f"The answer takes {size / 2**20:.1f} MiB, and a message holds at most {limit / 2**20:.1f} MiB.",
                 hint="Ask with fewer queries, a smaller k or a narrower mask at a time.",
             )
-        if size <= FREE_BYTES:
-            return EncodedAnswer(data, lambda: None)
-        await self._bounds.unread.take(size, asker)
-        return EncodedAnswer(data, lambda: self._bounds.unread.give_back(size, asker))
 
 
 def _encoded(method: _Method, answer: Any) -> bytes:

@@ -1,0 +1,111 @@
+"""Answers that wait for their room: however many wait, what they hold is bounded, and each gets its own in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualform.answers import Hits, Probe, Scan
+from dualform.errors import BadInput
+from dualform.questions import ProbeLookup, TopK, Vectors
+from dualform_proto.calls import call_of
+from dualform_service.bounds import UNREAD, Bounds
+from dualform_service.config import ServiceConfig
+from dualform_service.limits import Deadline
+from dualform_service.servicer import EncodedAnswer, MemoryServicer
+from dualform_service.turns import Asker
+
+SCAN = Scan(7, 4, 3, "numpy", 0.25)
+LARGEST = 2**21
+ASKING = 60
+
+
+class Large:
+    """Each answer takes its share of the largest, `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def ask(self, question: Any, *_: object) -> Any:
+        if isinstance(question, ProbeLookup):
+            outputs = np.full((1, self._size // 4), len(question.name), np.float32)
+            return Probe(question.name, np.zeros(1, np.int64), outputs, None, SCAN)
+        count = self._size // 12
+        ids = np.repeat(np.asarray(question.queries.rows[:, 0], np.int64), count)
+        scores = np.ones(len(ids), np.float32)
+        return Hits(ids, scores, np.full((question.queries.count, 1), count), None, (), SCAN, "sample")
+
+
+def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4) -> tuple[int, list[bytes], Bounds]:
+    """Bytes that are held once `ASKING` have asked and none has read; then what each got, having read in turn."""
+
+    async def test() -> tuple[int, list[bytes], Bounds]:
+        bounds = Bounds(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
+        servicer = MemoryServicer(Large(size), bounds)  # type: ignore[arg-type]
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            asking = [asyncio.create_task(ask(servicer, number)) for number in range(ASKING)]
+            while len(bounds.unread._waiting) + sum(one.done() for one in asking) < ASKING:
+                await asyncio.sleep(0.01)
+            held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        got: list[bytes] = []
+        for one in asyncio.as_completed(asking):
+            answer: EncodedAnswer = await one
+            got.append(answer.data)
+            answer.release()
+        bounds.close()
+        return held, got, bounds
+
+    return asyncio.run(asyncio.wait_for(test(), 120))
+
+
+def message(question: Any) -> bytes:
+    return bytes(call_of(question).encode_question(question).SerializeToString())
+
+
+def look_up(servicer: MemoryServicer, number: int) -> Any:
+    asked = message(ProbeLookup("x" * (number + 1), None))
+    return servicer.answer("Probe", asked, Deadline(None, 120.0), Asker(f"caller {number}"))
+
+
+def scan(servicer: MemoryServicer, number: int) -> Any:
+    asked = message(TopK("fc", Vectors(np.array([[number, 0, 0]], np.float32)), 10**6))
+    return servicer.answer("TopK", asked, Deadline(None, 120.0), Asker(f"caller {number}"))
+
+
+@pytest.mark.parametrize("ask", [look_up, scan])
+def test_those_that_wait_for_room_hold_no_answer(ask):
+    held, got, bounds = kept(ask)
+    assert held < (UNREAD + 2) * LARGEST, "all would take 90 MiB"
+    assert len(set(got)) == ASKING
+    assert all(len(one) > LARGEST // 2 for one in got)
+    assert bounds.unread.free == UNREAD * LARGEST
+
+
+def test_what_gets_no_room_before_its_deadline_leaves_none_taken():
+    async def test() -> None:
+        bounds = Bounds(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
+        servicer = MemoryServicer(Large(LARGEST // 2), bounds)  # type: ignore[arg-type]
+        other = Asker("other")
+        assert bounds.unread.take_now(bounds.unread.free, other)
+        for ask in (look_up, scan):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ask(servicer, 1), 0.3)
+        bounds.unread.give_back(UNREAD * LARGEST, other)
+        assert bounds.unread.free == UNREAD * LARGEST
+        assert len(bounds.unread._waiting) == 0
+        (await scan(servicer, 1)).release()
+        with pytest.raises(BadInput, match=r"takes 3\.0 MiB, and a message holds at most 2\.0 MiB"):
+            await look_up(MemoryServicer(Large(3 * LARGEST // 2), bounds), 1)  # type: ignore[arg-type]
+        assert bounds.unread.free == UNREAD * LARGEST
+        bounds.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
