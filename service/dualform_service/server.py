@@ -16,6 +16,7 @@ from types import TracebackType
 
 from dualform.errors import DualformError
 from dualform_proto.address import Address, parse_address
+from dualform_service.allocator import bound_arenas
 from dualform_service.audit import JsonLog
 from dualform_service.auth import METRICS
 from dualform_service.bounds import Bounds
@@ -181,6 +182,7 @@ def serve(
     """
     from dualform.query.engine import open_memory
 
+    bound_arenas()
     config = ServiceConfig(config) if isinstance(config, str) else config
     paths = named([Path(path)] if isinstance(path, str | PathLike) else map(Path, path))
     with ExitStack() as opened:

@@ -1,0 +1,41 @@
+"""Threads of a server share what the C library keeps for them."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+ARENAS = """
+import ctypes, sys, threading
+from dualform_service.allocator import bound_arenas
+
+if sys.argv[2] == "bounded":
+    bound_arenas()
+libc, together = ctypes.CDLL(None), threading.Barrier(8)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+
+def allocate():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="the C library is not glibc")
+@pytest.mark.parametrize(("kind", "few"), [("bounded", True), ("as it is", False)])
+def test_threads_share_two_pools_of_memory(tmp_path, kind, few):
+    subprocess.run([sys.executable, "-c", ARENAS, str(tmp_path / "info"), kind], check=True, timeout=60)
+    pools = (tmp_path / "info").read_text().count("<heap ")
+    assert (pools <= 2) == few
