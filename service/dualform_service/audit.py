@@ -38,8 +38,9 @@ class JsonLog(logging.Handler):
         self._file, self._most = file, most
         self._waiting = deque[CallRecord | Mapping[str, Any]]()
         self.dropped = 0
-        """Lines for which there was no room."""
-        self._said = 0
+        """Lines for which there was no room, in the queue or on the disk."""
+        self._said, self._cut = 0, False
+        """Of these, so many have been told of; whether the last thing written is a piece of a line."""
         self._counting = threading.Lock()
         self._some, self._closing = threading.Event(), False
         self._thread = threading.Thread(target=self._write_all, name="dualform-log", daemon=True)
@@ -83,12 +84,24 @@ class JsonLog(logging.Handler):
             self._some.clear()
             lines = [_line(self._waiting.popleft()) for _ in range(len(self._waiting))]
             if (dropped := self.dropped) > self._said:
-                lines.append(json.dumps({"time": _time(time.time()), "kind": "dropped", "lines": dropped - self._said}))
-                self._said = dropped
-            left = memoryview("".join(f"{line}\n" for line in lines).encode())
-            with suppress(OSError):  # a full disk, or a file that was closed: the calls go on
-                while left:
-                    left = left[os.write(self._file, left) :]
+                said = {"time": _time(time.time()), "kind": "dropped", "lines": dropped - self._said}
+                if self._written([json.dumps(said)]):
+                    self._said = dropped
+            lost = len(lines) - self._written(lines)
+            with self._counting:
+                self.dropped += lost
+
+    def _written(self, lines: list[str]) -> int:
+        """How many of them were written whole."""
+        text = "".join(f"{line}\n" for line in lines).encode()
+        # A piece of a line stays where it is; what comes next begins on a line of its own.
+        left = memoryview(b"\n" + text if self._cut and text else text)
+        with suppress(OSError):  # a full disk, or a file that was closed: the calls go on
+            while left:
+                count = os.write(self._file, left)
+                self._cut = not bytes(left[:count]).endswith(b"\n")
+                left = left[count:]
+        return len(lines) - min(len(lines), bytes(left).count(b"\n"))
 
 
 def _line(of: CallRecord | Mapping[str, Any]) -> str:

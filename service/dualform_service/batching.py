@@ -34,6 +34,9 @@ QUERIES = 128
 """Most queries that share a scan; a question may say that fewer of its kind are worth it."""
 ANSWER_BYTES = 64 * 2**20
 """Most bytes that the answers of one scan take together, estimated from the last answer of its kind."""
+PARTED = ("queries", "k", "by")
+"""Fields of questions that share a scan whose error may be one asker's alone, or that of all of them together: an
+answer to all may be too large where the answers to halves are not."""
 LINGER = 0.03
 """Most seconds that a kind waits for the askers of its last scan to ask again. `make bench ONLY=serving` measures what
 this and the share below bring."""
@@ -176,8 +179,9 @@ class Batches:
     async def _answer(self, askers: list[_PendingQuestion], queue: _Queue, thread: Thread) -> None:
         """Give each asker its answer or its error.
 
-        A mistake in one asker's queries is no error of the others. It shows before the scan, so halving finds it at
-        little cost. Any other error, of a mask for example, would strike each half again, so everyone gets it.
+        A mistake in one asker's queries is no error of the others, and what is too large together need not be so alone.
+        Both show before the scan, so halving finds them at little cost. Any other error, of a mask for example, would
+        strike each half again, so everyone gets it.
         """
         try:
             with ExitStack() as working:
@@ -185,7 +189,7 @@ class Batches:
                     working.enter_context(asker.record.work())
                 answers, queue.bytes_a_query = await thread(partial(self._ask, askers, queue.kind))
         except (BadInput, NotFound) as error:
-            if len(askers) == 1 or error.field != "queries":
+            if len(askers) == 1 or error.field not in PARTED:
                 _fail(askers, error)
                 return
             middle = len(askers) // 2

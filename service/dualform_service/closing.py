@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from dualform.errors import Unavailable
+from dualform.errors import DualformError, Unavailable
 
 QUIET_SECONDS = 0.1
 """Once no call has come for so long, a server stops."""
@@ -23,6 +23,8 @@ class Closing:
         self._closing = False
         self._last = float("-inf")
         """When the last question came, in seconds of time.monotonic()."""
+        self.cut_off: DualformError | None = None
+        """What ends calls whose callers are still there; None before their grace is over."""
 
     def close(self) -> None:
         """Refuse what comes from here on; returns once nothing does, or after MOST_SECONDS."""
@@ -30,6 +32,10 @@ class Closing:
         end = time.monotonic() + MOST_SECONDS
         while (quiet := min(self._last + QUIET_SECONDS, end) - time.monotonic()) > 0:
             time.sleep(quiet)
+
+    def cut(self) -> None:
+        """On the loop: calls that are still there are ended now."""
+        self.cut_off = Unavailable("The server has closed.")
 
     def admit(self) -> None:
         """To be called as a question comes. Raises Unavailable once the server closes."""

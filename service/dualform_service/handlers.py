@@ -91,7 +91,7 @@ class CallHandlers:
             try:
                 await self._answer(method, context, deadline)
             except asyncio.CancelledError:
-                outcome = deadline.error().code
+                outcome = (self._closing.cut_off or deadline.error()).code
                 raise
             except Exception as error:
                 failure = as_ours(method, error, deadline, record.request_id)
@@ -189,6 +189,8 @@ class CallHandlers:
             async with asyncio.timeout(seconds):
                 await context.write(answer)
         except TimeoutError:
+            unread = TimedOut(f"The answer was not read within {seconds:.3g} s.")
+            deadline.cut(unread)
             # A status would wait in the transport's queue behind the bytes that are not read.
             if found := shut(context.peer(), self._port):
                 self._metrics.shut_one("answer unread")
@@ -197,4 +199,4 @@ class CallHandlers:
             )
             # The transport ends this early, as it cancels what was on the connection.
             await asyncio.sleep(deadline.remaining())
-            raise TimedOut(f"The answer was not read within {seconds:.3g} s.") from None
+            raise unread from None

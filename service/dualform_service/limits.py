@@ -152,6 +152,11 @@ class Deadline:
         self._seconds = longest if seconds is None else min(longest, seconds)
         self._end = time.monotonic() + self._seconds
         self._ended = False
+        self._cut: DualformError | None = None
+
+    def cut(self, error: DualformError) -> None:
+        """The server ends the call by itself, for this reason."""
+        self._cut = error
 
     def end(self) -> None:
         """The call has ended, whoever ended it."""
@@ -165,6 +170,8 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def error(self) -> DualformError:
+        if self._cut is not None:
+            return self._cut
         if time.monotonic() < self._end:
             return Cancelled("The caller went away before the answer was ready.")
         return TimedOut(

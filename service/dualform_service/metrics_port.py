@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
 from dualform.errors import Forbidden, Unauthenticated
 
 CONNECTIONS, SECONDS, HEAD_BYTES = 16, 5.0, 8 << 10
-"""At once, of which one more is shut; for a request, and for its answer to be taken; of a request, at most."""
+"""At once, of which the longest silent one gives way to one more, or that one is shut; for a request, and for its
+answer to be taken; of a request, at most."""
 PATH = "/metrics"
 
 Page = Callable[[str], tuple[str, bytes]]
@@ -30,6 +32,8 @@ class MetricsPort:
         raises Unauthenticated or Forbidden for headers that may not ask."""
         self._prepare, self._check = prepare, check
         self._open = 0
+        self._silent = OrderedDict[asyncio.StreamWriter, None]()
+        """Connections that have not said yet what they want, the oldest first."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
@@ -45,9 +49,10 @@ class MetricsPort:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        may = self._open < CONNECTIONS or self._gave_way()
         self._open += 1
         try:
-            if self._open <= CONNECTIONS:
+            if may:
                 async with asyncio.timeout(2 * SECONDS):
                     await self._answer(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -57,9 +62,20 @@ class MetricsPort:
             # What nobody reads must not be waited for.
             writer.transport.abort()
 
+    def _gave_way(self) -> bool:
+        """Whether one that says nothing was shut for another."""
+        if not self._silent:
+            return False
+        self._silent.popitem(last=False)[0].transport.abort()
+        return True
+
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(SECONDS):
-            head = await reader.readuntil(b"\r\n\r\n")
+        self._silent[writer] = None
+        try:
+            async with asyncio.timeout(SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+        finally:
+            self._silent.pop(writer, None)
         status, kind, content = await self._said(head.decode("latin-1"))
         lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(content)}", "Connection: close"]
         if status.startswith("401"):

@@ -142,7 +142,7 @@ class Server:
         for follower in self._followers:
             follower.stop()
         self._closing.close()
-        self._transport.stop(self.config.grace if grace is None else grace)
+        self._transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
         self._handlers.close()
         if self._metrics_port is not None:
             self._transport.run(self._metrics_port.stop())

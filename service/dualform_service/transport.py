@@ -72,9 +72,17 @@ class Transport:
         await self._server.start()
         return int(port)
 
-    def stop(self, grace: float) -> None:
-        """Takes no new calls, gives running ones `grace` seconds, then ends them. Returns once all have ended."""
-        self.run(self._server.stop(grace))
+    def stop(self, grace: float, ends: Callable[[], object]) -> None:
+        """Takes no new calls, gives running ones `grace` seconds, then ends them, of which `ends` is told just before.
+        Returns once all have ended."""
+        self.run(self._stopped(grace, ends))
+
+    async def _stopped(self, grace: float, ends: Callable[[], object]) -> None:
+        over = asyncio.get_running_loop().call_later(grace, ends)
+        try:
+            await self._server.stop(grace)
+        finally:
+            over.cancel()
 
     def call(self, function: Callable[[], object]) -> None:
         """Has the loop call a function, soon."""

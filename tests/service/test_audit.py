@@ -142,11 +142,52 @@ def test_a_pipe_that_nobody_reads_holds_no_call_up_and_what_is_dropped_is_counte
     assert sum(line["lines"] for line in said if line["kind"] == "dropped") == log.dropped
 
 
+def test_lines_that_a_full_disk_cuts_short_are_counted_and_the_next_begin_on_a_line_of_their_own():
+    """A pipe that takes no more is as a disk that is full: it takes a part, and then says so."""
+    end, into = os.pipe()
+    os.set_blocking(into, False)
+    os.set_blocking(end, False)
+    log, calls, came = JsonLog(into), 2000, [b""]
+
+    def write(count: int) -> None:
+        for number in range(count):
+            log.call(CallRecord("Info", f"id-{number}", "peer"))
+
+    try:
+        write(calls)  # of some 200 bytes each, where a pipe takes 65,536
+        until(lambda: log.dropped > 0)
+        first = log.dropped
+        came.append(_there(end))
+        write(10)
+    finally:
+        log.close()
+        os.close(into)
+        came.append(_there(end))
+        os.close(end)
+    said, cut = [], 0
+    for line in b"".join(came).splitlines():
+        try:
+            said.append(json.loads(line))
+        except ValueError:
+            cut += 1
+    assert cut == 1
+    assert 0 < first < calls
+    assert [line["kind"] for line in said].count("call") == calls + 10 - first
+    assert [line["lines"] for line in said if line["kind"] == "dropped"] == [first]
+
+
+def _there(end: int) -> bytes:
+    with suppress(BlockingIOError):
+        return os.read(end, 1 << 20)
+    return b""
+
+
 def test_a_file_that_cannot_be_written_to_is_no_error_of_a_call(engine, tmp_path):
     with open(os.devnull) as read_only:
         log = JsonLog(read_only.fileno())
         with Server(engine, log=log) as server, Client(server.address) as client:
             assert client.info().snapshot == 7
+            until(lambda: log.dropped == 1)
         log.close()
 
 

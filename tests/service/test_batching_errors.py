@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform.errors import BadMask, Cancelled, Damaged, TimedOut
+from dualform.errors import BadInput, BadMask, Cancelled, Damaged, TimedOut
 from dualform.questions import ProbeRows, TopK
 from dualform_client import Client
 from dualform_service import batching
@@ -65,6 +65,24 @@ def test_what_is_wrong_with_a_kind_is_met_once(engine, batches):
         asker.join()
     assert [type(asker.outcome) for asker in askers[1:]] == [BadMask] * 16
     assert [len(numbers(one)) for one in engine.asked] == [1, 16]
+
+
+@pytest.mark.parametrize("field", ["queries", "k", "by"])
+def test_what_is_too_large_together_and_not_alone_is_asked_in_parts(engine, batches, monkeypatch, field):
+    """An answer's bound is one question's, and the memory may have grown since the last one of a kind was measured."""
+    own = engine.ask
+
+    def ask(question, *rest):
+        if question.queries.count > 4:
+            raise BadInput("The answer would take too much.", field=field)
+        return own(question, *rest)
+
+    monkeypatch.setattr(engine, "ask", ask)
+    askers = crowd(engine, batches, [TopK("fc", ProbeRows("test", (row,))) for row in range(17)])
+    engine.go.set()
+    for row, asker in enumerate(askers):
+        asker.join()
+        assert asker.outcome.ids.tolist() == [row] * (row % 3)
 
 
 def test_kinds_that_nobody_asks_for_any_more_leave_nothing_behind(engine, batches):

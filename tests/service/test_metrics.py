@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 
 import grpc
@@ -233,17 +233,48 @@ def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_nothing_open
             pass
 
 
-def test_connections_that_say_nothing_hold_no_scrape_up_for_long(engine, monkeypatch):
-    monkeypatch.setattr(metrics_port, "SECONDS", 1.0)
+def test_the_longest_silent_connection_gives_way_to_a_new_one(engine):
     with Server(engine, HERE) as server, ExitStack() as silent:
         host, _, port = server.metrics_address.rpartition(":")
-        for _ in range(metrics_port.CONNECTIONS):
-            silent.enter_context(socket.create_connection((host, int(port)), 60)).sendall(b"GET /metrics HTTP/1.1\r\n")
+        quiet = [
+            silent.enter_context(socket.create_connection((host, int(port)), 60))
+            for _ in range(metrics_port.CONNECTIONS)
+        ]
+        for connection in quiet:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
         until(lambda: server._metrics_port._open == metrics_port.CONNECTIONS)
-        with pytest.raises(ConnectionError):
-            asked(server.metrics_address)
-        until(lambda: server._metrics_port._open == 0)
         assert asked(server.metrics_address)[0] == 200
+        with suppress(ConnectionError):
+            assert quiet[0].recv(1) == b"", "the first has ended"
+        quiet[-1].sendall(b"\r\n")
+        assert quiet[-1].recv(12) == b"HTTP/1.1 200", "and the last has not"
+
+
+def test_one_more_than_are_being_answered_is_shut_and_who_says_nothing_ends_by_itself(engine, monkeypatch):
+    monkeypatch.setattr(metrics_port, "SECONDS", 1.0)
+    going = threading.Event()
+
+    def page(accept: str) -> tuple[str, bytes]:
+        going.wait(60)
+        return "text/plain", b""
+
+    with Server(engine, HERE) as server, ExitStack() as far:
+        port = server._metrics_port
+        monkeypatch.setattr(port, "_prepare", lambda: page)
+        host, _, number = server.metrics_address.rpartition(":")
+        try:
+            for _ in range(metrics_port.CONNECTIONS):
+                own = far.enter_context(socket.create_connection((host, int(number)), 60))
+                own.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            until(lambda: port._open == metrics_port.CONNECTIONS and not port._silent)
+            with pytest.raises(ConnectionError):
+                asked(server.metrics_address)
+        finally:
+            going.set()
+        until(lambda: port._open == 0)
+        far.enter_context(socket.create_connection((host, int(number)), 60))
+        until(lambda: port._open == 1)
+        until(lambda: port._open == 0)
         with Client(server.address) as client:
             assert client.info().snapshot == 7
 

@@ -251,6 +251,7 @@ def test_draining_stops_what_outlasts_its_grace(engine):
         server.stop(grace=0.1)
         assert engine.cancelled.wait(60)
         assert isinstance(running(), ServiceError)
+    assert server.metrics.outcomes("TopK") == {"unavailable": 1}, "its caller had not left"
 
 
 def test_what_was_done_is_logged_when_the_server_drains(engine, caplog):
