@@ -24,7 +24,7 @@ from dualform_service.engine import Engine
 from dualform_service.lanes import Lane, Lanes, Thread
 from dualform_service.limits import Deadline
 from dualform_service.scan_costs import ScanCosts
-from dualform_service.turns import Asker
+from dualform_service.turns import Asker, Turn
 
 Question: TypeAlias = LayerQuestion[Any]
 
@@ -69,8 +69,8 @@ class _Queue:
     waiting: list[_PendingQuestion] = field(default_factory=list)
     scanning: asyncio.Task[None] | None = None
     """What scans."""
-    awaits_thread: bool = False
-    """Whether it has none yet."""
+    turn: Turn | None = None
+    """In which it waits for a thread; None while it has one."""
     expected: int = 0
     """A wait for more ends once so many questions have come."""
     enough: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,6 +97,8 @@ class Batches:
             queue.scanning = asyncio.create_task(self._scan(queue))
         own = _PendingQuestion(question, deadline, asker, asyncio.get_running_loop().create_future())
         queue.waiting.append(own)
+        if queue.turn is not None:
+            queue.turn.join(asker)
         if len(queue.waiting) == queue.expected:
             queue.enough.set()
         try:
@@ -109,7 +111,7 @@ class Batches:
     def _forget(self, queue: _Queue) -> None:
         """Lets go of a kind that nobody asks for any more, unless its scan runs: callers may name as many kinds as they
         like, and leave."""
-        if not queue.waiting and queue.awaits_thread and queue.scanning is not None:
+        if not queue.waiting and queue.turn is not None and queue.scanning is not None:
             queue.scanning.cancel()
             self._queues.pop(queue.kind, None)
 
@@ -125,9 +127,10 @@ class Batches:
         """Scans of a kind, one after the other, for as long as questions wait for them."""
         try:
             while queue.waiting:
-                queue.awaits_thread = True
-                async with self._lane(queue.waiting[0].question).thread(queue.waiting[0].asker) as thread:
-                    queue.awaits_thread = False
+                lane = self._lane(queue.waiting[0].question)
+                queue.turn = lane.turn(one.asker for one in queue.waiting)
+                async with lane.thread(queue.turn) as thread:
+                    queue.turn = None
                     began = time.monotonic()
                     count = await self._scan_once(queue, thread)
                 if count > 1:

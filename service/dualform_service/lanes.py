@@ -2,7 +2,7 @@
 
 lookups    descriptions, rows of slots, probes
 light      scans that are known to take little
-untried    the first scan of a kind, of which nobody knows yet what it takes
+untried    the first scan of a kind, of which nobody knows yet what it takes: one at a time of one who asks
 heavy      everything else: it runs when the processor has nothing better to do
 messages   making values of large messages, and messages of large answers
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -20,9 +21,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from dualform.kernels import workers
 from dualform_service.call_record import current
-from dualform_service.turns import Asker, Turns
+from dualform_service.turns import Asker, Turn, Turns
 
-LOOKUPS, LIGHT, UNTRIED, HEAVY, MESSAGES = 4, 4, 1, 2, 2
+LOOKUPS, LIGHT, UNTRIED, HEAVY, MESSAGES = 4, 4, 2, 2, 2
 """Threads."""
 ENGINE_THREADS = LOOKUPS + LIGHT + UNTRIED + HEAVY
 """That may ask the engine at once."""
@@ -37,8 +38,9 @@ Thread: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 class Lane:
     """Threads of one kind of work. Those who want one take turns, on the loop."""
 
-    def __init__(self, name: str, threads: int, nice: int = 0) -> None:
-        self.name, self._turns, self._nice = name, Turns(threads), nice
+    def __init__(self, name: str, threads: int, nice: int = 0, each: int | None = None) -> None:
+        """`each`: threads that one who asks may have at most."""
+        self.name, self._turns, self._nice = name, Turns(threads, each), nice
         self._pool = ThreadPoolExecutor(threads, f"dualform-{name}", self._begin)
 
     @property
@@ -64,10 +66,21 @@ class Lane:
         return await asyncio.wrap_future(running)
 
     @asynccontextmanager
-    async def thread(self, asker: Asker) -> AsyncIterator[Thread]:
-        """A thread for several pieces of work, one after the other. Whoever holds it is never cancelled."""
-        async with self._turns.one(asker):
+    async def thread(self, turn: Turn) -> AsyncIterator[Thread]:
+        """A thread for several pieces of work, one after the other, once it is its `turn`. Whoever holds it is never
+        cancelled."""
+        asker = await turn.taken()
+        try:
             yield self._work
+        finally:
+            self._turns.give_back(asker)
+
+    def turn(self, askers: Iterable[Asker]) -> Turn:
+        """A wait for a thread, in the turns of all of these."""
+        turn = Turn(self._turns)
+        for asker in askers:
+            turn.join(asker)
+        return turn
 
     def close(self) -> None:
         """Returns when no thread works any more."""
@@ -78,10 +91,12 @@ class Lane:
 
     def _begin(self) -> None:
         """Of each thread."""
-        if self._nice:
-            # On Linux this is the thread's own, and needs no right.
+        if self._nice and sys.platform == "linux":
+            # On Linux this is the thread's own, and needs no right. Elsewhere threads have none, and the number may be
+            # another process's.
             own = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + self._nice)
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + self._nice)
 
 
 class Lanes:
@@ -91,7 +106,7 @@ class Lanes:
         workers.start()  # by a thread that does not stand back
         self.lookups = Lane("lookup", LOOKUPS)
         self.light = Lane("light", LIGHT)
-        self.untried = Lane("untried", UNTRIED)
+        self.untried = Lane("untried", UNTRIED, each=1)
         self.heavy = Lane("heavy", HEAVY, HEAVY_NICE)
         self.messages = Lane("message", MESSAGES)
         self.all = (self.lookups, self.light, self.untried, self.heavy, self.messages)

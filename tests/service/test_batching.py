@@ -16,6 +16,7 @@ from dualform_client import Client
 from dualform_service import batching
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from dualform_service.turns import Asker as Who
 from tests.service.canned import Canned
 from tests.service.held_engine import (
     ASKED_ALONE,
@@ -121,6 +122,24 @@ def test_of_kinds_that_nobody_knows_yet_one_is_scanned_at_once_and_two_that_rebu
     for asker in askers:
         asker.join()
         assert not isinstance(asker.outcome, DualformError)
+
+
+def test_a_question_that_joins_a_kind_waits_in_its_own_turn_as_well(engine, batches):
+    """Of the two threads that rebuild, the one who asked first may have one alone, and the other asker the other."""
+    alice, bob = Who("alice", half=True), Who("bob", half=True)
+    first = Asker(batches, Output("fc", ProbeRows("test", (1,)), where="slot <> 0"), alice)
+    assert engine.begun.acquire(timeout=60)
+    kind = Output("fc", ProbeRows("test", (2,)), where="slot <> 1")
+    waits = Asker(batches, kind, alice)
+    until(lambda: batches.lanes.heavy.waiting == 1)
+    joins = Asker(batches, kind, bob)
+    assert engine.begun.acquire(timeout=10), "bob's thread is free"
+    assert len(engine.asked) == 2
+    assert batches.lanes.heavy.waiting == 0
+    engine.go.set()
+    for asker in (first, waits, joins):
+        asker.join()
+        assert asker.outcome.values.shape == (1, 2)
 
 
 def test_a_scan_takes_no_more_queries_than_it_may(engine, batches):

@@ -117,6 +117,37 @@ def test_heavy_work_stands_back_on_the_processor():
     run(test)
 
 
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_heavy_work_is_done_where_a_thread_cannot_stand_back(monkeypatch, error):
+    """Beyond Linux a thread has no priority of its own, and a container may forbid it."""
+
+    def refused(*_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "setpriority", refused)
+
+    async def test() -> None:
+        lanes = Lanes()
+        assert await lanes.heavy.run(lambda: 7, Asker("a")) == 7
+        lanes.close()
+
+    run(test)
+
+
+def test_nobody_has_all_threads_of_first_scans():
+    async def test() -> None:
+        lanes, go = Lanes(), threading.Event()
+        held = [asyncio.create_task(lanes.untried.run(lambda: go.wait(60), Asker("a", half=True))) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(lanes.untried.run(lambda: 7, Asker("b", half=True)), 10) == 7
+        assert lanes.untried.waiting == 1
+        go.set()
+        await asyncio.gather(*held)
+        lanes.close()
+
+    run(test)
+
+
 def test_threads_that_all_lanes_share_do_not_stand_back():
     async def test() -> None:
         lanes, nices = Lanes(), dict[int, int]()
