@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dualform.errors import BadInput, Unauthenticated
 from dualform_service.auth import ANYONE, Caller, Tokens, read_tokens
-from dualform_service.connections import shut
+from dualform_service.connections import Shutter
 from dualform_service.metrics import Metrics
 
 LOOK_SECONDS = 1.0
@@ -29,7 +29,7 @@ class Gate:
 
     def __init__(self, token: str | None, file: Path | None, metrics: Metrics) -> None:
         """Raises BadInput for a file that cannot be used."""
-        self._file, self._port, self._metrics = file, 0, metrics
+        self._file, self._metrics, self._shutter = file, metrics, Shutter(0)
         self._mark = None if file is None else _mark(file)
         self._tokens = None if token is None else Tokens.one(token)
         if file is not None:
@@ -39,9 +39,9 @@ class Gate:
         """Tokens in a row, by connection."""
         self._unsaid, self._unsaid_shut, self._said = 0, 0, float("-inf")
 
-    def listens(self, port: int) -> None:
-        """The server's own port, so that connections to it can be told from others."""
-        self._port = port
+    def listens(self, shutter: Shutter) -> None:
+        """`shutter`: of connections to the server's own port."""
+        self._shutter = shutter
 
     @property
     def several(self) -> bool:
@@ -104,9 +104,12 @@ class Gate:
             self._wrong.popitem(last=False)
         if count >= WRONG:
             del self._wrong[peer]
-            if shut(peer, self._port):
-                self._unsaid_shut += 1
-                self._metrics.shut_one("wrong tokens")
+            self._shutter.shut(peer, self._note_shut)
+
+    def _note_shut(self, found: bool) -> None:
+        if found:
+            self._unsaid_shut += 1
+            self._metrics.shut_one("wrong tokens")
 
 
 def _mark(file: Path) -> tuple[int, ...] | None:

@@ -20,7 +20,7 @@ from dualform_service.bounds import Bounds
 from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
-from dualform_service.connections import shut
+from dualform_service.connections import Shutter
 from dualform_service.failures import as_ours
 from dualform_service.gate import Gate
 from dualform_service.limits import ByteRoom, Deadline, Places
@@ -60,7 +60,7 @@ class CallHandlers:
         self._shares = Places(config.calls, "calls", "ServiceConfig.calls")
         self._calls = 0
         """That there are."""
-        self._port = 0
+        self._shutter = Shutter(0)
 
     def handlers(self) -> dict[str, Handler]:
         """By method."""
@@ -75,12 +75,13 @@ class CallHandlers:
 
     def listens(self, port: int) -> None:
         """Where the server does, so that its connections can be told from others."""
-        self._port = port
-        self._gate.listens(port)
+        self._shutter = Shutter(port)
+        self._gate.listens(self._shutter)
 
     def close(self) -> None:
         """Returns when no call works any more."""
         self._bounds.close()
+        self._shutter.close()
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
@@ -178,8 +179,8 @@ class CallHandlers:
             async with asyncio.timeout(self._config.write_seconds) as limit:
                 await refuse(context, failure)
         except TimeoutError:
-            if limit.expired() and shut(context.peer(), self._port):
-                self._metrics.shut_one("answer unread")
+            if limit.expired():
+                self._shutter.shut(context.peer(), self._note_shut)
             raise
 
     async def _write(self, context: Context, answer: bytes, deadline: Deadline) -> None:
@@ -192,11 +193,12 @@ class CallHandlers:
             unread = TimedOut(f"The answer was not read within {seconds:.3g} s.")
             deadline.cut(unread)
             # A status would wait in the transport's queue behind the bytes that are not read.
-            if found := shut(context.peer(), self._port):
-                self._metrics.shut_one("answer unread")
-            _log.warning(
-                "%s did not read its answer within %.3g s; connection shut: %s", context.peer(), seconds, found
-            )
+            _log.warning("%s did not read its answer within %.3g s; its connection is shut", context.peer(), seconds)
+            self._shutter.shut(context.peer(), self._note_shut)
             # The transport ends this early, as it cancels what was on the connection.
             await asyncio.sleep(deadline.remaining())
             raise unread from None
+
+    def _note_shut(self, found: bool) -> None:
+        if found:
+            self._metrics.shut_one("answer unread")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+import threading
 from contextlib import ExitStack
 
 import grpc
@@ -17,6 +20,7 @@ from dualform_client.health import is_serving
 from dualform_proto.calls import CALLS
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
+from dualform_service.gate import WRONG
 from dualform_service.health import OWN_WATCHES
 from dualform_service.server import Server
 from dualform_service.turns import Asker
@@ -153,6 +157,28 @@ def test_whoever_watches_health_is_told_of_each_change(engine):
         assert ([*watched], [*unknown]) == ([b"\x08\x02"], []), "and nobody who watches holds up the end"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed on Linux alone")
+def test_connections_are_looked_for_on_no_thread_that_answers(engine, monkeypatch):
+    looked, own = list[str](), os.listdir
+
+    def listed(folder: str) -> list[str]:
+        if folder == "/proc/self/fd":
+            looked.append(threading.current_thread().name)
+        return own(folder)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    engine.table = Columns({"text": np.array(["x" * 200_000], object)})
+    config = ServiceConfig("127.0.0.1:0", write_seconds=0.2, sql=True, token="right-and-long-enough")
+    with Server(engine, config) as server, Connection(server.address, 0) as stuck, Connection(server.address) as wrong:
+        stuck.message(stuck.call(SQL, "right-and-long-enough"), b"\x0a\x06SELECT")
+        for _ in range(WRONG):
+            wrong.call(SQL, "wrong")
+        assert stuck.frames() == []
+        while wrong.frames():
+            pass
+    assert {name.rpartition("_")[0] for name in looked} == {"dualform-shut"}
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_only_the_connection_of_a_peer_is_shut(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -170,9 +196,9 @@ def test_only_the_connection_of_a_peer_is_shut(host):
                 ends.append((far, all_.enter_context(listener.accept()[0])))
             number = ends[0][0].getsockname()[1]
             peer = f"ipv6:%5B::1%5D:{number}" if ":" in host else f"ipv4:{host}:{number}"
-            assert not shut(peer, port + 1)
-            assert not shut("unix:/somewhere", port)
-            assert shut(peer, port)
+            assert shut({peer}, port + 1) == set()
+            assert shut({"unix:/somewhere"}, port) == set()
+            assert shut({"unix:/somewhere", peer}, port) == {peer}
             assert ends[0][0].recv(1) == b""
             ends[1][1].sendall(b"on")
             assert ends[1][0].recv(2) == b"on"
