@@ -109,7 +109,7 @@ class CallHandlers:
 
     async def _answer(self, method: str, context: Context, deadline: Deadline) -> None:
         self._closing.admit()
-        if self._calls > self._config.calls:
+        if self._calls > self._config.calls and not await self._readers.give_way(context.peer()):
             raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
         asker = self._asker(method, context)
         with self._shares.one(asker):

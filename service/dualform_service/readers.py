@@ -29,6 +29,10 @@ class Readers:
         self._reading = OrderedDict[asyncio.Timeout, float]()
         """Since when, oldest first."""
         self._ending: asyncio.TimerHandle | None = None
+        self._coming = dict[str, dict[asyncio.Timeout, None]]()
+        """All that are read or wait for it, by connection, oldest first."""
+        self._told = dict[asyncio.Timeout, asyncio.Future[None]]()
+        """Of those that give way: who waits for their end."""
 
     @property
     def waiting(self) -> int:
@@ -37,9 +41,37 @@ class Readers:
 
     async def read(self, context: Context, seconds: float | None) -> bytes | None:
         """The next message of a call; None where no more comes. Raises TimeoutError where it takes too long."""
-        async with asyncio.timeout(seconds) as limit, self.one(context.peer(), limit):
-            message: Any = await _to_its_end(context)
+        async with asyncio.timeout(seconds) as limit:
+            peer = context.peer()
+            self._coming.setdefault(peer, {})[limit] = None
+            try:
+                async with self.one(peer, limit):
+                    message: Any = await _to_its_end(context)
+            finally:
+                self._forget(peer, limit)
+                if (told := self._told.pop(limit, None)) is not None and not told.done():
+                    told.set_result(None)
         return None if message is grpc.aio.EOF else bytes(message)
+
+    async def give_way(self, connection: str) -> bool:
+        """Ends the oldest read of the connection that has the most, for one more of `connection`; returns once it has
+        ended. False where no other has more than this one."""
+        peer, most = max(self._coming.items(), key=lambda own: len(own[1]), default=("", {}))
+        if len(most) <= len(self._coming.get(connection, ())):
+            return False
+        oldest, loop = next(iter(most)), asyncio.get_running_loop()
+        self._forget(peer, oldest)
+        told = self._told[oldest] = loop.create_future()
+        if not oldest.expired():
+            oldest.reschedule(loop.time())
+        await told
+        return True
+
+    def _forget(self, peer: str, limit: asyncio.Timeout) -> None:
+        own = self._coming.get(peer, {})
+        own.pop(limit, None)
+        if not own:
+            self._coming.pop(peer, None)
 
     @asynccontextmanager
     async def one(self, connection: str, limit: asyncio.Timeout) -> AsyncIterator[None]:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import grpc
@@ -54,16 +55,42 @@ def test_messages_of_which_halves_come_hold_nobody_up_and_end(engine):
 
 
 def test_more_calls_than_there_may_be_are_refused_unread(engine):
-    config = ServiceConfig("127.0.0.1:0", calls=5)
-    with Server(engine, config) as server, Connection(server.address) as silent, Client(server.address) as client:
-        for _ in range(5):
-            silent.call(TOPK)
-        until(lambda: server._handlers._calls == 5)
+    engine.hold.clear()
+    config = ServiceConfig("127.0.0.1:0", calls=3)
+    with (
+        Server(engine, config) as server,
+        Client(server.address) as client,
+        Connection(server.address) as silent,
+        ThreadPoolExecutor(3) as asking,
+    ):
+        held = [asking.submit(client.topk, "fc", "test") for _ in range(3)]
+        until(lambda: len(engine.asked) + server._handlers._bounds.lanes.heavy.waiting == 3)
+        silent.call(TOPK)
+        until(lambda: server.metrics.outcomes("TopK") == {"overloaded": 1})
         with pytest.raises(Overloaded, match="holds as many calls as it may"):
             client.info()
-        silent.socket.close()
-        until(lambda: server._handlers._calls == 0)
+        engine.hold.set()
+        for one in held:
+            one.result(60)
         assert client.info().snapshot == 7
+
+
+def test_of_calls_without_a_message_those_of_the_connection_with_the_most_give_way(engine):
+    config = ServiceConfig("127.0.0.1:0", calls=6)
+    with Server(engine, config) as server, ExitStack() as all_:
+        silent = [all_.enter_context(Connection(server.address)) for _ in range(2)]
+        for connection in silent:
+            for _ in range(3):
+                connection.call(TOPK)
+        until(lambda: server._handlers._calls == 6)
+        with Client(server.address) as client:
+            assert client.info().snapshot == 7
+        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 1})
+        assert server._handlers._calls == 5
+        silent[0].call(TOPK)
+        until(lambda: server._handlers._calls == 6)
+        silent[0].call(TOPK)
+        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 1, "overloaded": 1})
 
 
 def test_bytes_of_questions_that_are_held_are_bounded(engine):
