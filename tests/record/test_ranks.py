@@ -80,34 +80,63 @@ def test_the_ranks_agree_on_which_optimizer_updates(tmp_path):
             assert certificate.relative_error < 1e-5, name
 
 
-def test_ranks_resume_from_a_checkpoint_together(tmp_path):
-    saved, done = {}, 0
+class ResumedFleet:
+    """Ranks that train for STEPS - 2 steps, and then go on from what was saved after four of them."""
 
-    def train(rank, model, optimizer, recorder):
-        for step in range(done, STEPS if done else STEPS - 2):
+    def __init__(self, path):
+        self._path, self._saved, self._done = path, {}, 0
+        self._fleet = Fleet(path)
+        self._fleet.run(self._train)
+
+    def resume(self):
+        models = [net() for _ in range(COUNT)]
+        for model in models:
+            model.load_state_dict(self._saved[0][0])
+        self._fleet, self._done = Fleet(self._path, seconds=5.0, models=models, make=self._loaded), 4
+        self._fleet.run(self._train, resume=True)
+
+    def _loaded(self, model):
+        optimizer = sgd(model)
+        optimizer.load_state_dict(copy.deepcopy(self._saved[0][1]))
+        return optimizer
+
+    def _train(self, rank, model, optimizer, recorder):
+        for step in range(self._done, STEPS if self._done else STEPS - 2):
             x, y = data(rank, step)
             with recorder.step(label=y, sample=100 * rank + torch.arange(ROWS)):
                 optimizer.zero_grad()
                 cross_entropy(model(x), y).backward()
-                fleet.average(rank, model)
+                self._fleet.average(rank, model)
                 optimizer.step()
             if step == 3:
                 recorder.flush()
-                saved[rank] = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+                self._saved[rank] = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
-    def loaded(model):
-        optimizer = sgd(model)
-        optimizer.load_state_dict(copy.deepcopy(saved[0][1]))
-        return optimizer
 
-    fleet = Fleet(tmp_path / "m")
-    fleet.run(train)
-    models = [net() for _ in range(COUNT)]
-    for model in models:
-        model.load_state_dict(saved[0][0])
-    fleet, done = Fleet(tmp_path / "m", models=models, make=loaded), 4
-    fleet.run(train, resume=True)
+def test_ranks_resume_from_a_checkpoint_together(tmp_path):
+    ResumedFleet(tmp_path / "m").resume()
     assert {own.name for own in (tmp_path / "m" / "run-00001").iterdir()} >= {"shard-00000", "shard-00001"}
+    with dualform.open(tmp_path / "m") as memory:
+        check_memory_of_ranks(memory)
+
+
+def test_a_run_that_a_rank_never_begins_is_no_part_of_the_memory(tmp_path, monkeypatch):
+    fleet = ResumedFleet(tmp_path / "m")
+    writer = Ranks.writer
+
+    def dies(self, header):
+        if self.number and "run-" in header.path.name:
+            raise RecordingError("this rank dies")
+        return writer(self, header)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ranks, "writer", dies)
+        patched.setattr(ranks_file, "WAIT_SECONDS", 0.5)
+        with pytest.raises(RecordingError, match=r"rank dies|waited 0.5 seconds for shard-00001 of .*run-00001"):
+            fleet.resume()
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == STEPS - 2
+    fleet.resume()
     with dualform.open(tmp_path / "m") as memory:
         check_memory_of_ranks(memory)
 

@@ -216,6 +216,7 @@ class RecordedTraining:
             if error is None and self._raises:
                 raise
             if error is None:
+                self.stopped = True
                 warnings.warn(f"Closing the memory failed: {failure}", RuntimeWarning, stacklevel=3)
             elif failure is not error:
                 error.add_note(f"Closing the memory failed, too: {failure}")

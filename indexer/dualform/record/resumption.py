@@ -11,6 +11,7 @@ disk.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,11 +22,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, RecordingError
+from dualform.record import ranks
 from dualform.record.taps import Tap
 from dualform.store.begun_folder import is_only_begun
 from dualform.store.folder_lock import folder_lock
 from dualform.store.layer import Layer
-from dualform.store.manifest import Manifest
+from dualform.store.manifest import SHARD_FILE, Manifest
 from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_buffers
 from dualform.store.mark_place import why_misplaced
 from dualform.store.snapshot import Snapshot
@@ -167,17 +169,30 @@ class Resumption:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """A moment in which the further run is put on disk, and nobody forgets samples: from its end on it is part of
-        the memory, and what it does not follow is none.
+        """A moment in which the further run is put on disk, and nobody forgets samples: from its end on, when every
+        process has begun its shard, it is part of the memory, and what it does not follow is none.
 
-        Raises RecordingError where samples were forgotten since the recorder was made.
+        Raises RecordingError where samples were forgotten since the recorder was made, or a process does not begin.
         """
         assert self._begins is not None
         with folder_lock(self._folder, wait=True):
             manifest = self._manifest()
             yield
+            self._await_shards()
             before = [run for run in manifest.runs if run.first_step < self._begins.first_step]
             replace(manifest, runs=[*before, self._begins]).write(self._folder)
+
+    def _await_shards(self) -> None:
+        # A training that is killed before that would else leave a run that is there in part, and nobody could open it.
+        deadline = time.monotonic() + ranks.WAIT_SECONDS
+        for part in Manifest.read(self.path).shards[1:]:
+            while not (self.path / part.folder / SHARD_FILE).exists():
+                if time.monotonic() > deadline:
+                    raise RecordingError(
+                        f"the first process waited {ranks.WAIT_SECONDS:g} seconds for {part.folder} of {self.path}.",
+                        hint="Record on every process, into one folder that all of them see.",
+                    )
+                time.sleep(0.01)
 
     def _manifest(self) -> Manifest:
         """What the memory says of itself at this moment. Raises RecordingError where samples were forgotten."""
