@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from pathlib import Path
 
-from dualform.store.durable_files import sync_folder
+from dualform.store.durable_files import remove_all, sync_folder
 from dualform.store.leftovers import leftovers
 
 
@@ -14,20 +13,17 @@ def remove_leftovers(folder: Path) -> None:
     """Raises NotAMemory or Damaged as reading its manifest does."""
     found = leftovers(folder)
     for path in found:
-        if path.is_dir():
-            _remove(path)
-        else:
-            path.unlink()
+        _remove(path)
     for parent in {path.parent for path in found}:
         if parent.is_dir():
             sync_folder(parent)
 
 
-def _remove(folder: Path) -> None:
-    """Once more, where a process that has the memory open put a file of codes there while it was removed."""
+def _remove(path: Path) -> None:
+    """A folder once more, where a process that has the memory open put a file of codes there while it was removed."""
     try:
-        shutil.rmtree(folder)
+        remove_all(path)
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
-        shutil.rmtree(folder)
+        remove_all(path)

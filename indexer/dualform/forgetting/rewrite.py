@@ -5,8 +5,8 @@ Shapes: D datapoints of the memory, shard after shard and run after run.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dualform.forgetting.sums import sums_of
 from dualform.forgetting.targets import Targets, touched_blocks
 from dualform.query.view import Check, View
 from dualform.store.check import what_is_wrong
-from dualform.store.durable_files import sync_folder, write_whole
+from dualform.store.durable_files import make_folder, make_folders, remove_all, sync_folder, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.forgotten_sums import write_sums
 from dualform.store.kept_slots import Stays
@@ -56,10 +56,8 @@ def rewrite(view: View, targets: Targets, probes: frozenset[str], check: Check) 
 
 def _remove(made: Iterable[Path]) -> None:
     for path in made:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # what stays of it is leftovers, which are said where they are looked for
+            remove_all(path)
 
 
 def _written(view: View, targets: Targets, probes: frozenset[str], check: Check, made: list[Path]) -> Manifest:
@@ -70,7 +68,7 @@ def _written(view: View, targets: Targets, probes: frozenset[str], check: Check,
     for part, run in zip(further, snapshot.runs[0].manifest.runs, strict=True):
         place = snapshot.path / next_name(run.folder)
         made.append(place)
-        place.mkdir()
+        make_folder(place)
         _run(part, probes, place, check, made).write(place)
         runs.append(replace(run, folder=place.name))
     manifest = _run(first, probes, snapshot.path, check, made)
@@ -143,7 +141,7 @@ def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: 
 
 def _take_along(old: Path, new: Path, files: Mapping[str, FileMark]) -> None:
     for name in files:
-        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        make_folders((new / name).parent)
         write_whole(new / name, (old / name).read_bytes())
 
 
