@@ -20,9 +20,9 @@ from typing import Any, TypeAlias, TypeGuard
 from dualform.errors import BadInput, NotFound
 from dualform.questions import LayerQuestion, Output
 from dualform_service.call_record import CallRecord, current
+from dualform_service.deadline import Deadline
 from dualform_service.engine import Engine
 from dualform_service.lanes import Lane, Lanes, Thread
-from dualform_service.limits import Deadline
 from dualform_service.scan_costs import ScanCosts
 from dualform_service.turns import Asker, Turn
 

@@ -6,7 +6,7 @@ import logging
 import re
 
 from dualform.errors import Cancelled, DualformError, FolderError
-from dualform_service.limits import Deadline
+from dualform_service.deadline import Deadline
 
 _log = logging.getLogger("dualform.service")
 

@@ -16,18 +16,20 @@ from collections.abc import Sequence
 from dualform.errors import BadInput, DualformError, Forbidden, Overloaded, TimedOut
 from dualform.questions import SqlStatement
 from dualform_proto.calls import CALLS
-from dualform_service.bounds import Bounds
+from dualform_service.byte_room import ByteRoom
 from dualform_service.call_record import CallRecord, Observer, begin, current
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import Shutter
+from dualform_service.deadline import Deadline
 from dualform_service.failures import as_ours
 from dualform_service.gate import Gate
-from dualform_service.limits import ByteRoom, Deadline, Places
 from dualform_service.memories import Memories
 from dualform_service.metrics import LoopState, Metrics
+from dualform_service.places import Places
 from dualform_service.rates import Rates
 from dualform_service.readers import Readers
+from dualform_service.resources import Resources
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
 from dualform_service.turns import Asker
@@ -44,7 +46,7 @@ class CallHandlers:
     def __init__(
         self,
         memories: Memories,
-        bounds: Bounds,
+        resources: Resources,
         config: ServiceConfig,
         gate: Gate,
         closing: Closing,
@@ -52,13 +54,13 @@ class CallHandlers:
         observers: Sequence[Observer] = (),
     ) -> None:
         """`observers`: told of each call that has ended, beside the metrics."""
-        self._memories, self._bounds = memories, bounds
+        self._memories, self._resources = memories, resources
         self._config, self._closing, self._metrics = config, closing, metrics
         self._gate, self._rates, self._observers = gate, Rates(config.token_rate), (metrics.add, *observers)
         self._readers = Readers(READING, PATIENCE)
         self._messages = ByteRoom(READING * config.request_bytes)
-        self._shares = Places(config.calls, "calls", "ServiceConfig.calls")
-        self._calls = 0
+        self._call_places = Places(config.calls, "calls", "ServiceConfig.calls")
+        self._open_calls = 0
         """That there are."""
         self._shutter = Shutter(0)
 
@@ -69,8 +71,8 @@ class CallHandlers:
     def state(self) -> LoopState:
         """On the loop."""
         return LoopState(
-            self._calls,
-            {**self._bounds.waiting(), "scan": self._memories.waiting(), "reading": self._readers.waiting},
+            self._open_calls,
+            {**self._resources.waiting(), "scan": self._memories.waiting(), "reading": self._readers.waiting},
         )
 
     def listens(self, port: int) -> None:
@@ -80,14 +82,14 @@ class CallHandlers:
 
     def close(self) -> None:
         """Returns when no call works any more."""
-        self._bounds.close()
+        self._resources.close()
         self._shutter.close()
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:
             deadline = Deadline(context.time_remaining(), self._config.deadline)
             record = begin(CallRecord(method, request_id(context), context.peer(), trace_parent=trace_parent(context)))
-            self._calls += 1
+            self._open_calls += 1
             outcome = "ok"
             try:
                 await self._answer(method, context, deadline)
@@ -99,7 +101,7 @@ class CallHandlers:
                 outcome = failure.code
                 await self._refuse(context, failure)
             finally:
-                self._calls -= 1
+                self._open_calls -= 1
                 deadline.end()
                 record.end(outcome)
                 for observe in self._observers:
@@ -109,10 +111,10 @@ class CallHandlers:
 
     async def _answer(self, method: str, context: Context, deadline: Deadline) -> None:
         self._closing.admit()
-        if self._calls > self._config.calls and not await self._readers.give_way(context.peer()):
+        if self._open_calls > self._config.calls and not await self._readers.give_way(context.peer()):
             raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
         asker = self._asker(method, context)
-        with self._shares.one(asker):
+        with self._call_places.one(asker):
             await self._answer_to(asker, method, context, deadline)
 
     async def _answer_to(self, asker: Asker, method: str, context: Context, deadline: Deadline) -> None:

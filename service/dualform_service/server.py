@@ -19,7 +19,6 @@ from dualform_proto.address import Address, parse_address
 from dualform_service.allocator import bound_arenas
 from dualform_service.audit import JsonLog
 from dualform_service.auth import METRICS
-from dualform_service.bounds import Bounds
 from dualform_service.call_record import Observer
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
@@ -30,12 +29,13 @@ from dualform_service.exposition import Exposition
 from dualform_service.following import Follower
 from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
-from dualform_service.health import SERVICE, StandardServices
 from dualform_service.listening import cannot_listen, check_free
 from dualform_service.memories import Memories, named
 from dualform_service.metrics import Metrics
 from dualform_service.metrics_port import MetricsPort
+from dualform_service.resources import Resources
 from dualform_service.servicer import MemoryServicer
+from dualform_service.standard_services import SERVICE, StandardServices
 from dualform_service.supervisor import Supervisor
 from dualform_service.tls import server_credentials, web_context
 from dualform_service.tracing import Exporter
@@ -73,16 +73,16 @@ class Server:
         self._followers = [
             Follower(own, self.config.follow, partial(self._found, name)) for name, own in engines.items()
         ]
-        bounds = Bounds(self.config)
+        resources = Resources(self.config)
         self.memories = Memories(
             {
-                name: MemoryServicer(CountedEngine(own, self.metrics, name, self.config.of_questions), bounds)
+                name: MemoryServicer(CountedEngine(own, self.metrics, name, self.config.of_questions), resources)
                 for name, own in engines.items()
             }
         )
         observers = (*observers, *(() if log is None else (log.call,)))
         self._handlers = CallHandlers(
-            self.memories, bounds, self.config, self._gate, self._closing, self.metrics, observers
+            self.memories, resources, self.config, self._gate, self._closing, self.metrics, observers
         )
         self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None

@@ -18,11 +18,12 @@ from dualform.questions import Inventory, LayerQuestion, ProbeLookup, SlotLookup
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.batching import Batches, can_share
-from dualform_service.bounds import Bounds
+from dualform_service.byte_room import Holding, NoRoom
 from dualform_service.call_record import CallRecord, current
+from dualform_service.deadline import Deadline
 from dualform_service.engine import Engine
 from dualform_service.lanes import Lane
-from dualform_service.limits import Deadline, Holding, NoRoom
+from dualform_service.resources import Resources
 from dualform_service.turns import Asker
 
 SMALL_BYTES = 2**20
@@ -56,9 +57,9 @@ class _Method:
 class MemoryServicer:
     """Of one memory. Called on the event loop; the engine is asked on threads."""
 
-    def __init__(self, engine: Engine, bounds: Bounds) -> None:
-        self._engine, self._bounds, self._lanes = engine, bounds, bounds.lanes
-        self.batches = Batches(engine, bounds.lanes)
+    def __init__(self, engine: Engine, resources: Resources) -> None:
+        self._engine, self._resources, self._lanes = engine, resources, resources.lanes
+        self.batches = Batches(engine, resources.lanes)
         self.methods: Mapping[str, _Method] = {
             call.method: _Method(
                 call,
@@ -73,20 +74,20 @@ class MemoryServicer:
         """The answer of the method `name` to a message. Askers take turns where threads are few."""
         method = self.methods[name]
         if method.looks_up:
-            with self._bounds.lookup_places.one(asker):
+            with self._resources.lookup_places.one(asker):
                 return await self._within_room(
                     lambda _: self._ask(method, message, deadline, self._lanes.lookups, asker), asker
                 )
         if method.shares and len(message) <= SMALL_BYTES:
             question = await self._decoded(method, message, asker)
             if can_share(question):
-                with (self._bounds.light_places if self.batches.light(question) else self._bounds.waiting_places).one(
-                    asker
-                ):
+                light = self.batches.light(question)
+                places = self._resources.light_places if light else self._resources.slow_places
+                with places.one(asker):
                     return await self._within_room(
                         lambda held: self._share(method, question, deadline, asker, held), asker
                     )
-        with self._bounds.large_places.one(asker):
+        with self._resources.alone_places.one(asker):
             return await self._held(await self._ask(method, message, deadline, self._lanes.heavy, asker), asker)
 
     async def _share(self, method: _Method, question: Any, deadline: Deadline, asker: Asker, held: Holding) -> bytes:
@@ -117,7 +118,7 @@ class MemoryServicer:
     async def _within_room(self, ask: Callable[[Holding], Awaitable[bytes]], asker: Asker) -> EncodedAnswer:
         """What `ask` returns, with room among the answers that nobody has read yet. Many may wait for room, so none of
         them holds an answer meanwhile: it is let go, and asked for again once there is room for it."""
-        held = Holding(self._bounds.unread, asker)
+        held = Holding(self._resources.unread, asker)
         try:
             while True:
                 try:
@@ -137,13 +138,13 @@ class MemoryServicer:
         """Waits, in its place, for room among the answers that nobody has read yet: what took long is not asked for
         again, as few have such a place."""
         self._require_fitting(data)
-        held = Holding(self._bounds.unread, asker)
+        held = Holding(self._resources.unread, asker)
         if len(data) > FREE_BYTES:
             await held.hold(len(data))
         return EncodedAnswer(data, held.release)
 
     def _require_fitting(self, data: bytes) -> None:
-        size, limit = len(data), self._bounds.answer_bytes
+        size, limit = len(data), self._resources.answer_bytes
         if size > limit:
             raise BadInput(
                 f"The answer takes {size / 2**20:.1f} MiB, and a message holds at most {limit / 2**20:.1f} MiB.",

@@ -17,8 +17,8 @@ from dualform.errors import Cancelled, DualformError, NotFound
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
+from dualform_service.deadline import Deadline
 from dualform_service.lanes import Lanes
-from dualform_service.limits import Deadline
 from dualform_service.turns import Asker as Who
 
 ONE = Who("one")

@@ -194,7 +194,7 @@ def test_questions_of_many_queries_are_asked_alone_two_at_a_time():
             thread.start()
         for _ in range(2):
             assert engine.waiting.acquire(timeout=60)
-        until(lambda: server._handlers._bounds.lanes.heavy.waiting == 2)
+        until(lambda: server._handlers._resources.lanes.heavy.waiting == 2)
         with pytest.raises(Overloaded, match="already holds 4 large questions"):
             client.topk("fc", query)
         assert len(engine.asked) == 2

@@ -17,7 +17,7 @@ from dualform.questions import GroupSum, Inventory, NetworkWeights, Output, Prob
 from dualform_proto.calls import call_of
 from dualform_proto.errors import from_status
 from dualform_service import failures
-from dualform_service.limits import Deadline
+from dualform_service.deadline import Deadline
 from dualform_service.server import Server
 from tests.reliability import report, soaking
 from tests.store import small_memory

@@ -22,8 +22,8 @@ from dualform_proto.calls import CALLS
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
 from dualform_service.gate import WRONG
-from dualform_service.health import OWN_WATCHES
 from dualform_service.server import Server
+from dualform_service.standard_services import OWN_WATCHES
 from dualform_service.turns import Asker
 from tests.service.held_engine import until
 from tests.service.http2 import Connection
@@ -64,7 +64,7 @@ def test_more_calls_than_there_may_be_are_refused_unread(engine):
         ThreadPoolExecutor(3) as asking,
     ):
         held = [asking.submit(client.topk, "fc", "test") for _ in range(3)]
-        until(lambda: len(engine.asked) + server._handlers._bounds.lanes.heavy.waiting == 3)
+        until(lambda: len(engine.asked) + server._handlers._resources.lanes.heavy.waiting == 3)
         silent.call(TOPK)
         until(lambda: server.metrics.outcomes("TopK") == {"overloaded": 1})
         with pytest.raises(Overloaded, match="holds as many calls as it may"):
@@ -82,13 +82,13 @@ def test_of_calls_without_a_message_those_of_the_connection_with_the_most_give_w
         for connection in silent:
             for _ in range(3):
                 connection.call(TOPK)
-        until(lambda: server._handlers._calls == 6)
+        until(lambda: server._handlers._open_calls == 6)
         with Client(server.address) as client:
             assert client.info().snapshot == 7
         until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 1})
-        assert server._handlers._calls == 5
+        assert server._handlers._open_calls == 5
         silent[0].call(TOPK)
-        until(lambda: server._handlers._calls == 6)
+        until(lambda: server._handlers._open_calls == 6)
         silent[0].call(TOPK)
         until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 1, "overloaded": 1})
 
@@ -147,7 +147,7 @@ def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, win
     engine.table = Columns({"text": np.array(["x" * 200_000], object)})
     config = ServiceConfig("127.0.0.1:0", write_seconds=0.3, sql=True)
     with Server(engine, config) as server, Client(server.address) as client, ExitStack() as readers:
-        room = server._handlers._bounds.unread
+        room = server._handlers._resources.unread
         free = room.free
         stuck = [readers.enter_context(Connection(server.address, window)) for _ in range(4)]
         for connection in stuck:

@@ -38,7 +38,7 @@ def test_one_token_has_half_of_the_places_and_of_the_threads(engine, file):
         threads = [threading.Thread(target=lambda: alice.topk("fc", many)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        heavy = server._handlers._bounds.lanes.heavy
+        heavy = server._handlers._resources.lanes.heavy
         until(lambda: len(engine.asked) == 1 and heavy.waiting == 1)
         with pytest.raises(Overloaded, match="already holds 2 large questions of this token, half of all"):
             alice.topk("fc", many)
@@ -87,7 +87,7 @@ def test_one_token_has_half_of_the_calls(engine, file):
     ):
         for _ in range(8):  # that send headers and nothing more
             silent.call("/dualform.v1.Memory/Info", token=one)
-        until(lambda: server._handlers._calls + sum(server.metrics.outcomes("Info").values()) == 8)
+        until(lambda: server._handlers._open_calls + sum(server.metrics.outcomes("Info").values()) == 8)
         assert bob.info()
         with pytest.raises(Overloaded, match=r"holds 4 calls of this token, half of all"):
             alice.info()

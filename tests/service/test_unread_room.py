@@ -14,9 +14,9 @@ from dualform.answers import Hits, Probe, Scan
 from dualform.errors import BadInput
 from dualform.questions import ProbeLookup, TopK, Vectors
 from dualform_proto.calls import call_of
-from dualform_service.bounds import UNREAD, Bounds
 from dualform_service.config import ServiceConfig
-from dualform_service.limits import Deadline
+from dualform_service.deadline import Deadline
+from dualform_service.resources import UNREAD, Resources
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from dualform_service.turns import Asker
 
@@ -41,17 +41,17 @@ class Large:
         return Hits(ids, scores, np.full((question.queries.count, 1), count), None, (), SCAN, "sample")
 
 
-def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4) -> tuple[int, list[bytes], Bounds]:
+def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4) -> tuple[int, list[bytes], Resources]:
     """Bytes that are held once `ASKING` have asked and none has read; then what each got, having read in turn."""
 
-    async def test() -> tuple[int, list[bytes], Bounds]:
-        bounds = Bounds(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
-        servicer = MemoryServicer(Large(size), bounds)  # type: ignore[arg-type]
+    async def test() -> tuple[int, list[bytes], Resources]:
+        resources = Resources(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
+        servicer = MemoryServicer(Large(size), resources)  # type: ignore[arg-type]
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
             asking = [asyncio.create_task(ask(servicer, number)) for number in range(ASKING)]
-            while len(bounds.unread._waiting) + sum(one.done() for one in asking) < ASKING:
+            while len(resources.unread._waiting) + sum(one.done() for one in asking) < ASKING:
                 await asyncio.sleep(0.01)
             held = tracemalloc.get_traced_memory()[0] - before
         finally:
@@ -61,8 +61,8 @@ def kept(ask: Callable[[MemoryServicer, int], Any], size: int = LARGEST * 3 // 4
             answer: EncodedAnswer = await one
             got.append(answer.data)
             answer.release()
-        bounds.close()
-        return held, got, bounds
+        resources.close()
+        return held, got, resources
 
     return asyncio.run(asyncio.wait_for(test(), 120))
 
@@ -83,29 +83,29 @@ def scan(servicer: MemoryServicer, number: int) -> Any:
 
 @pytest.mark.parametrize("ask", [look_up, scan])
 def test_those_that_wait_for_room_hold_no_answer(ask):
-    held, got, bounds = kept(ask)
+    held, got, resources = kept(ask)
     assert held < (UNREAD + 2) * LARGEST, "all would take 90 MiB"
     assert len(set(got)) == ASKING
     assert all(len(one) > LARGEST // 2 for one in got)
-    assert bounds.unread.free == UNREAD * LARGEST
+    assert resources.unread.free == UNREAD * LARGEST
 
 
 def test_what_gets_no_room_before_its_deadline_leaves_none_taken():
     async def test() -> None:
-        bounds = Bounds(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
-        servicer = MemoryServicer(Large(LARGEST // 2), bounds)  # type: ignore[arg-type]
+        resources = Resources(ServiceConfig("127.0.0.1:0", answer_bytes=LARGEST))
+        servicer = MemoryServicer(Large(LARGEST // 2), resources)  # type: ignore[arg-type]
         other = Asker("other")
-        assert bounds.unread.take_now(bounds.unread.free, other)
+        assert resources.unread.take_now(resources.unread.free, other)
         for ask in (look_up, scan):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(ask(servicer, 1), 0.3)
-        bounds.unread.give_back(UNREAD * LARGEST, other)
-        assert bounds.unread.free == UNREAD * LARGEST
-        assert len(bounds.unread._waiting) == 0
+        resources.unread.give_back(UNREAD * LARGEST, other)
+        assert resources.unread.free == UNREAD * LARGEST
+        assert len(resources.unread._waiting) == 0
         (await scan(servicer, 1)).release()
         with pytest.raises(BadInput, match=r"takes 3\.0 MiB, and a message holds at most 2\.0 MiB"):
-            await look_up(MemoryServicer(Large(3 * LARGEST // 2), bounds), 1)  # type: ignore[arg-type]
-        assert bounds.unread.free == UNREAD * LARGEST
-        bounds.close()
+            await look_up(MemoryServicer(Large(3 * LARGEST // 2), resources), 1)  # type: ignore[arg-type]
+        assert resources.unread.free == UNREAD * LARGEST
+        resources.close()
 
     asyncio.run(asyncio.wait_for(test(), 60))

@@ -1,44 +1,12 @@
-"""How many questions and bytes a server holds at once, and when work on a question stops."""
+"""How many bytes a server holds at once, of questions or of answers that nobody has read yet."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
 from dualform_service.turns import Asker, Holdings
-
-
-class Places:
-    """A fixed number of places for questions. A question that finds none is refused at once: queues hide overload."""
-
-    def __init__(self, count: int, what: str, option: str) -> None:
-        """`what` takes them; `option` raises their number."""
-        self._count, self._what, self._option = count, what, option
-        self._held = Holdings()
-        """By asker."""
-
-    @contextmanager
-    def one(self, asker: Asker) -> Iterator[None]:
-        """Hold a place. Raises Overloaded if none is free, or the asker has all that it may have."""
-        if self._held.total() >= self._count:
-            raise self._refusal(f"{self._count} {self._what}")
-        if self._held[asker.name] >= (most := asker.most(self._count)):
-            raise self._refusal(f"{most} {self._what} of this token, half of all")
-        self._held[asker.name] += 1
-        try:
-            yield
-        finally:
-            self._held.give_back(asker.name)
-
-    def _refusal(self, held: str) -> Overloaded:
-        return Overloaded(
-            f"The server already holds {held}.",
-            hint=f"Ask again in a moment, or start it with a larger {self._option}.",
-        )
 
 
 class ByteRoom:
@@ -139,42 +107,3 @@ class Holding:
         size, self._size = self._size, 0
         if size:
             self._room.give_back(size, self._asker)
-
-
-class Deadline:
-    """When one call must stop: at the caller's deadline, at the server's own, or when the caller has gone.
-
-    Threads may ask it, too.
-    """
-
-    def __init__(self, seconds: float | None, longest: float) -> None:
-        """`seconds` that its caller gives it; None for as long as it takes."""
-        self._seconds = longest if seconds is None else min(longest, seconds)
-        self._end = time.monotonic() + self._seconds
-        self._ended = False
-        self._cut: DualformError | None = None
-
-    def cut(self, error: DualformError) -> None:
-        """The server ends the call by itself, for this reason."""
-        self._cut = error
-
-    def end(self) -> None:
-        """The call has ended, whoever ended it."""
-        self._ended = True
-
-    def passed(self) -> bool:
-        return self._ended or time.monotonic() >= self._end
-
-    def remaining(self) -> float:
-        """Seconds."""
-        return max(0.0, self._end - time.monotonic())
-
-    def error(self) -> DualformError:
-        if self._cut is not None:
-            return self._cut
-        if time.monotonic() < self._end:
-            return Cancelled("The caller went away before the answer was ready.")
-        return TimedOut(
-            f"The answer was not ready within {self._seconds:.3g} s.",
-            hint="Ask with fewer queries, give a longer timeout, or start the server with a longer --deadline.",
-        )
