@@ -19,6 +19,7 @@ from dualform.query.bounds import QuestionBounds
 from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from dualform.questions import SqlStatement
+from dualform.store.memory_budget import resident_bytes
 from tests.query import arrays
 
 ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
@@ -195,6 +196,17 @@ def test_the_child_can_open_nothing_whatever_duckdb_allows(sql):
     with open(f"/proc/{sql._child.pid}/limits") as file:
         line = next(line for line in file if line.startswith("Max open files"))
     assert line.split()[3:5] == ["0", "0"]
+
+
+def test_what_the_child_holds_counts_as_the_processs_own(sql):
+    without = resident_bytes()
+    run(sql, "SELECT 1")
+    with open(f"/proc/{sql._child.pid}/status") as file:
+        held = 1024 * int(next(line for line in file if line.startswith("VmRSS")).split()[1])
+    assert held > 20 << 20
+    assert resident_bytes() > without + held // 2
+    sql.close()
+    assert resident_bytes() < without + held // 2
 
 
 def test_a_servers_bound_of_answers_is_one_of_statements(engine):

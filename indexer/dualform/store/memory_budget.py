@@ -20,6 +20,9 @@ _LOOK = 0.05
 _PATIENCE = 1.0
 """Seconds without room after which the first in line is refused, though nobody else holds a claim."""
 
+CHILDREN = set[int]()
+"""Numbers of the processes that this one has begun and whose memory counts as its own."""
+
 
 class MemoryBudget:
     """What several caches keep, together at most so many bytes. Safe to use from several threads.
@@ -186,12 +189,13 @@ def anonymous_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory, the pages of its libraries included; 0 where the system does not say."""
-    return _status("VmRSS:")
+    """What this process holds in memory and those in CHILDREN do, the pages of libraries included; 0 where the system
+    does not say."""
+    return _status("VmRSS:") + sum(_status("VmRSS:", str(number)) for number in list(CHILDREN))
 
 
-def _status(field: str) -> int:
+def _status(field: str, process: str = "self") -> int:
     with suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
     return 0

@@ -18,6 +18,7 @@ from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
 from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
 from dualform.query.view import Check, View
+from dualform.store.memory_budget import CHILDREN
 from dualform.store.samples import as_numpy
 from dualform.store.views import view_statements
 
@@ -143,6 +144,7 @@ class Sql:
             env={name: os.environ[name] for name in _LIBRARIES if name in os.environ},
         )
         self._child = child
+        CHILDREN.add(child.pid)
         os.set_blocking(_pipe(child.stdin).fileno(), False)
         for name, table in _tables(self._view).items():
             sink = pa.BufferOutputStream()
@@ -200,6 +202,7 @@ class Sql:
         if child is not None:
             child.kill()
             child.wait()
+            CHILDREN.discard(child.pid)
             for pipe in (child.stdin, child.stdout):
                 if pipe:
                     pipe.close()
