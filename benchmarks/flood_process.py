@@ -60,6 +60,7 @@ class Flood:
         with grpc.insecure_channel(self.address) as channel:
             while not self.over.is_set():
                 call: Any = channel.stream_unary(METHOD)
+                self.became["begun"] += 1
                 try:
                     call(nothing(), timeout=60)
                 except grpc.RpcError as error:

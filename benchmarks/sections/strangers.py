@@ -48,10 +48,10 @@ def run(plan: Plan) -> Section:
             "sums by label": lambda: client.group_sum(LAYER, query, "label"),
             "info": client.info,
         }
-        _p99(asks, seconds)  # what is kept from here on is no part of what is measured
+        p99(asks, seconds)  # what is kept from here on is no part of what is measured
         with server_memory.watched(process) as held:
             for flood in FLOODS:
-                _beside(section, asks, partial(_flooded, address, flood, width), flood, rounds, seconds)
+                _beside(section, asks, partial(flooded, address, flood, LAYER, width), flood, rounds, seconds)
     section.facts[f"most resident memory of the server, of {MEMORY}"] = readable(held.resident)
     section.notes.append(
         "One client asks in turns for the ten best slots, sums by label and info, with a hundredth of a second "
@@ -64,7 +64,7 @@ def run(plan: Plan) -> Section:
 def _beside(
     section: Section,
     asks: dict[str, Callable[[], object]],
-    flooded: Callable[[dict[str, int]], AbstractContextManager[None]],
+    under: Callable[[dict[str, int]], AbstractContextManager[None]],
     flood: str,
     rounds: int,
     seconds: float,
@@ -72,9 +72,9 @@ def _beside(
     alone, beside = [], []
     became = dict[str, int]()
     for _ in range(rounds):
-        alone.append(_p99(asks, seconds))
-        with flooded(became):
-            beside.append(_p99(asks, seconds))
+        alone.append(p99(asks, seconds))
+        with under(became):
+            beside.append(p99(asks, seconds))
     for name in asks:
         ours, own = median(one[name] for one in beside), median(one[name] for one in alone)
         cell = Cell(ours, min(one[name] for one in beside), rounds)
@@ -84,8 +84,8 @@ def _beside(
     section.facts[f"{flood}: became of them"] = ", ".join(f"{count:,} {what}" for what, count in sorted(became.items()))
 
 
-def _p99(asks: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Seconds."""
+def p99(asks: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Seconds that 99 of 100 of each question keep, asked in turns for so long."""
     took: dict[str, list[float]] = {name: [] for name in asks}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -98,8 +98,9 @@ def _p99(asks: dict[str, Callable[[], object]], seconds: float) -> dict[str, flo
 
 
 @contextmanager
-def _flooded(address: str, flood: str, width: int, became: dict[str, int]) -> Iterator[None]:
-    command = [sys.executable, "-m", "benchmarks.flood_process", address, flood, LAYER, str(width)]
+def flooded(address: str, flood: str, layer: str, width: int, became: dict[str, int]) -> Iterator[None]:
+    """One of FLOODS goes on inside; `became`: what became of its calls, added when it ends."""
+    command = [sys.executable, "-m", "benchmarks.flood_process", address, flood, layer, str(width)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

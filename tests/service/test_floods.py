@@ -1,0 +1,79 @@
+"""Light questions beside callers that a server must live with: each is answered, and in the long form in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.sections.strangers import FLOODS, flooded, p99
+from benchmarks.server_memory import served, watched
+
+import dualform
+from dualform.store.byte_counts import bytes_of
+from dualform_client import Client
+from tests.reliability import report, rounds, soaking
+
+SEED, MEMORY = 29, "1 GB"
+LAYER, WIDTH, ROWS = "0", 256, 4096
+MOST = 3
+"""How many times what they take alone light questions may take at most (99 of 100 of them)."""
+
+
+class Served(NamedTuple):
+    address: str
+    process: int
+    asks: dict[str, Callable[[], object]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    path: Path = tmp_path_factory.mktemp("floods") / "run"
+    torch.manual_seed(SEED)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for _ in range(rounds(2, 64)):
+            x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    query = np.random.default_rng(SEED).normal(size=(1, WIDTH)).astype(np.float32)
+    with served(path, "--memory", MEMORY) as (address, process), Client(address, timeout=120) as client:
+        asks: dict[str, Callable[[], object]] = {
+            "ten best slots": partial(client.topk, LAYER, query, 10),
+            "sums by label": partial(client.group_sum, LAYER, query, "label"),
+            "info": client.info,
+        }
+        p99(asks, 1.0)  # what is kept from here on is no part of what is measured
+        yield Served(address, process, asks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("flood", FLOODS)
+def test_light_questions_are_answered_beside(server, flood):
+    became, alone, beside = dict[str, int](), list[dict[str, float]](), list[dict[str, float]]()
+    with watched(server.process) as held:
+        for _ in range(rounds(1, 3)):
+            alone.append(p99(server.asks, rounds(1, 10)))
+            with flooded(server.address, flood, LAYER, WIDTH, became):
+                beside.append(p99(server.asks, rounds(1, 10)))
+    assert sum(became.values()) > 0
+    assert held.resident <= bytes_of(MEMORY)
+    times = {name: median(one[name] for one in beside) / median(one[name] for one in alone) for name in server.asks}
+    if soaking():
+        assert max(times.values()) <= MOST, times
+    said = ", ".join(f"{name} {times[name]:.1f}" for name in times)
+    report(
+        f"light questions beside {flood}; --memory {MEMORY}",
+        seed=SEED,
+        count=sum(became.values()),
+        outcome=f"each was answered, 99 of 100 within so many times what they take alone: {said}; the server held "
+        f"{held.resident / 1e6:.0f} MB at most",
+    )
