@@ -25,6 +25,24 @@ LONG = "DUALFORM_SOAK"
 ROWS = Path(__file__).parent.parent / "build" / "reliability.json"
 """One JSON object a line, in the order in which tests came to their ends."""
 
+_PARTS = {
+    "Kill -9 while recording, and power cuts": ("record/test_kills.py", "record/test_power_cut.py"),
+    "A disk that is full or fails": ("record/test_faulty_disk.py",),
+    "Files that are altered or cut short": ("record/test_altered.py", "store/test_repair.py"),
+    "A second writer, readers during writing, files removed under a server": (
+        "store/test_writing_lock.py",
+        "store/test_read_while_written.py",
+        "service/test_damaged_memories.py",
+    ),
+    "Fuzzed requests, and raw bytes on the port": ("service/test_fuzzed_messages.py",),
+    "Hostile masks and statements": ("service/test_hostile_masks.py", "query/test_sql_bounds.py"),
+    "Stalled, idle and greedy clients": ("service/test_hostile_clients.py", "service/test_idle_connections.py"),
+    "SIGTERM under load": ("service/test_sigterm_under_load.py",),
+    "An hour at full load": ("service/test_soak.py",),
+}
+HEADINGS = {f"tests/{file}": heading for heading, files in _PARTS.items() for file in files}
+"""What the rows of a file stand below on the page, in its order."""
+
 _PAGE = """# What was tried to break it, and what came of it
 
 Made with `make soak`, which runs the long form of every test below and writes this page from what they report; `make
@@ -70,21 +88,29 @@ def page(lines: Iterable[str]) -> str:
     if short := sorted({row["name"] for row in found.values() if not row["long"]}):
         raise ValueError(f"rows of short forms, of which the page is not made: {', '.join(short)}")
     parts = [_PAGE]
-    for file, rows in groupby(sorted(found.values(), key=_order), key=lambda row: row["name"].partition("::")[0]):
+    for heading, rows in groupby(sorted(found.values(), key=_place), key=_heading):
         parts.append(
-            f"\n## {file}\n\n| what was done | count | seed | outcome | test |\n| --- | --- | --- | --- | --- |\n"
+            f"\n## {heading}\n\n| what was tried | count | seed | outcome | test |\n| --- | --- | --- | --- | --- |\n"
         )
         parts += [_line(row) for row in rows]
     return "".join(parts)
 
 
-def _order(row: dict[str, Any]) -> tuple[str, str]:
-    return row["name"], row["done"]
+def _file(row: dict[str, Any]) -> str:
+    return row["name"].partition("::")[0]
+
+
+def _heading(row: dict[str, Any]) -> str:
+    return HEADINGS.get(_file(row), "All else")
+
+
+def _place(row: dict[str, Any]) -> tuple[int, str, str]:
+    order = list(HEADINGS)
+    return order.index(_file(row)) if _file(row) in HEADINGS else len(order), row["name"], row["done"]
 
 
 def _line(row: dict[str, Any]) -> str:
-    test = row["name"].partition("::")[2]
-    cells = [row["done"], f"{row['count']:,}", str(row["seed"]), row["outcome"], f"`{test}`"]
+    cells = [row["done"], f"{row['count']:,}", str(row["seed"]), row["outcome"], f"`{row['name']}`"]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

@@ -25,33 +25,70 @@ from dualform_service.gate import WRONG
 from dualform_service.server import Server
 from dualform_service.standard_services import OWN_WATCHES
 from dualform_service.turns import Asker
+from tests.reliability import report, rounds
 from tests.service.held_engine import until
 from tests.service.http2 import Connection
 
 TOPK, SQL, CHECK = "/dualform.v1.Memory/TopK", "/dualform.v1.Memory/Sql", "/grpc.health.v1.Health/Check"
+ANSWERED = "questions and health of others were answered meanwhile"
 REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 
 
+@pytest.mark.soak
 def test_calls_that_send_no_message_hold_nobody_up_and_end(engine):
-    config = ServiceConfig("127.0.0.1:0", message_seconds=5.0)
+    config, count = ServiceConfig("127.0.0.1:0", message_seconds=5.0), rounds(200, 250)
     with Server(engine, config) as server, Connection(server.address) as silent, Client(server.address) as client:
-        for _ in range(200):
+        for _ in range(count):
             silent.call(TOPK)
             silent.call(CHECK)
         for _ in range(3):
             assert client.info().snapshot == 7
             assert is_serving(server.address)
-        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 200})
+        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": count})
+    report("calls that send headers and nothing more", seed=0, count=2 * count, outcome=f"{ANSWERED}; these ended")
 
 
+@pytest.mark.soak
+@pytest.mark.skipif(not resident_bytes(), reason="the system does not say what a process holds")
 def test_messages_of_which_halves_come_hold_nobody_up_and_end(engine):
-    config = ServiceConfig("127.0.0.1:0", request_bytes=1 << 20, message_seconds=2.0)
+    config, count = ServiceConfig("127.0.0.1:0", request_bytes=1 << 20, message_seconds=2.0), rounds(30, 500)
     with Server(engine, config) as server, Client(server.address) as client, ExitStack() as stalled:
-        for _ in range(30):
+        before = resident_bytes()
+        for _ in range(count):
             connection = stalled.enter_context(Connection(server.address))
             connection.message(connection.call(TOPK), bytes(60_000), size=1 << 20)
         assert client.info().snapshot == 7
-        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 30})
+        assert is_serving(server.address)
+        assert resident_bytes() - before < 40e6 + count * 200e3
+        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": count})
+    report(
+        "connections that send a sixteenth of a message and stall",
+        seed=0,
+        count=count,
+        outcome=f"{ANSWERED}; these ended, and held no more than what they had sent",
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not resident_bytes(), reason="the system does not say what a process holds")
+def test_messages_larger_than_may_be_are_refused_by_their_length_alone(engine):
+    count = rounds(20, 500)
+    with Server(engine) as server, Client(server.address) as client, ExitStack() as sending:
+        before = resident_bytes()
+        for _ in range(count):
+            connection = sending.enter_context(Connection(server.address))
+            connection.message(connection.call(TOPK), bytes(60_000), size=63 << 20)
+        until(lambda: sum(server.metrics.outcomes("TopK").values()) == count)
+        assert client.info().snapshot == 7
+        assert is_serving(server.address)
+        assert resident_bytes() - before < 40e6 + count * 200e3
+    assert engine.asked == ["info"]
+    report(
+        "messages that say that they are of 63 MiB, where 4 MiB may be",
+        seed=0,
+        count=count,
+        outcome=f"refused by their length, before they came; {ANSWERED}",
+    )
 
 
 def test_more_calls_than_there_may_be_are_refused_unread(engine):
@@ -142,6 +179,7 @@ def test_bytes_that_are_no_message_are_refused_and_leave_nothing_behind(server):
         assert resident_bytes() - before < 8e6
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("window", [0, 30_000])
 def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, window):
     engine.table = Columns({"text": np.array(["x" * 200_000], object)})
@@ -159,6 +197,12 @@ def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, win
         # The server ended these, and not their callers.
         until(lambda: server.metrics.outcomes("Sql") == {"timed_out": 4})
         assert client.info().snapshot == 7
+    report(
+        f"answers of which {window:,} bytes are read, and no more",
+        seed=0,
+        count=4,
+        outcome=f"{ANSWERED}; these were let go with their connections",
+    )
 
 
 def test_a_check_of_health_is_small(server):

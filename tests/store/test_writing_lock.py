@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from dualform_client.cli.main import dualform as command
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.record.resumed_training import Training
+from tests.reliability import report, rounds
 from tests.store.small_memory import batches_of, open_writer
 
 processes = multiprocessing.get_context("forkserver")
@@ -78,12 +80,25 @@ def test_the_command_line_and_the_wire_tell_it(recording):
             assert sentence in CliRunner().invoke(command, ["info", target]).output.splitlines()
 
 
+@pytest.mark.soak
 def test_a_second_recorder_is_refused_naming_the_first(recording):
+    """At once: the first lives on, so that whoever waited for it would wait for ever."""
     folder, process = recording
-    for options in ({}, {"resume": True}):
+    count, training = rounds(2, 200), Training()
+    before = Snapshot.open(folder).count("sample")
+    began = time.process_time()
+    for number in range(count):
         with pytest.raises(Locked, match=rf"is being recorded by process {process.pid} on ") as told:
-            Training().recorder(folder, **options)
+            training.recorder(folder, resume=bool(number % 2))
         assert "end that one, or record into another folder" in told.value.hint
+    assert time.process_time() - began < count, "a second each, at most"
+    assert Snapshot.open(folder).count("sample") == before
+    report(
+        "a second recorder of a folder that another process records into, every other time to resume it",
+        seed=0,
+        count=count,
+        outcome="refused, naming the process, within a second of the processor; what was recorded stayed as it was",
+    )
 
 
 def test_a_writer_of_this_process_is_asked_and_not_its_file(tmp_path):
