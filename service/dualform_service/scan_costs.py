@@ -8,11 +8,13 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
+from dualform.query import helpers_time
+
 KINDS = 4096
 """That are remembered; of more, those that were asked for the longest ago are forgotten."""
 LIGHT_SECONDS = 1.0
-"""Most of the scanning thread's processor time that a light scan takes. Time on the clock would make all scans heavy
-where heavy ones keep the processor busy."""
+"""Most of the processor time of its thread, and of its mask's, that a light scan takes. Time on the clock would make
+all scans heavy where heavy ones keep the processor busy."""
 
 
 class ScanCosts:
@@ -24,16 +26,16 @@ class ScanCosts:
 
     @contextmanager
     def noted(self, kind: Hashable) -> Iterator[None]:
-        """Notes what the scan inside takes of this thread."""
-        began = time.thread_time()
+        """Notes what the scan inside takes of this thread, and of those that evaluate its mask."""
+        began = _seconds()
         try:
             yield
         except BaseException:
             # What was cut short tells only how much it takes at least.
-            if (seconds := time.thread_time() - began) > LIGHT_SECONDS:
+            if (seconds := _seconds() - began) > LIGHT_SECONDS:
                 self._note(kind, seconds)
             raise
-        self._note(kind, time.thread_time() - began)
+        self._note(kind, _seconds() - began)
 
     def light(self, kind: Hashable) -> bool | None:
         """Whether the last scan of the kind took little; None of a kind that has had none."""
@@ -48,3 +50,7 @@ class ScanCosts:
             self._seconds.move_to_end(number)
             if len(self._seconds) > KINDS:
                 self._seconds.popitem(last=False)
+
+
+def _seconds() -> float:
+    return time.thread_time() + helpers_time.taken()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 from dualform.errors import Overloaded
 from dualform.kernels import workers
+from dualform.query.where.connection import connect, interruptible
 from dualform_client import Client
 from dualform_service import scan_costs
 from dualform_service.config import ServiceConfig
@@ -188,6 +191,25 @@ def test_a_scan_that_is_cut_short_shows_only_that_it_takes_much(monkeypatch):
         with pytest.raises(ZeroDivisionError), costs.noted("kind"):
             raise ZeroDivisionError
         assert costs.light("kind") is light
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_mask_takes_on_its_own_thread_counts(monkeypatch, fails):
+    monkeypatch.setattr(scan_costs, "LIGHT_SECONDS", 0.05)
+    costs = ScanCosts()
+
+    def mask() -> None:
+        while time.thread_time() < 0.2:
+            pass
+        if fails:
+            raise ZeroDivisionError
+
+    with connect(1) as connection, suppress(ZeroDivisionError), costs.noted("slow mask"):
+        interruptible(connection, mask, lambda: None)
+    with costs.noted("its thread's next scan"):
+        pass
+    assert costs.light("slow mask") is False
+    assert costs.light("its thread's next scan") is True
 
 
 def test_so_many_kinds_are_remembered(monkeypatch):

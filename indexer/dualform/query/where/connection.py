@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError as NotYet
 from functools import lru_cache
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 import duckdb
 
+from dualform.query import helpers_time
 from dualform.query.view import Check, never
 from dualform.store.forks import held_back
 
@@ -29,13 +31,13 @@ _AGAIN = 0.01
 def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Found], check: Check = never) -> Found:
     """What `work` returns, which asks this connection alone. Raises what `check` raises meanwhile, once it has ended.
 
-    It runs on a thread of its own, so that the asker's may look. An interrupt is the connection's: it reaches none of
-    others.
+    It runs on a thread of its own, so that the asker's may look; what that took of the processor is noted for the
+    asker's. An interrupt is the connection's: it reaches none of others.
     """
     if check is never:
         return work()
-    found = Future[Found]()
-    Thread(target=_settle, args=(found, work), name="mask", daemon=True).start()
+    found, seconds_taken = Future[Found](), list[float]()
+    Thread(target=_settle, args=(found, work, seconds_taken), name="mask", daemon=True).start()
     seconds = _LOOK
     given_up: BaseException | None = None
     while True:
@@ -51,6 +53,7 @@ def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Foun
             given_up, seconds = reason, _AGAIN
         if given_up is not None:
             connection.interrupt()
+    helpers_time.add(sum(seconds_taken))
     if given_up is not None:
         raise given_up
     if error is not None:
@@ -58,11 +61,15 @@ def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Foun
     return found.result()
 
 
-def _settle(found: Future[Found], work: Callable[[], Found]) -> None:
+def _settle(found: Future[Found], work: Callable[[], Found], seconds_taken: list[float]) -> None:
     try:
-        found.set_result(work())
+        made = work()
     except BaseException as error:
+        seconds_taken.append(time.thread_time())  # the thread began with this work
         found.set_exception(error)
+    else:
+        seconds_taken.append(time.thread_time())
+        found.set_result(made)
 
 
 def connect(rows: int) -> duckdb.DuckDBPyConnection:
