@@ -36,7 +36,11 @@ _PARTS = {
     ),
     "Fuzzed requests, and raw bytes on the port": ("service/test_fuzzed_messages.py",),
     "Hostile masks and statements": ("service/test_hostile_masks.py", "query/test_sql_bounds.py"),
-    "Stalled, idle and greedy clients": ("service/test_hostile_clients.py", "service/test_idle_connections.py"),
+    "Stalled, idle and greedy clients": (
+        "service/test_hostile_clients.py",
+        "service/test_idle_connections.py",
+        "service/test_floods.py",
+    ),
     "SIGTERM under load": ("service/test_sigterm_under_load.py",),
     "An hour at full load": ("service/test_soak.py",),
 }

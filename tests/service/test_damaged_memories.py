@@ -14,6 +14,7 @@ import pytest
 import dualform
 from dualform.errors import Damaged, FolderError, NotAMemory
 from dualform.questions import GroupSum, Inventory, NetworkWeights, Output, ProbeLookup, SlotLookup, TopK, Verification
+from dualform_client.health import is_serving
 from dualform_proto.calls import call_of
 from dualform_proto.errors import from_status
 from dualform_service import failures
@@ -27,7 +28,7 @@ QUERY = np.ones((1, 6), np.float32)
 QUESTIONS = [
     Inventory(),
     TopK("layer-0", QUERY, k=3),
-    TopK("layer-0", QUERY, k=3, where="dataset = 'mnist'", by=("label",)),
+    TopK("layer-0", QUERY, k=3, where="dataset = 'first'", by=("label",)),
     GroupSum("layer-0", QUERY, by=("label",)),
     Output("layer-0", QUERY),
     NetworkWeights(),
@@ -56,6 +57,8 @@ def _altered(file: Path) -> None:
     file.write_bytes(bytes(byte ^ 0x55 for byte in file.read_bytes()))
 
 
+CLEAR = {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.FAILED_PRECONDITION}
+"""What may be said of it: which file is damaged, or what a training that was cut off lacks."""
 DAMAGE = [_gone, _cut, _altered]
 
 
@@ -65,7 +68,7 @@ def test_no_answer_says_where_the_memory_lies(memory, tmp_path, caplog):
     folder = tmp_path / HOME / "run"
     shutil.copytree(memory, folder)
     files = [file for file in folder.rglob("*") if file.is_file() and file.name != "memory.json"]
-    told = list[dualform.errors.DualformError]()
+    told, codes = list[dualform.errors.DualformError](), set[grpc.StatusCode]()
     damages = list(product(files, DAMAGE)) if soaking() else list(zip(files, cycle(DAMAGE), strict=False))
     for file, damage in damages:
         content = file.read_bytes()
@@ -82,11 +85,14 @@ def test_no_answer_says_where_the_memory_lies(memory, tmp_path, caplog):
                     ask(call.encode_question(question).SerializeToString(), timeout=60)
                 except grpc.RpcError as error:
                     sent = [error.details().encode(), *(str(pair).encode() for pair in error.trailing_metadata())]
+                    codes.add(error.code())
                     assert not [part for part in sent if HOME.encode() in part or str(tmp_path).encode() in part]
                     told.append(from_status(error.code(), error.details(), error.trailing_metadata(), "there"))
+            assert is_serving(server.address), (file, damage)
         file.write_bytes(content)
     damaged = [error for error in told if isinstance(error, Damaged)]
     assert damaged
+    assert codes <= CLEAR
     within = [str(file.relative_to(folder)) for file in files]
     assert all(any(name in error.message for name in within) for error in damaged), {str(e) for e in damaged}
     assert str(folder) in caplog.text
@@ -94,7 +100,8 @@ def test_no_answer_says_where_the_memory_lies(memory, tmp_path, caplog):
         "files of a served memory gone, cut or altered, and all kinds of questions asked",
         seed=0,
         count=len(damages),
-        outcome=f"{len(damaged)} questions refused by the file's name within the memory, no path of the server told",
+        outcome=f"{len(damaged)} questions refused by the file's name within the memory, no path of the server told; "
+        "it serves on",
     )
 
 

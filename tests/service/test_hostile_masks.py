@@ -28,6 +28,8 @@ SECRET = "what no mask may see"
 QUERY = np.ones((1, 4), np.float32)
 PROCESSOR_SECONDS = 10.0
 """Of one mask, at most; without bounds some take minutes."""
+STOPPING_SECONDS = 1.0
+"""Of the processor, at most, from the deadline on: DuckDB does not hear of it before its first row."""
 LONG = "'" + "x" * 600 + "'"
 
 REFUSED = [
@@ -186,10 +188,27 @@ def test_no_mask_reads_anything_or_outlives_its_limits(client, listener, tmp_pat
     report("hostile masks asked of a server", seed=SEED, count=len(masks), outcome=outcome)
 
 
-def test_masks_stop_at_the_deadline_and_leave_no_thread(server, client):
-    with Client(server.address, timeout=0.2) as hasty:
-        for where in COSTLY[:3]:
-            with pytest.raises((TimedOut, BadInput)):
-                hasty.topk("fc", QUERY, 1, f"slot < -1 OR {where}")
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "mask"])
+@pytest.mark.soak
+@pytest.mark.skipif(not resident_bytes(), reason="the system does not say what a process holds")
+def test_masks_stop_at_the_deadline_and_leave_no_thread_and_no_memory(server, client):
+    rng, count, stopped, before = random.Random(SEED), rounds(8, 300), 0, resident_bytes()
+    for number in range(count):
+        where = f"slot < -{number + 1} OR {rng.choice(COSTLY[:3])}"  # one that no other has asked for
+        with (
+            Client(server.address, timeout=rng.uniform(0.01, 0.2)) as hasty,
+            pytest.raises((TimedOut, BadInput)) as met,
+        ):
+            hasty.topk("fc", QUERY, 1, where)
+        stopped += isinstance(met.value, TimedOut)
+        began = time.process_time()
+        until(lambda: not [thread for thread in threading.enumerate() if thread.name == "mask"])
+        assert time.process_time() - began < STOPPING_SECONDS, where[:200]
+    assert stopped
+    assert resident_bytes() - before < 300e6
     assert client.topk("fc", QUERY, 1, "slot < 5").scan.slots_matching == 5
+    report(
+        "costly masks whose deadline passes while they are evaluated",
+        seed=SEED,
+        count=count,
+        outcome=f"{stopped} stopped, the others refused; no thread and no memory left behind",
+    )
