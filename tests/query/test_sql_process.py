@@ -49,7 +49,16 @@ def run(sql: Sql, statement: str):
 
 @pytest.mark.parametrize(
     "value",
-    ["DATE '290000-01-01'", "'infinity'::DATE", "'-infinity'::TIMESTAMP", "TIMESTAMP '-290000-01-01'"],
+    [
+        "DATE '290000-01-01'",
+        "'infinity'::DATE",
+        "'-infinity'::TIMESTAMP",
+        "TIMESTAMP '-290000-01-01'",
+        "TIME '24:00:00'",
+        "TIMETZ '10:00:00+02'",
+        "[TIMETZ '10:00:00+02']",
+        "TIME_NS '10:00:00.123456789'",
+    ],
 )
 def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_goes_on(sql, value):
     run(sql, "SELECT 1")

@@ -48,6 +48,10 @@ _EVERY_KIND = "SELECT now() AS a, [1.5] AS b, 1::HUGEINT AS c, DATE '2020-01-02'
 """Of values that are converted by what is loaded as it is needed: modules, a time zone."""
 _BATCH = 2048
 """Rows that are read at a time: one of DuckDB's own vectors."""
+_ZONED = "TIME WITH TIME ZONE"
+"""What DuckDB calls times of day that have an offset, which Arrow would lose. Moments have another name."""
+_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+"""Of the units of a time of day."""
 _STATM = Path("/proc/self/statm")
 """Its first number is the address space in use, in pages."""
 
@@ -153,7 +157,11 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int
     _allow_seconds(seconds)
     with connection.cursor() as cursor:  # closing it ends the transaction
         cursor.execute("BEGIN TRANSACTION READ ONLY")
-        plain = simplified(_rows(cursor.sql(statements[0]).to_arrow_reader(_BATCH), rows, size))
+        found = cursor.sql(statements[0])
+        for name, kind in zip(found.columns, found.types, strict=True):
+            if _ZONED in str(kind):
+                raise _formless(name, str(kind))
+        plain = simplified(_rows(found.to_arrow_reader(_BATCH), rows, size))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, plain.schema) as stream:
         stream.write_table(plain)
@@ -222,13 +230,17 @@ def _simple(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         return _first(column, *([pa.int64()] if kind.scale == 0 else []), pa.float64())
     if pa.types.is_null(kind):
         return column.cast(pa.float64())
+    if pa.types.is_time(kind) and pa.compute.any(pa.compute.equal(column.cast(pa.int64()), _DAY[kind.unit])).as_py():
+        raise _formless(name, str(kind))  # Python's times of day end before 24:00:00, which it reads as 00:00:00
     try:
         values = column.to_pylist()
     except (OverflowError, ValueError):  # Python's dates end with the year 9999, and none is infinite
-        raise Refusal(
-            f"column {name} has a value of type {kind} that has no form here; ask for CAST({name} AS VARCHAR)."
-        ) from None
+        raise _formless(name, str(kind)) from None
     return pa.chunked_array([pa.array([None if v is None else str(v) for v in values], pa.string())])
+
+
+def _formless(name: str, kind: str) -> Refusal:
+    return Refusal(f"column {name} has a value of type {kind} that has no form here; ask for CAST({name} AS VARCHAR).")
 
 
 def _first(column: pa.ChunkedArray, *kinds: Any) -> pa.ChunkedArray:
