@@ -74,11 +74,11 @@ def test_messages_of_which_halves_come_hold_nobody_up_and_end(engine):
 def test_messages_larger_than_may_be_are_refused_by_their_length_alone(engine):
     count = rounds(20, 500)
     with Server(engine) as server, Client(server.address) as client, ExitStack() as sending:
-        before = resident_bytes()
-        for _ in range(count):
-            connection = sending.enter_context(Connection(server.address))
+        before, senders = resident_bytes(), [sending.enter_context(Connection(server.address)) for _ in range(count)]
+        for connection in senders:
             connection.message(connection.call(TOPK), bytes(60_000), size=63 << 20)
-        until(lambda: sum(server.metrics.outcomes("TopK").values()) == count)
+        for connection in senders:
+            assert b"larger than max (66060288 vs. 4194304)" in connection.frames()[-1].content
         assert client.info().snapshot == 7
         assert is_serving(server.address)
         assert resident_bytes() - before < 40e6 + count * 200e3

@@ -82,8 +82,8 @@ class Resumption:
             said = "" if at_step is None else f" after {at_step} steps"
             raise RecordingError(
                 f"the training of {folder} cannot be resumed{said}: its recorder was not flushed there.",
-                hint="Record into another folder, and call recorder.flush() whenever a checkpoint is saved, before or after "
-                "it." + (f" It was flushed {self._moments()}." if at_step is not None and self._moments() else ""),
+                hint="Record into another folder, and call recorder.flush() whenever a checkpoint is saved."
+                + (f" It was flushed {self._moments()}." if at_step is not None and self._moments() else ""),
             )
 
     def _check_ended(self) -> None:
