@@ -7,9 +7,9 @@ import struct
 from types import TracebackType
 from typing import NamedTuple, Self
 
-DATA, HEADERS, SETTINGS, GOAWAY, WINDOW_UPDATE = 0, 1, 4, 7, 8
+DATA, HEADERS, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 4, 6, 7, 8
 END_STREAM, ACKNOWLEDGED, END_HEADERS = 1, 1, 4
-_INITIAL_WINDOW = 4
+_INITIAL_WINDOW, _FIRST_WINDOW = 4, 65_535
 
 
 class Frame(NamedTuple):
@@ -64,6 +64,34 @@ class Connection:
         for start in range(0, len(prefixed), 1 << 14):
             last = start + (1 << 14) >= len(prefixed) and size == len(content)
             self._send(DATA, END_STREAM if last else 0, stream, prefixed[start : start + (1 << 14)])
+
+    def fill(self, stream: int, most: int) -> int:
+        """Sends zeros on a call's stream until the server takes no more for a second; returns how many it took. To be
+        called on a new connection.
+        """
+        taken, own, first, all_ = 0, _FIRST_WINDOW, _FIRST_WINDOW, _FIRST_WINDOW
+        self.socket.settimeout(1.0)
+        while taken < most:
+            if size := min(own, all_, most - taken, 1 << 14):
+                self._send(DATA, 0, stream, bytes(size))
+                taken, own, all_ = taken + size, own - size, all_ - size
+                continue
+            try:
+                head = self._read(9)
+            except TimeoutError:
+                break
+            kind, flags, of, content = head[3], head[4], head[5:], self._read(int.from_bytes(head[:3], "big"))
+            if kind == WINDOW_UPDATE and any(of):
+                own += int.from_bytes(content, "big")
+            elif kind == WINDOW_UPDATE:
+                all_ += int.from_bytes(content, "big")
+            elif kind == SETTINGS and not flags & ACKNOWLEDGED:
+                said = dict(struct.iter_unpack("!HI", content))
+                own, first = own + said.get(_INITIAL_WINDOW, first) - first, said.get(_INITIAL_WINDOW, first)
+                self._send(SETTINGS, ACKNOWLEDGED, 0, b"")
+            elif kind == PING and not flags & ACKNOWLEDGED:
+                self._send(PING, ACKNOWLEDGED, 0, content)
+        return taken
 
     def frames(self) -> list[Frame]:
         """Reads on until a stream ends, and returns what came; empty where the server has shut the connection."""

@@ -19,6 +19,7 @@ from dualform.store.memory_budget import resident_bytes
 from dualform_client import Client
 from dualform_client.health import is_serving
 from dualform_proto.calls import CALLS
+from dualform_service import handlers
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
 from dualform_service.gate import WRONG
@@ -67,6 +68,16 @@ def test_messages_of_which_halves_come_hold_nobody_up_and_end(engine):
         count=count,
         outcome=f"{ANSWERED}; these ended, and held no more than what they had sent",
     )
+
+
+def test_what_is_not_read_is_not_taken_in(engine, monkeypatch):
+    monkeypatch.setattr(handlers, "READING", 1)
+    monkeypatch.setattr(handlers, "PATIENCE", 60.0)
+    with Server(engine) as server, Connection(server.address) as read, Connection(server.address) as waiting:
+        read.message(read.call(TOPK), bytes(10), size=1 << 20)
+        until(lambda: len(server._handlers._readers._reading) == 1)
+        assert waiting.fill(waiting.call(TOPK), 4 << 20) <= 1 << 16
+        assert server._handlers._readers.waiting == 1
 
 
 @pytest.mark.soak

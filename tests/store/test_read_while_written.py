@@ -15,7 +15,7 @@ __all__ = ["processes"]
 
 @pytest.mark.soak
 def test_a_reader_during_writing_sees_whole_steps_and_keeps_them(processes, tmp_path):
-    whole, count, moments = expected(batches(), LAYERS), rounds(1, 40), list[int]()
+    whole, count, moments = expected(batches(), LAYERS), rounds(1, 20), list[int]()
     for number in range(count):
         path = tmp_path / str(number)
         # Every second recording writes a frame of its journal for each step, too.
