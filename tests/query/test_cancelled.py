@@ -7,9 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from dualform import kernels
 from dualform.errors import Cancelled, EmptyMask
 from dualform.query import groups
 from dualform.query.cache import Cache
+from dualform.query.score.rescoring import score_pairs
 from dualform.query.where import mask
 from dualform.questions import GroupSum, Output, TopK, Vectors
 from tests.query import arrays
@@ -120,3 +122,11 @@ def test_a_memory_without_slots_says_so():
     with pytest.raises(EmptyMask, match="this memory holds no slots yet"):
         empty.ask(QUESTIONS[0])
     assert empty.info().slots == {"sample": 0}
+
+
+def test_rows_are_given_up_between_the_files_that_they_are_read_from():
+    matrix = np.ones((40, 4), np.float32)
+    keys, rows, looks = arrays.keys_of(matrix, 10), np.arange(40), list[int]()
+    scores = score_pairs(keys, rows, np.zeros(40, np.int64), QUERY.rows, lambda: looks.append(1))
+    assert scores.tolist() == [4.0] * 40
+    assert len(looks) >= len(keys.sources) == 4 or kernels.library() is None

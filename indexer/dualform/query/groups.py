@@ -27,6 +27,8 @@ from dualform.store.layer import Layer
 from dualform.store.samples import as_numpy
 from dualform.store.space import Space
 
+STORED_GROUPS = 1 << 16
+"""Most groups that are kept in a file: reading the names of more takes long, and cannot stop between."""
 _BLOCK = 1 << 17
 """Entries whose values are ranked at once, some hundredths of a second, and groups that are named at once."""
 
@@ -108,7 +110,7 @@ def group_entries(
         if place and (kept := stored_groups.read(place)):
             return Groups(by, *kept[:2], lambda: group(space, slots, selection, by).members, kept.digest)
         found = group(space, slots, selection, by, check, most)
-        if place:
+        if place and len(found.keys) <= STORED_GROUPS:
             stored_groups.write(place, StoredGroups(found.keys, found.counts, found.digest))
         return found
 

@@ -27,12 +27,17 @@ _TASK = 512
 
 
 def score_pairs(
-    keys: Keys, rows: NDArray[np.int64], query: NDArray[np.int64], queries: NDArray[np.float32]
+    keys: Keys,
+    rows: NDArray[np.int64],
+    query: NDArray[np.int64],
+    queries: NDArray[np.float32],
+    check: Callable[[], None] = lambda: None,
 ) -> NDArray[np.float64]:
     """float64[m]: the canonical score of each of the rows int64[m] with queries[query], of float32[n, d]."""
     scores = np.empty(len(rows))
     if kernels.library() is None:
         for start in range(0, len(rows), _TAKEN):
+            check()
             part = slice(start, start + _TAKEN)
             scores[part] = canonical_scores(keys.take(rows[part]), queries[query[part]])
         return scores
@@ -41,7 +46,7 @@ def score_pairs(
     for run in _runs(keys, np.flatnonzero(np.bincount(number)).tolist()):
         every = np.flatnonzero((number >= run[0]) & (number <= run[-1]))
         for own in _parts(keys, run, every):
-            scores[own] = _score_run(keys, run, rows[own], number[own], query[own], queries)
+            scores[own] = _score_run(keys, run, rows[own], number[own], query[own], queries, check)
     return scores
 
 
@@ -74,10 +79,12 @@ def _score_run(
     number: NDArray[np.int64],
     query: NDArray[np.int64],
     queries: NDArray[np.float32],
+    check: Callable[[], None],
 ) -> NDArray[np.float64]:
     """As score_pairs, of rows in the key sources of a run; `number` is int64[m]: the source of each."""
     held, addresses = [], np.empty(len(rows), dtype=np.uint64)
     for index in run:
+        check()  # what is not in memory is read from its file
         source, own = keys.sources[index], number == index
         if np.count_nonzero(own) <= FEW_ROWS:
             source = source.passing(first=True)  # a process that asks once neither waits for memory nor fills it

@@ -54,6 +54,7 @@ def best_of_groups(search: Search, queries: NDArray[np.float32], scorer: ScorerO
             check()
             errors = batch.errors_of(members.rows, i)
             near = _candidates(scores[i][members.rows], errors, groups, members, k)
+            check()
             found.append(_ranked(batch, i, groups, members, near, k))
     return found
 

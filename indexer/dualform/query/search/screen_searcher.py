@@ -51,7 +51,7 @@ class ScreenSearcher:
         near = self.screen.candidates(rows.keys, queries, request, search.check, rows.norms)
         search.check()
         began = time.perf_counter()
-        scores = self.score.of(score_pairs(rows.keys, near.rows, near.query, queries))
+        scores = self.score.of(score_pairs(rows.keys, near.rows, near.query, queries, search.check))
         took = time.perf_counter() - began
         search.view.tally.add(candidates=len(scores), rescoring_seconds=took)
         cells = near.query * request.groups + (0 if request.group is None else request.group[near.rows])

@@ -124,15 +124,18 @@ def _by_slot(
     others, made, biases = np.empty((count, keys.width)), np.empty(TILE * keys.width), np.zeros_like(found.biases)
     weight = np.zeros_like(found.weight)
     for start, stop, part in blocks(slots.slots, keys.entries, size):
-        of_keys, of_values = keys.entry_block(start, stop), values.block(start, stop)
+        check()
+        of_keys = keys.entry_block(start, stop)
+        check()  # either may have to be read
+        of_values = values.block(start, stop)
         for low in range(part.start, part.stop, count):
-            check()
             piece = slice(low, min(low + count, part.stop))
             ids = slots.slots[piece] - start
             chosen = slice(int(ids[0]), int(ids[-1]) + 1) if ids[-1] - ids[0] == len(ids) - 1 else ids
             other = others[: len(ids)]
             np.copyto(other, of_keys[chosen])
             for tile in tiles:
+                check()
                 # Of one shape and layout each, whichever tiles are asked for: so are their last bits.
                 shape = len(ids), tile.stop - tile.start
                 own, times = (room[: shape[0] * shape[1]].reshape(shape) for room in (wide, scaled))
@@ -175,17 +178,19 @@ def _by_row(
             check()
             order = np.argsort(numbers[part], kind="stable")
             chosen, sorted_numbers = slots.slots[part][order] - start, numbers[part][order]
-            wide = values.block(start, stop)[chosen, first:last].astype(np.float64)
+            block = values.block(start, stop)
+            check()
+            wide = block[chosen, first:last].astype(np.float64)
             found.biases[:, first:last] += slots.biases[:, part][:, order] @ wide
             runs = begins(sorted_numbers)
             for total, coefficient in zip(own, slots.weights, strict=True):
                 total[sorted_numbers[runs]] += added_in_order(wide * coefficient[part][order, None], runs)
         for start, stop, part in blocks(rows, keys.rows, length):
-            block, summed = keys.block(start, stop), np.zeros((last - first, found.weight.shape[1]))
+            keyed, summed = keys.block(start, stop), np.zeros((last - first, found.weight.shape[1]))
             for low in range(part.start, part.stop, count):
                 check()
                 piece = slice(low, min(low + count, part.stop))
-                other = block[rows[piece] - start].astype(np.float64)
+                other = keyed[rows[piece] - start].astype(np.float64)
                 for total, within in zip(own, columns, strict=True):
                     summed[:, within] += total[piece].T @ other[:, within]
             found.weight[first:last] += summed
