@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from dualform.errors import DualformError
+from dualform.store.allocator import bound_arenas, free_pages_returned
 from dualform_proto.address import Address, parse_address
-from dualform_service.allocator import bound_arenas
 from dualform_service.audit import JsonLog
 from dualform_service.auth import METRICS
 from dualform_service.call_record import Observer
@@ -43,6 +43,8 @@ from dualform_service.transport import Transport
 
 LAST_SECONDS = 3.0
 """That questions get to stop once their grace is over, before `serve` ends the process."""
+TRIMMED_SECONDS = 60.0
+"""Between times at which free pages go back to the system."""
 
 _log = logging.getLogger("dualform.service")
 
@@ -189,6 +191,7 @@ def serve(
         engines = {name: opened.enter_context((opening or open_memory)(one)) for name, one in paths.items()}
         supervisor = Supervisor()
         opened.callback(supervisor.close)
+        opened.enter_context(free_pages_returned(TRIMMED_SECONDS))
         server = Server(engines, config, log, () if traces is None else (traces.call,))
         raise_limit()
         with stop_signals() as wait:

@@ -1,7 +1,11 @@
-"""Light questions beside callers that a server must live with: each is answered, and in the long form in time."""
+"""Light questions beside callers that a server must live with: each is answered, and in the long form in time; and
+work whose deadline passes stops, in the long form within STOPPING seconds.
+"""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,14 +19,19 @@ from benchmarks.sections.strangers import FLOODS, flooded, p99
 from benchmarks.server_memory import served, watched
 
 import dualform
+from dualform.errors import TimedOut
 from dualform.store.byte_counts import bytes_of
 from dualform_client import Client
 from tests.reliability import report, rounds, soaking
 
-SEED, MEMORY = 29, "1 GB"
+SEED, MEMORY = 29, "4 GB"
 LAYER, WIDTH, ROWS = "0", 256, 4096
 MOST = 3
 """How many times what they take alone light questions may take at most (99 of 100 of them)."""
+STOPPING = 0.2
+"""Seconds from a deadline on in which a server may still work."""
+QUIET = 0.1
+"""Seconds without work after which it is taken to have stopped."""
 
 
 class Served(NamedTuple):
@@ -77,3 +86,51 @@ def test_light_questions_are_answered_beside(server, flood):
         outcome=f"each was answered, 99 of 100 within so many times what they take alone: {said}; the server held "
         f"{held.resident / 1e6:.0f} MB at most",
     )
+
+
+@pytest.mark.soak
+def test_work_stops_at_its_deadline(server):
+    rng, count, stopped = random.Random(SEED), rounds(6, 200), list[float]()
+    longest = 0.4 if soaking() else 0.01
+    wide = np.random.default_rng(SEED).normal(size=(100, WIDTH)).astype(np.float32)
+    for number in range(count):
+        where = f"slot % 9973 <> {number}"
+        with Client(server.address, timeout=rng.uniform(0.05, 1) * longest) as client:
+            asks: list[Callable[[], object]] = [
+                partial(client.topk, LAYER, wide, 10, where),
+                partial(client.group_sum, LAYER, wide, "label", where, score="abs"),
+                partial(client.output, LAYER, wide, where, allow_inexact=True),
+                partial(client.weights, where, allow_inexact=True),
+                partial(client.cancellation, where),
+            ]
+            try:
+                asks[number % len(asks)]()
+            except TimedOut:
+                stopped.append(_works_on(server.process))
+    assert stopped, "no deadline passed in the midst of work"
+    if soaking():
+        assert max(stopped) <= STOPPING, sorted(stopped)[-5:]
+    report(
+        f"deadlines of {1000 * longest:.0f} ms at most of top-k, sums, outputs, weights and cancellations under new masks of "
+        f"{rounds(2, 64) * ROWS:,} slots",
+        seed=SEED,
+        count=count,
+        outcome=f"{len(stopped)} passed in the midst of work, which stopped within {1000 * max(stopped):.0f} ms",
+    )
+
+
+def _works_on(process: int) -> float:
+    """Seconds from now on until a process stops to take processor time."""
+    began = last = time.perf_counter()
+    taken = _processor_ticks(process)
+    while time.perf_counter() < last + QUIET:
+        time.sleep(0.01)
+        if (now := _processor_ticks(process)) > taken + 1:  # a tick may be a look at something
+            last, taken = time.perf_counter(), now
+    return last - began
+
+
+def _processor_ticks(process: int) -> int:
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

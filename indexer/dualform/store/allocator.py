@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+ARENAS = 2
+"""Pools of memory that the threads of a server share."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Numbers of glibc's parameters (malloc.h)."""
 _LARGE_BYTES, _KEPT_BYTES = 4 << 20, 2 << 20
 """From how many a block is mapped by itself, and how many an arena keeps at its end: files are read in blocks of half
@@ -24,3 +28,37 @@ def return_large_blocks() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
         library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def bound_arenas() -> None:
+    """Has threads that begin from now on share ARENAS pools of memory (glibc; other libraries have no such setting).
+
+    By default there are eight for each processor, and what is free in one serves no thread of another: under a steady
+    load a server holds more and more that it does not use.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, ARENAS)
+
+
+@contextmanager
+def free_pages_returned(seconds: float) -> Iterator[None]:
+    """Inside, the system gets back every so many seconds what is free between blocks that are in use (glibc)."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(seconds):
+            return_free_pages()
+
+    thread = threading.Thread(target=run, name="dualform-trim", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def return_free_pages() -> None:
+    """Takes some milliseconds for each hundred MB, in which other threads may wait for memory."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
