@@ -111,8 +111,8 @@ def test_work_stops_at_its_deadline(server):
     if soaking():
         assert max(stopped) <= STOPPING, sorted(stopped)[-5:]
     report(
-        f"deadlines of {1000 * longest:.0f} ms at most of top-k, sums, outputs, weights and cancellations under new masks of "
-        f"{rounds(2, 64) * ROWS:,} slots",
+        f"deadlines of {1000 * longest:.0f} ms at most of top-k, sums, outputs, weights and cancellations under new "
+        f"masks of {rounds(2, 64) * ROWS:,} slots",
         seed=SEED,
         count=count,
         outcome=f"{len(stopped)} passed in the midst of work, which stopped within {1000 * max(stopped):.0f} ms",
