@@ -101,6 +101,15 @@ def test_a_second_recorder_is_refused_naming_the_first(recording):
     )
 
 
+def test_a_process_of_the_same_number_is_another_one(recording):
+    """As in containers, where each training may be process 1."""
+    folder, _ = recording
+    said = folder / "shard-00000" / "writing"
+    said.write_text(json.dumps({**json.loads(said.read_text()), "process": os.getpid()}))
+    with pytest.raises(Locked, match="is being recorded by process"):
+        Training().recorder(folder, resume=True)
+
+
 def test_a_writer_of_this_process_is_asked_and_not_its_file(tmp_path):
     """Closing any descriptor of the file would let go of the lock."""
     writer = open_writer(tmp_path / "m")

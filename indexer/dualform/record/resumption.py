@@ -10,7 +10,6 @@ disk.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_
 from dualform.store.mark_place import why_misplaced
 from dualform.store.snapshot import Snapshot
 from dualform.store.weights import Buffers
-from dualform.store.writing_lock import Holder, being_written, holder
+from dualform.store.writing_lock import being_written, held_here, holder
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,9 @@ class Resumption:
         """Raises Locked where another process still records the training."""
         last = self._runs[-1]
         for part in last.manifest.shards if last.manifest.recording else ():
-            by = holder(last.path / part.folder)
-            if by is True or (isinstance(by, Holder) and by.process != os.getpid()):
-                raise being_written(last.path / part.folder, by)
+            place = last.path / part.folder
+            if (by := holder(place)) and not held_here(place):
+                raise being_written(place, by)
 
     def layers_beside(self, taps: Sequence[Tap]) -> list[Layer]:
         """Of all runs so far, the layers that these taps are not of."""

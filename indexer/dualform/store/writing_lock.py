@@ -104,10 +104,7 @@ def holder(shard_folder: Path) -> Holder | bool | None:
     """
     path = shard_folder / FILE
     try:
-        status = os.stat(path)
-        with _changing:
-            process, own = _here.get((status.st_dev, status.st_ino), (0, None))
-        if process == os.getpid():
+        if own := held_here(shard_folder):
             return own
         said = path.read_bytes()[:_MOST_BYTES]
         locked = _is_locked(path)
@@ -117,6 +114,17 @@ def holder(shard_folder: Path) -> Holder | bool | None:
     if locked:
         return known or True
     return None if locked is None or (known and known.host != socket.gethostname()) else False
+
+
+def held_here(shard_folder: Path) -> Holder | None:
+    """This process where it writes the shard. Numbers do not tell it: in containers many processes have number 1.
+
+    Raises OSError where there is no such file.
+    """
+    status = os.stat(shard_folder / FILE)
+    with _changing:
+        process, own = _here.get((status.st_dev, status.st_ino), (0, None))
+    return own if process == os.getpid() else None
 
 
 def being_written(shard_folder: Path, by: Holder | bool | None) -> Locked:
