@@ -94,6 +94,7 @@ def main(parent: int, memory: int) -> None:
             connection.execute(content.decode())
             continue
         if not locked:
+            _load_what_answers_need()
             _lock(connection, memory)
             locked = True
             write(answers, READY, b"")
@@ -122,17 +123,21 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _lock(connection: duckdb.DuckDBPyConnection, memory: int) -> None:
-    """Bounds for this process that cannot be taken back. What answers need is loaded before."""
+def _load_what_answers_need() -> None:
+    """And nothing after it: Arrow would look for pandas, which takes a second where it is."""
     import zoneinfo  # noqa: F401  # for times that have a zone; here, as the asker loads this module, too
 
     import pyarrow.compute  # noqa: F401  # for casts
 
+    sys.meta_path.clear()
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, memory: int) -> None:
+    """Bounds for this process that cannot be taken back."""
     connection.execute(f"SET memory_limit = '{memory // 1024} KiB'")
     for name, value in SETTINGS.items():
         connection.execute(f"SET {name} = '{value}'")
     connection.execute("SET lock_configuration = true")
-    sys.meta_path.clear()  # nothing more is loaded: Arrow would look for pandas, and takes a second where it is
     simplified(connection.sql(_EVERY_KIND).to_arrow_table())
     if resource is None:
         return
