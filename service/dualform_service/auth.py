@@ -20,7 +20,7 @@ from dualform.errors import BadInput, Forbidden, Unauthenticated
 
 READ, SQL, ADMIN, METRICS = "read", "sql", "admin", "metrics"
 SCOPES = {
-    READ: "all other questions",
+    READ: "questions about the record",
     SQL: "statements of SQL",
     ADMIN: "verifying the memory, and reflection",
     METRICS: "scraping metrics",

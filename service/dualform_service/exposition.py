@@ -56,7 +56,12 @@ FAMILIES = (
     ),
     Family("dualform_read_bytes_total", "counter", (), "Read of files of keys, values and what derives from them."),
     Family("dualform_kept_bytes", "gauge", (), "Kept in memory between questions."),
-    Family("dualform_memory_limit_bytes", "gauge", (), "What the process may take (--memory); no series without it."),
+    Family(
+        "dualform_memory_limit_bytes",
+        "gauge",
+        (),
+        "What the process may take; no series for one memory without --memory.",
+    ),
     Family("dualform_snapshot", "gauge", MEMORY, "Commits of the snapshot that is served."),
     Family("dualform_recording", "gauge", MEMORY, "1 while the memory is still being recorded, or was cut off."),
     Family("dualform_wrong_tokens_total", "counter", (), "What was refused for its token, or for want of one."),

@@ -98,7 +98,11 @@ SETTINGS = (
     ),
     Setting("sql", "yes or no", "Answer statements of SQL, too."),
     Setting("max_concurrent", "whole number", "Large questions held at once; two are worked on."),
-    Setting("max_small", "whole number", "Small questions held at once; they share scans."),
+    Setting(
+        "max_small",
+        "whole number",
+        "Small questions held at once, of each of three kinds: light scans, other scans that may be shared, look-ups.",
+    ),
     Setting("deadline", "seconds", "Seconds after which a question's work stops."),
     Setting("request_bytes", "bytes", "Largest question that is taken, as it is sent."),
     Setting("answer_bytes", "bytes", "Largest answer that is given, as it is sent."),

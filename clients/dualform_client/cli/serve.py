@@ -38,7 +38,7 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
 
     Of several each is asked by the name of its folder, at HOST:PORT/NAME.
 
-    It goes on until SIGTERM or Ctrl-C, then gives the questions under way ten seconds; a second signal ends it at
+    It goes on until SIGTERM or Ctrl-C, then gives the questions under way seven seconds; a second signal ends it at
     once, with the exit code 128 and its number. An address that other machines can reach needs TLS and a token. Ray
     itself listens on every address of its machines.
 
