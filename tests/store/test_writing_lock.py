@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import dualform
 from dualform.errors import BadInput, Locked
 from dualform.store.snapshot import Snapshot
-from dualform.store.writing_lock import holder
+from dualform.store.writing_lock import Writing, writing
 from dualform_client.cli.main import dualform as command
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
@@ -113,10 +113,15 @@ def test_a_process_of_the_same_number_is_another_one(recording):
 def test_a_writer_of_this_process_is_asked_and_not_its_file(tmp_path):
     """Closing any descriptor of the file would let go of the lock."""
     writer = open_writer(tmp_path / "m")
-    by = holder(tmp_path / "m" / "shard-00000")
-    assert (by.host, by.process) == (socket.gethostname(), os.getpid())
+    found = writing(tmp_path / "m" / "shard-00000")
+    assert (found.going_on, found.here, found.by.host, found.by.process) == (
+        True,
+        True,
+        socket.gethostname(),
+        os.getpid(),
+    )
     with processes.Pool(1) as pool:
-        assert pool.apply(holder, (tmp_path / "m" / "shard-00000",)) == by
+        assert pool.apply(writing, (tmp_path / "m" / "shard-00000",)) == Writing(True, found.by)
     writer.close()
     assert not (tmp_path / "m" / "shard-00000" / "writing").exists()
     assert Snapshot.open(tmp_path / "m").cut_off == ""
@@ -134,7 +139,7 @@ def test_a_writer_that_is_gone_while_its_process_lives_holds_nothing(tmp_path, h
         writer.abandon()
     else:
         del writer
-    assert holder(tmp_path / "m" / "shard-00000") is False
+    assert writing(tmp_path / "m" / "shard-00000") == Writing(False)
     assert Snapshot.open(tmp_path / "m").cut_off == "the recording was cut off before its first step."
 
 
@@ -143,8 +148,8 @@ def test_where_it_cannot_be_told_nothing_is_claimed(tmp_path):
     shutil.copytree(tmp_path / "m", tmp_path / "elsewhere")
     file = tmp_path / "elsewhere" / "shard-00000" / "writing"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "another.example"}))
-    assert holder(file.parent) is None  # its file system may keep locks to itself
+    assert writing(file.parent) == Writing(None)  # its file system may keep locks to itself
     file.unlink()
-    assert holder(file.parent) is None
+    assert writing(file.parent) == Writing(None)
     memory = Snapshot.open(tmp_path / "elsewhere")
     assert memory.cut_off == "the recording was cut off before its first step, or still runs."

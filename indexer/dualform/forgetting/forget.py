@@ -102,7 +102,7 @@ def forgetting(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cu
 def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Targets]:
     check_writable(folder)
     snapshot = opened(folder, SegmentCache())
-    if any(snapshot.writers) or (snapshot.recording and not cut_off):
+    if any(writer.going_on for writer in snapshot.writers) or (snapshot.recording and not cut_off):
         raise BadInput(
             snapshot.cut_off[0].upper() + snapshot.cut_off[1:],
             hint="If nobody records into it any more, say so: cut_off=True (--cut-off).",

@@ -31,7 +31,7 @@ from dualform.store.mark import ContinuedRun, Cut, Mark, cuts, digest_of, named_
 from dualform.store.mark_place import why_misplaced
 from dualform.store.snapshot import Snapshot
 from dualform.store.weights import Buffers
-from dualform.store.writing_lock import being_written, held_here, holder
+from dualform.store.writing_lock import being_written, writing
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ class Resumption:
         last = self._runs[-1]
         for part in last.manifest.shards if last.manifest.recording else ():
             place = last.path / part.folder
-            if (by := holder(place)) and not held_here(place):
-                raise being_written(place, by)
+            found = writing(place)
+            if found.going_on and not found.here:
+                raise being_written(place, found)
 
     def layers_beside(self, taps: Sequence[Tap]) -> list[Layer]:
         """Of all runs so far, the layers that these taps are not of."""

@@ -41,7 +41,7 @@ from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import ShardTables
 from dualform.store.snapshot import Snapshot
 from dualform.store.tables import OTHERS, TABLES
-from dualform.store.writing_lock import FILE as WRITING, Holder, holder
+from dualform.store.writing_lock import FILE as WRITING, writing
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ def _write_shard(own: StoredShard, source: Path, target: Path, ended: bool) -> l
         make_folder(new / FOLDER)
     if own.journal:
         write_new(journal_path(new, part.commits), [memoryview(own.journal)], durable=True)
-    by = holder(old)
-    if ended or by is not None:  # the copy has no writer, and says so
-        said = json.dumps(asdict(by)) if isinstance(by, Holder) else ""
+    found = writing(old)
+    if ended or found.going_on is not None:  # the copy has no writer, and says so
+        said = json.dumps(asdict(found.by)) if found.by else ""
         write_new(new / WRITING, [memoryview(said.encode())], durable=True)
     _copy_tables(old / shard.FILE, new / shard.FILE)
     listed = {"segments": TABLES["segments"]}

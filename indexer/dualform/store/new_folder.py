@@ -19,7 +19,7 @@ from dualform.store.duckdb_path import check_writable
 from dualform.store.durable_files import make_folders, remove_all
 from dualform.store.folder_lock import held_alone
 from dualform.store.manifest import Manifest, Shard, shard_folder
-from dualform.store.writing_lock import being_written, holder
+from dualform.store.writing_lock import Writing, being_written, writing
 
 
 def check_new_folder(path: Path) -> None:
@@ -28,8 +28,8 @@ def check_new_folder(path: Path) -> None:
     """
     check_writable(path)
     first = path / shard_folder(0)
-    if first.is_dir() and (by := holder(first)):
-        raise being_written(first, by)
+    if first.is_dir() and (found := writing(first)).going_on:
+        raise being_written(first, found)
     if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not is_nothing(path))):
         raise AlreadyExists(
             f"{path} already exists and is not an empty folder.", hint="Record into a new folder, or remove this one."
@@ -49,7 +49,7 @@ def is_nothing(path: Path) -> bool:
     first = path / shard_folder(0)
     if not is_only_begun(path):
         return False
-    if first.is_dir() and any(first.iterdir()) and holder(first) is not False:
+    if first.is_dir() and any(first.iterdir()) and writing(first).going_on is not False:
         return False  # somebody may be creating it at this moment
     database = first / shard.FILE
     if not database.is_file():
@@ -72,7 +72,7 @@ def beginning(path: Path) -> Iterator[None]:
     """
     check_new_folder(path)
     make_folders(path)
-    with held_alone(path, being_written(path / shard_folder(0), None)):
+    with held_alone(path, being_written(path / shard_folder(0), Writing(True))):
         check_new_folder(path)
         for left in path.iterdir():
             remove_all(left)

@@ -21,7 +21,7 @@ from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import ShardTables
 from dualform.store.snapshot import Snapshot
-from dualform.store.writing_lock import being_written, holder
+from dualform.store.writing_lock import being_written, writing
 
 _BLOCK = 1 << 20
 _FINAL = "weights/final.safetensors"
@@ -39,8 +39,8 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
     runs = runs_at_one_moment(folder)
     for own in runs[-1].shards:
         place = runs[-1].path / own.manifest.shards[0].folder
-        if by := holder(place):
-            raise being_written(place, by)
+        if (found := writing(place)).going_on:
+            raise being_written(place, found)
     rewound, dropped = _rewound(runs[-1], folder)
     if dropped and runs[0].shards[0].manifest.forgotten is not None:
         raise Damaged(

@@ -30,7 +30,7 @@ from dualform.store.shard_sources import stacked
 from dualform.store.snapshot import Snapshot
 from dualform.store.stored_optimizer import joined_optimizers
 from dualform.store.tables import SHARE
-from dualform.store.writing_lock import Holder
+from dualform.store.writing_lock import Writing
 
 
 class Runs(Snapshot):
@@ -90,8 +90,8 @@ class Runs(Snapshot):
         return " ".join(said)
 
     @property
-    def writers(self) -> list[Holder | bool | None]:
-        return [by for part in self.runs for by in part.writers]
+    def writers(self) -> list[Writing]:
+        return [writer for part in self.runs for writer in part.writers]
 
     def initial(self) -> dict[str, NDArray[Any]]:
         """The weights before the first run's first step."""

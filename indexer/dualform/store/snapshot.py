@@ -38,7 +38,7 @@ from dualform.store.space import Space
 from dualform.store.stored_layers import StoredLayers
 from dualform.store.stored_optimizer import StoredOptimizer, names_of
 from dualform.store.weights import read_buffers, read_weights, weights_file
-from dualform.store.writing_lock import Holder, holder
+from dualform.store.writing_lock import Writing, writing
 
 
 class Snapshot(StoredLayers):
@@ -164,20 +164,20 @@ class Snapshot(StoredLayers):
             return ""
         after = f"after step {self.steps - 1}" if self.steps else "before its first step"
         writers = self.writers
-        if living := [by for by in writers if by]:
-            named = " and ".join(dict.fromkeys(str(by) for by in living if by is not True)) or "another process"
+        if living := [writer for writer in writers if writer.going_on]:
+            named = " and ".join(dict.fromkeys(str(writer) for writer in living))
             upto = f"up to step {self.steps - 1}" if self.steps else "before its first step"
             return f"still recorded, by {named}; read here {upto}{self._unended()}."
-        doubt = ", or still runs" if None in writers else ""
+        doubt = ", or still runs" if any(writer.going_on is None for writer in writers) else ""
         repaired = "".join(f" {sentence}" for sentence in self.manifest.repaired)
         return f"the recording was cut off {after}{doubt}{self._unended()}.{repaired}"
 
     @property
-    def writers(self) -> list[Holder | bool | None]:
+    def writers(self) -> list[Writing]:
         """Of each shard that did not come to its end, who writes it at this moment (writing_lock.py)."""
         if self._contents is None:
-            return [None]
-        return [holder(self.path / part.shards[0].folder) for part, _ in self._contents.state if part.recording]
+            return [Writing(None)]
+        return [writing(self.path / part.shards[0].folder) for part, _ in self._contents.state if part.recording]
 
     def _unended(self) -> str:
         """Of several shards, those that did not come to their end: the memory ends where the first of them does."""

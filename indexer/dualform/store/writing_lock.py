@@ -47,6 +47,21 @@ class Holder:
         return f"process {self.process} on {self.host}"
 
 
+@dataclass(frozen=True)
+class Writing:
+    """Whether a shard is written at this moment, and by whom."""
+
+    going_on: bool | None
+    """None where it cannot be told."""
+    by: Holder | None = None
+    """The process that writes it, where it said so."""
+    here: bool = False
+    """Whether it is this process. Numbers do not tell it: in containers many processes have number 1."""
+
+    def __str__(self) -> str:
+        return str(self.by or "another process")
+
+
 class WritingLock:
     """Held by one writer."""
 
@@ -63,7 +78,7 @@ class WritingLock:
             fcntl.lockf(file.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             file.let_go()
-            raise being_written(shard_folder, holder(shard_folder)) from None
+            raise being_written(shard_folder, writing(shard_folder)) from None
         except OSError:  # the file system has no locks
             file.let_go()
             remove(file.path)
@@ -96,42 +111,32 @@ class WritingLock:
         self.release(ended=False)
 
 
-def holder(shard_folder: Path) -> Holder | bool | None:
-    """Who writes a shard: its process, or True where that is not known; False for nobody, None where it cannot be told.
+def writing(shard_folder: Path) -> Writing:
+    """Who writes a shard.
 
-    It cannot where there is no such file, as before it was part of the format, and where another computer wrote it and
-    holds no lock that is seen here: some file systems keep locks to one computer.
+    It cannot be told where there is no such file, as before it was part of the format, and where another computer
+    wrote it and holds no lock that is seen here: some file systems keep locks to one computer.
     """
     path = shard_folder / FILE
     try:
-        if own := held_here(shard_folder):
-            return own
-        said = path.read_bytes()[:_MOST_BYTES]
+        status = os.stat(path)
+        with _changing:
+            process, own = _here.get((status.st_dev, status.st_ino), (0, None))
+        if own and process == os.getpid():
+            return Writing(True, own, here=True)
+        said = _said(path.read_bytes()[:_MOST_BYTES])
         locked = _is_locked(path)
     except OSError:
-        return None
-    known = _said(said)
+        return Writing(None)
     if locked:
-        return known or True
-    return None if locked is None or (known and known.host != socket.gethostname()) else False
+        return Writing(True, said)
+    return Writing(None if locked is None or (said and said.host != socket.gethostname()) else False)
 
 
-def held_here(shard_folder: Path) -> Holder | None:
-    """This process where it writes the shard. Numbers do not tell it: in containers many processes have number 1.
-
-    Raises OSError where there is no such file.
-    """
-    status = os.stat(shard_folder / FILE)
-    with _changing:
-        process, own = _here.get((status.st_dev, status.st_ino), (0, None))
-    return own if process == os.getpid() else None
-
-
-def being_written(shard_folder: Path, by: Holder | bool | None) -> Locked:
+def being_written(shard_folder: Path, writer: Writing) -> Locked:
     """What a further writer is told."""
-    whose = str(by) if isinstance(by, Holder) else "another process"
     return Locked(
-        f"{shard_folder.parent} is being recorded by {whose}.",
+        f"{shard_folder.parent} is being recorded by {writer}.",
         hint="Let one process record a training at a time: end that one, or record into another folder.",
     )
 
