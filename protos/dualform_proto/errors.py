@@ -48,6 +48,9 @@ STATUS_CODES: dict[type[errors.DualformError], grpc.StatusCode] = {
 }
 """The first class of a code, in this order, is what a status without details is read as."""
 
+_CUT_OFF = ("Cancelling all calls", "Socket closed", "GOAWAY", "Connection reset by peer")
+"""What gRPC says of a question that was on its way when its server ended: somebody did listen there."""
+
 _BY_REASON = {error.code: error for error in STATUS_CODES}
 
 
@@ -92,16 +95,17 @@ def _carried(status: status_pb2.Status) -> errors.DualformError | None:
 
 
 def _of_transport(code: grpc.StatusCode, message: str, address: str) -> errors.DualformError:
+    # A server that gives a question up says why; a client that is closed meanwhile, that its channel was.
+    given_up = code is grpc.StatusCode.CANCELLED and "Channel closed" not in message
+    if given_up or (code is grpc.StatusCode.UNAVAILABLE and any(said in message for said in _CUT_OFF)):
+        return errors.Unavailable(
+            f"{address} closed before it had answered.",
+            hint="Ask another server, or this one once it has started again.",
+        )
     if code is grpc.StatusCode.UNAVAILABLE:
         return errors.Unavailable(
             f"No server answers at {address} ({message}).",
             hint=f"Start one: dualform serve RUN --address {address}",
-        )
-    # A server that gives a question up says why; a client that is closed meanwhile, that its channel was.
-    if code is grpc.StatusCode.CANCELLED and "Channel closed" not in message:
-        return errors.Unavailable(
-            f"{address} closed before it had answered.",
-            hint="Ask another server, or this one once it has started again.",
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TimedOut(

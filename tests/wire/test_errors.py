@@ -52,6 +52,13 @@ def test_texts_that_are_no_valid_unicode_still_travel():
     [
         (grpc.StatusCode.UNAVAILABLE, "refused", errors.Unavailable, "No server answers at here:1 (refused)."),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.TimedOut, "here:1 did not answer before the deadline."),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Cancelling all calls",
+            errors.Unavailable,
+            "here:1 closed before it had answered.",
+        ),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", errors.Unavailable, "here:1 closed before it had answered."),
         (grpc.StatusCode.CANCELLED, "Cancelled", errors.Unavailable, "here:1 closed before it had answered."),
         (grpc.StatusCode.CANCELLED, "Channel closed!", errors.Cancelled, "here:1 answered CANCELLED: Channel closed!"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "", errors.Overloaded, "here:1 takes no more questions at present."),
