@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dualform.extras import optional
 from dualform_service.engine import Engine
@@ -14,6 +15,45 @@ from dualform_service.metrics import Histogram, LoopState, Metrics
 
 if TYPE_CHECKING:
     from dualform.query.counts import Counts
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What there is to read at one moment."""
+
+    metrics: Metrics
+    engines: Mapping[str, Counts]
+    """By the names of their memories: those that count."""
+    loop: LoopState
+    dropped: int
+    """Lines of the log that there was no room for."""
+
+    def of_each(self, count: Callable[[Counts], float]) -> Samples:
+        return {(name,): count(own) for name, own in self.engines.items()}
+
+    def lookups(self) -> Samples:
+        found: dict[tuple[str, ...], int] = {}
+        for name, own in self.engines.items():
+            found[name, "codes", "hit"], found[name, "codes", "miss"] = own.codes_found, own.codes_made
+            found[name, "derived", "hit"], found[name, "derived", "miss"] = own.derived_found, own.derived_made
+        return found
+
+    def limit(self) -> Samples:
+        limits = [own.most_bytes for own in self.engines.values() if own.most_bytes is not None]
+        return {(): max(limits)} if limits else {}
+
+    def kept(self) -> Samples:
+        """With a limit all memories of a server keep what they keep in one budget."""
+        kept = [own.kept_bytes for own in self.engines.values()]
+        return {(): max(kept) if self.limit() else sum(kept)} if kept else {}
+
+    def read(self) -> Samples:
+        """Counted for the whole process."""
+        return {(): max(own.read_bytes for own in self.engines.values())} if self.engines else {}
+
+
+Samples: TypeAlias = Mapping[Any, float | Histogram]
+"""By the values of the labels, as a tuple."""
 
 
 class Family(NamedTuple):
@@ -24,54 +64,157 @@ class Family(NamedTuple):
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     what: str
+    samples: Callable[[Sources], Samples]
 
 
 MEMORY = ("memory",)
 METHOD = (*MEMORY, "method")
 CALL = (*METHOD, "layer")
 FAMILIES = (
-    Family("dualform_calls_total", "counter", (*CALL, "outcome"), "Calls that have ended: `ok`, or the error's code."),
-    Family("dualform_call_seconds", "histogram", CALL, "From a call's headers to the end of its answer."),
+    Family(
+        "dualform_calls_total",
+        "counter",
+        (*CALL, "outcome"),
+        "Calls that have ended: `ok`, or the error's code.",
+        lambda of: dict(of.metrics.calls),
+    ),
+    Family(
+        "dualform_call_seconds",
+        "histogram",
+        CALL,
+        "From a call's headers to the end of its answer.",
+        lambda of: {key: own.copy() for key, own in of.metrics.seconds.items()},
+    ),
     Family(
         "dualform_call_working_seconds_total",
         "counter",
         CALL,
         "Of these seconds, those in which a thread worked on the call, alone or for several that share a scan.",
+        lambda of: dict(of.metrics.working),
     ),
-    Family("dualform_request_bytes_total", "counter", METHOD, "Of questions, as they were sent."),
-    Family("dualform_answer_bytes_total", "counter", METHOD, "Of answers that were read, as they were sent."),
-    Family("dualform_scan_queries", "histogram", CALL, "Queries of a scan: those of all calls that shared it."),
-    Family("dualform_slots_scanned_total", "counter", CALL, "Slots that the layers had which were scanned."),
-    Family("dualform_open_calls", "gauge", (), "Calls that there are."),
-    Family("dualform_waiting", "gauge", ("place",), "Those that wait to be read, for a scan or for a thread."),
-    Family("dualform_screened_queries_total", "counter", MEMORY, "Queries whose best slots were asked for."),
-    Family("dualform_fallbacks_total", "counter", MEMORY, "Of these, those that eight-bit codes could not decide."),
-    Family("dualform_candidates_total", "counter", MEMORY, "Rows that eight-bit codes left for canonical scoring."),
-    Family("dualform_rescoring_seconds_total", "counter", MEMORY, "Of canonical scoring."),
+    Family(
+        "dualform_request_bytes_total",
+        "counter",
+        METHOD,
+        "Of questions, as they were sent.",
+        lambda of: dict(of.metrics.bytes_in),
+    ),
+    Family(
+        "dualform_answer_bytes_total",
+        "counter",
+        METHOD,
+        "Of answers that were read, as they were sent.",
+        lambda of: dict(of.metrics.bytes_out),
+    ),
+    Family(
+        "dualform_scan_queries",
+        "histogram",
+        CALL,
+        "Queries of a scan: those of all calls that shared it.",
+        lambda of: {key: own.copy() for key, own in of.metrics.queries.items()},
+    ),
+    Family(
+        "dualform_slots_scanned_total",
+        "counter",
+        CALL,
+        "Slots that the layers had which were scanned.",
+        lambda of: dict(of.metrics.slots_scanned),
+    ),
+    Family("dualform_open_calls", "gauge", (), "Calls that there are.", lambda of: {(): of.loop.calls}),
+    Family(
+        "dualform_waiting",
+        "gauge",
+        ("place",),
+        "Those that wait to be read, for a scan or for a thread.",
+        lambda of: {(place,): count for place, count in of.loop.waiting.items()},
+    ),
+    Family(
+        "dualform_screened_queries_total",
+        "counter",
+        MEMORY,
+        "Queries whose best slots were asked for.",
+        lambda of: of.of_each(lambda own: own.queries),
+    ),
+    Family(
+        "dualform_fallbacks_total",
+        "counter",
+        MEMORY,
+        "Of these, those that eight-bit codes could not decide.",
+        lambda of: of.of_each(lambda own: own.fallbacks),
+    ),
+    Family(
+        "dualform_candidates_total",
+        "counter",
+        MEMORY,
+        "Rows that eight-bit codes left for canonical scoring.",
+        lambda of: of.of_each(lambda own: own.candidates),
+    ),
+    Family(
+        "dualform_rescoring_seconds_total",
+        "counter",
+        MEMORY,
+        "Of canonical scoring.",
+        lambda of: of.of_each(lambda own: own.rescoring_seconds),
+    ),
     Family(
         "dualform_cache_lookups_total",
         "counter",
         (*MEMORY, "cache", "result"),
         "Lookups of eight-bit `codes` and of what else is `derived` (masks, groups, sums, weights): `hit` or `miss`.",
+        Sources.lookups,
     ),
-    Family("dualform_read_bytes_total", "counter", (), "Read of files of keys, values and what derives from them."),
-    Family("dualform_kept_bytes", "gauge", (), "Kept in memory between questions."),
+    Family(
+        "dualform_read_bytes_total",
+        "counter",
+        (),
+        "Read of files of keys, values and what derives from them.",
+        Sources.read,
+    ),
+    Family("dualform_kept_bytes", "gauge", (), "Kept in memory between questions.", Sources.kept),
     Family(
         "dualform_memory_limit_bytes",
         "gauge",
         (),
         "What the process may take; no series for one memory without --memory.",
+        Sources.limit,
     ),
-    Family("dualform_snapshot", "gauge", MEMORY, "Commits of the snapshot that is served."),
-    Family("dualform_recording", "gauge", MEMORY, "1 while the memory is still being recorded, or was cut off."),
-    Family("dualform_wrong_tokens_total", "counter", (), "What was refused for its token, or for want of one."),
-    Family("dualform_connections_shut_total", "counter", ("reason",), "Connections that the server has shut."),
-    Family("dualform_log_lines_dropped_total", "counter", (), "Lines of --log json that there was no room for."),
+    Family(
+        "dualform_snapshot",
+        "gauge",
+        MEMORY,
+        "Commits of the snapshot that is served.",
+        lambda of: of.of_each(lambda own: own.commits),
+    ),
+    Family(
+        "dualform_recording",
+        "gauge",
+        MEMORY,
+        "1 while the memory is still being recorded, or was cut off.",
+        lambda of: of.of_each(lambda own: own.recording),
+    ),
+    Family(
+        "dualform_wrong_tokens_total",
+        "counter",
+        (),
+        "What was refused for its token, or for want of one.",
+        lambda of: {(): of.metrics.wrong_tokens},
+    ),
+    Family(
+        "dualform_connections_shut_total",
+        "counter",
+        ("reason",),
+        "Connections that the server has shut.",
+        lambda of: {(reason,): count for reason, count in of.metrics.shut.items()},
+    ),
+    Family(
+        "dualform_log_lines_dropped_total",
+        "counter",
+        (),
+        "Lines of --log json that there was no room for.",
+        lambda of: {(): of.dropped},
+    ),
 )
-"""All but those of the process, whose names begin with process_."""
-
-Samples = Mapping[str, Any]
-"""By name, a mapping of labels' values to a number or a Histogram."""
+"""All but those of the process, whose names begin with process_. A new one is a line here."""
 
 
 @runtime_checkable
@@ -101,11 +244,14 @@ class Exposition:
 
     def families(self, state: LoopState) -> Iterator[Any]:
         """All series as prometheus_client has them, those of the process apart."""
-        samples = self._samples(state)
-        for family in FAMILIES:
-            yield self._family(family, samples.get(family.name, {}))
+        counts = {name: engine.counts() for name, engine in self._engines.items() if isinstance(engine, Counting)}
+        sources = Sources(self._metrics, counts, state, self._dropped())
+        with self._metrics.lock:
+            found = [(family, family.samples(sources)) for family in FAMILIES]
+        for family, samples in found:
+            yield self._family(family, samples)
 
-    def _family(self, of: Family, samples: Mapping[tuple[str, ...], Any]) -> Any:
+    def _family(self, of: Family, samples: Samples) -> Any:
         kinds = {
             "counter": self._core.CounterMetricFamily,
             "gauge": self._core.GaugeMetricFamily,
@@ -119,16 +265,6 @@ class Exposition:
                 family.add_metric(labels, value)
         return family
 
-    def _samples(self, state: LoopState) -> Samples:
-        counts = {name: engine.counts() for name, engine in self._engines.items() if isinstance(engine, Counting)}
-        engine = _of_engines(counts) if counts else {}
-        loop: Samples = {
-            "dualform_open_calls": {(): state.calls},
-            "dualform_waiting": {(place,): count for place, count in state.waiting.items()},
-            "dualform_log_lines_dropped_total": {(): self._dropped()},
-        }
-        return {**_of_calls(self._metrics), **engine, **loop}
-
 
 class _Collected:
     """A collector of what was collected already."""
@@ -138,53 +274,6 @@ class _Collected:
 
     def collect(self) -> Iterable[Any]:
         return self._families
-
-
-def _of_calls(metrics: Metrics) -> Samples:
-    with metrics.lock:
-        return {
-            "dualform_calls_total": dict(metrics.calls),
-            "dualform_call_seconds": {key: own.copy() for key, own in metrics.seconds.items()},
-            "dualform_call_working_seconds_total": dict(metrics.working),
-            "dualform_request_bytes_total": dict(metrics.bytes_in),
-            "dualform_answer_bytes_total": dict(metrics.bytes_out),
-            "dualform_scan_queries": {key: own.copy() for key, own in metrics.queries.items()},
-            "dualform_slots_scanned_total": dict(metrics.slots_scanned),
-            "dualform_wrong_tokens_total": {(): metrics.wrong_tokens},
-            "dualform_connections_shut_total": {(reason,): count for reason, count in metrics.shut.items()},
-        }
-
-
-def _of_engines(counts: Mapping[str, Counts]) -> Samples:
-    by_memory: dict[str, Callable[[Counts], float]] = {
-        "dualform_screened_queries_total": lambda own: own.queries,
-        "dualform_fallbacks_total": lambda own: own.fallbacks,
-        "dualform_candidates_total": lambda own: own.candidates,
-        "dualform_rescoring_seconds_total": lambda own: own.rescoring_seconds,
-        "dualform_snapshot": lambda own: own.commits,
-        "dualform_recording": lambda own: int(own.recording),
-    }
-    limits = {own.most_bytes for own in counts.values() if own.most_bytes is not None}
-    # With a limit all memories of a server keep what they keep in one budget.
-    kept = max(own.kept_bytes for own in counts.values()) if limits else sum(own.kept_bytes for own in counts.values())
-    return {
-        **{family: {(name,): of(own) for name, own in counts.items()} for family, of in by_memory.items()},
-        "dualform_cache_lookups_total": {
-            (name, *labels): count for name, own in counts.items() for labels, count in _lookups(own).items()
-        },
-        "dualform_read_bytes_total": {(): max(own.read_bytes for own in counts.values())},
-        "dualform_kept_bytes": {(): kept},
-        "dualform_memory_limit_bytes": {(): max(limits)} if limits else {},
-    }
-
-
-def _lookups(counts: Counts) -> dict[tuple[str, str], int]:
-    return {
-        ("codes", "hit"): counts.codes_found,
-        ("codes", "miss"): counts.codes_made,
-        ("derived", "hit"): counts.derived_found,
-        ("derived", "miss"): counts.derived_made,
-    }
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
