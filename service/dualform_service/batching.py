@@ -21,7 +21,7 @@ from dualform.errors import BadInput, NotFound
 from dualform.questions import LayerQuestion, Output
 from dualform_service.call_record import CallRecord, current
 from dualform_service.deadline import Deadline
-from dualform_service.engine import Engine
+from dualform_service.engine import Answering
 from dualform_service.lanes import Lane, Lanes, Thread
 from dualform_service.scan_costs import ScanCosts
 from dualform_service.turns import Asker, Turn
@@ -32,8 +32,6 @@ SMALL_QUERIES = 16
 """Most queries of a question that waits for others to share a scan."""
 QUERIES = 128
 """Most queries that share a scan; a question may say that fewer of its kind are worth it."""
-ANSWER_BYTES = 64 * 2**20
-"""Most bytes that the answers of one scan take together, estimated from the last answer of its kind."""
 PARTED = ("queries", "k", "by")
 """Fields of questions that share a scan whose error may be one asker's alone, or that of all of them together: an
 answer to all may be too large where the answers to halves are not."""
@@ -79,8 +77,9 @@ class _Queue:
 class Batches:
     """All state is the event loop's; scans run in the lanes, each of another kind."""
 
-    def __init__(self, engine: Engine, lanes: Lanes) -> None:
-        self._engine, self._lanes = engine, lanes
+    def __init__(self, engine: Answering, lanes: Lanes, answer_bytes: int) -> None:
+        """`answer_bytes`: what the answers of one scan may take together, estimated from the last of its kind."""
+        self._engine, self._lanes, self._answer_bytes = engine, lanes, answer_bytes
         self._queues: dict[Hashable, _Queue] = {}
         self._costs = ScanCosts()
 
@@ -158,7 +157,7 @@ class Batches:
         """The questions of the next scan, first come, first served: at least one if any still waits."""
         queue.waiting = [asker for asker in queue.waiting if not asker.deadline.passed()]
         size = queue.bytes_a_query
-        room = 1 if size is None else min(queue.most_queries, int(ANSWER_BYTES / size))
+        room = 1 if size is None else min(queue.most_queries, int(self._answer_bytes / size))
         taken = 0
         for count, asker in enumerate(queue.waiting):
             taken += asker.queries

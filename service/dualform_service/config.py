@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import inf
 from pathlib import Path
 
 from dualform.errors import BadInput
@@ -86,22 +87,7 @@ class ServiceConfig:
             raise BadSettings.of(faults)
 
     def _faults(self) -> Iterator[BadInput]:
-        for name in (
-            "max_concurrent",
-            "max_small",
-            "request_bytes",
-            "answer_bytes",
-            "message_seconds",
-            "write_seconds",
-            "calls",
-            "connection_calls",
-            "deadline",
-            "token_rate",
-        ):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
-                yield BadInput(
-                    f"{name} is {getattr(self, name)}.", hint="It must be above 0, and a number.", field=name
-                )
+        yield from self._faulty_numbers()
         if (self.certificate is None) != (self.key is None):
             yield BadInput(
                 "TLS needs a certificate and its key, and only one was given.",
@@ -121,6 +107,17 @@ class ServiceConfig:
         for name, address in (("address", self.address), ("metrics", self.metrics)):
             if address is not None:
                 yield from self._faults_of(name, address)
+
+    def _faulty_numbers(self) -> Iterator[BadInput]:
+        """Every field that is a number must bound something; only the grace may be none."""
+        for own in fields(self):
+            value = getattr(self, own.name)
+            if own.type == "int" and not (isinstance(value, int) and value > 0):
+                yield BadInput(f"{own.name} is {value}.", hint="It must be a whole number above 0.", field=own.name)
+            if own.type in ("float", "float | None") and value is not None:
+                enough = value >= 0 if own.name == "grace" else value > 0
+                if not (enough and value < inf):
+                    yield BadInput(f"{own.name} is {value}.", hint="It must be above 0, and a number.", field=own.name)
 
     def _faults_of(self, name: str, address: str) -> Iterator[BadInput]:
         try:
@@ -148,7 +145,13 @@ class ServiceConfig:
     @property
     def of_questions(self) -> QuestionBounds:
         """Of each question."""
-        return QuestionBounds(self.answer_bytes, WHERE_BYTES, WHERE_NODES, PATTERNS, PATTERN_LETTERS)
+        return QuestionBounds(
+            answer_bytes=self.answer_bytes,
+            where_bytes=WHERE_BYTES,
+            where_nodes=WHERE_NODES,
+            patterns=PATTERNS,
+            pattern_letters=PATTERN_LETTERS,
+        )
 
     @property
     def listen(self) -> Address:

@@ -11,6 +11,13 @@ from dualform.questions import Question
 A = TypeVar("A")
 
 
+class Answering(Protocol):
+    """Whatever answers questions within bounds of its own."""
+
+    def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
+        """The answer; raises Cancelled soon after `cancelled` first says True."""
+
+
 class Engine(Protocol):
     """`dualform.open` gives one."""
 

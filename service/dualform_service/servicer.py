@@ -21,7 +21,7 @@ from dualform_service.batching import Batches, can_share
 from dualform_service.byte_room import Holding, NoRoom
 from dualform_service.call_record import CallRecord, current
 from dualform_service.deadline import Deadline
-from dualform_service.engine import Engine
+from dualform_service.engine import Answering
 from dualform_service.lanes import Lane
 from dualform_service.resources import Resources
 from dualform_service.turns import Asker
@@ -57,9 +57,9 @@ class _Method:
 class MemoryServicer:
     """Of one memory. Called on the event loop; the engine is asked on threads."""
 
-    def __init__(self, engine: Engine, resources: Resources) -> None:
+    def __init__(self, engine: Answering, resources: Resources) -> None:
         self._engine, self._resources, self._lanes = engine, resources, resources.lanes
-        self.batches = Batches(engine, resources.lanes)
+        self.batches = Batches(engine, resources.lanes, resources.answer_bytes)
         self.methods: Mapping[str, _Method] = {
             call.method: _Method(
                 call,

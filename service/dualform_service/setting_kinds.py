@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dualform.store.byte_counts import bytes_of
 
-Kind = Literal["text", "whole number", "seconds", "bytes", "file", "yes or no"]
+Kind = Literal["text", "whole number", "number", "seconds", "bytes", "file", "yes or no"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def _whole_number(said: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else _refuse()
 
 
-def _seconds(said: Any) -> float:
+def _number(said: Any) -> float:
     value = float(said) if isinstance(said, str | int | float) and not isinstance(said, bool) else 0.0
     return value if 0 < value < float("inf") else _refuse()
 
@@ -58,7 +58,8 @@ def _refuse() -> Any:
 KINDS: dict[Kind, Reader] = {
     "text": Reader(_text, "must be a text that is not empty", "TEXT"),
     "whole number": Reader(_whole_number, "must be a whole number above 0", "N"),
-    "seconds": Reader(_seconds, "must be a number above 0", "SECONDS"),
+    "number": Reader(_number, "must be a number above 0", "N"),
+    "seconds": Reader(_number, "must be a number above 0", "SECONDS"),
     "bytes": Reader(_byte_count, 'must be a number of bytes above 0, or a text with a unit, such as "2 GB"', "BYTES"),
     "file": Reader(_file, "names no file that can be read", "FILE"),
     "yes or no": Reader(_yes_or_no, "must be true or false", ""),

@@ -87,7 +87,7 @@ SETTINGS = (
         "File of the tokens that callers may present; `dualform token` makes its lines. Read again when it changes.",
         otherwise="no token",
     ),
-    Setting("token_rate", "seconds", "Questions a second that one caller may ask.", "N", otherwise="as many as come"),
+    Setting("token_rate", "number", "Questions a second that one caller may ask.", otherwise="as many as come"),
     Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
     Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
     Setting(

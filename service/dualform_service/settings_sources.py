@@ -140,7 +140,7 @@ def _fault(one: Setting, flags: Mapping[str, Any], environment: Mapping[str, str
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[BadInput]:
     known = {one.variable for one in SETTINGS} | {PREFIX + CONFIG.upper()}
     for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known:
+        if name.startswith(PREFIX) and name not in known and environment[name]:
             yield BadInput(f"There is no variable {name}.", hint=_near(name, known), field=CONFIG)
 
 

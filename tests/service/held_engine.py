@@ -17,6 +17,7 @@ from dualform.errors import Cancelled, DualformError, NotFound
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
+from dualform_service.config import ANSWER_BYTES
 from dualform_service.deadline import Deadline
 from dualform_service.lanes import Lanes
 from dualform_service.turns import Asker as Who
@@ -103,9 +104,9 @@ def same(got: Any, right: Any) -> bool:
 class LoopBatches:
     """Batches on a loop with a thread of its own, for askers on other threads."""
 
-    def __init__(self, engine: Held) -> None:
+    def __init__(self, engine: Held, answer_bytes: int = ANSWER_BYTES) -> None:
         self.loop, self.lanes = asyncio.new_event_loop(), Lanes()
-        self.batches = Batches(engine, self.lanes)
+        self.batches = Batches(engine, self.lanes, answer_bytes)
         self._thread = threading.Thread(target=self._turn)
         self._thread.start()
 
@@ -166,8 +167,9 @@ def engine():
 
 
 @pytest.fixture
-def batches(engine):
-    made = LoopBatches(engine)
+def batches(request, engine):
+    """A parameter is what the answers of one scan may take together."""
+    made = LoopBatches(engine, getattr(request, "param", ANSWER_BYTES))
     yield made
     engine.go.set()
     made.close()

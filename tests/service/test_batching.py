@@ -13,7 +13,6 @@ from dualform.answers import Scan
 from dualform.errors import DualformError, Overloaded
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, TopK, Vectors
 from dualform_client import Client
-from dualform_service import batching
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from dualform_service.turns import Asker as Who
@@ -151,9 +150,9 @@ def test_a_scan_takes_no_more_queries_than_it_may(engine, batches):
     assert [len(numbers(one)) for one in engine.asked] == [10, 120, 120, 60]
 
 
-def test_a_scan_takes_no_more_queries_than_their_answers_leave_room_for(engine, batches, monkeypatch):
+@pytest.mark.parametrize("batches", [64], indirect=True)
+def test_a_scan_takes_no_more_queries_than_their_answers_leave_room_for(engine, batches):
     # Sums of two groups take 16 bytes a query, which the first answer tells.
-    monkeypatch.setattr(batching, "ANSWER_BYTES", 64)
     askers = crowd(engine, batches, [GroupSum("fc", ProbeRows("test", (1,)), ("label",)) for _ in range(1 + 10)])
     engine.go.set()
     for asker in askers:

@@ -35,12 +35,24 @@ def test_a_token_that_no_header_can_carry_is_refused(token):
         ServiceConfig(token=token)
 
 
-@pytest.mark.parametrize(
-    "name", ["max_concurrent", "request_bytes", "answer_bytes", "message_seconds", "calls", "deadline"]
-)
-def test_bounds_must_bound_something(name):
-    with pytest.raises(BadInput, match=f"{name} is 0. It must be above 0."):
-        ServiceConfig(**{name: 0})
+@pytest.mark.parametrize("name", ["max_concurrent", "max_small", "request_bytes", "answer_bytes", "calls"])
+@pytest.mark.parametrize("count", [0, -1, 2.5, float("nan")])
+def test_what_is_counted_is_a_whole_number_above_0(name, count):
+    with pytest.raises(BadInput, match=f"^{name} is {count}. It must be a whole number above 0."):
+        ServiceConfig(**{name: count})
+
+
+@pytest.mark.parametrize("name", ["token_rate", "message_seconds", "write_seconds", "deadline", "follow"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_bounds_must_bound_something(name, value):
+    with pytest.raises(BadInput, match=f"^{name} is {value}. It must be above 0, and a number."):
+        ServiceConfig(**{name: value})
+
+
+def test_grace_may_be_none():
+    assert ServiceConfig(grace=0).grace == 0
+    with pytest.raises(BadInput, match=r"^grace is -1\."):
+        ServiceConfig(grace=-1)
 
 
 def test_the_token_is_not_shown():

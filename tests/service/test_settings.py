@@ -14,8 +14,8 @@ from dualform_service.settings_sources import read_settings
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 SECRET = "hunter2-hunter2"
-GIVEN = {"text": "[::1]:7", "whole number": "7", "seconds": "7.5", "bytes": "7 MiB", "yes or no": "true"}
-TAKEN = {"text": "[::1]:7", "whole number": 7, "seconds": 7.5, "bytes": 7 * 2**20, "yes or no": True}
+GIVEN = {"text": "[::1]:7", "whole number": "7", "number": "1.5", "seconds": "7.5", "bytes": "7 MiB", "yes or no": "true"}
+TAKEN = {"text": "[::1]:7", "whole number": 7, "number": 1.5, "seconds": 7.5, "bytes": 7 * 2**20, "yes or no": True}
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,9 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path, monk
 
 def test_an_empty_variable_is_none(monkeypatch):
     monkeypatch.setenv("DUALFORM_SERVE_MEMORY", "")
+    monkeypatch.setenv("DUALFORM_SERVE_OF_OLD", "")
     assert settings().values["memory"] is None
+    assert settings().faults == ()
 
 
 def test_all_that_is_wrong_is_said_at_once_with_where_it_stands(tmp_path, monkeypatch):
