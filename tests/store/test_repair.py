@@ -27,7 +27,7 @@ def recorded(folder: Path) -> Snapshot:
 
 
 @pytest.mark.parametrize("how", ["altered", "missing", "cut short"])
-@pytest.mark.parametrize("commit", [0, 2])
+@pytest.mark.parametrize("commit", [1, 2])
 def test_a_damaged_segment_costs_its_commit_and_those_behind(tmp_path, commit, how):
     whole = recorded(tmp_path / "m")
     file = tmp_path / "m" / "shard-00000" / "layers" / "layer-1" / f"values-{commit:06d}.npy"
@@ -47,9 +47,16 @@ def test_a_damaged_segment_costs_its_commit_and_those_behind(tmp_path, commit, h
     assert check_memory(tmp_path / "copy") == []
     assert copy.recording
     assert copy.final() is None
-    where = f"after step {2 * commit - 1}" if commit else "before its first step"
-    assert copy.cut_off == f"the recording was cut off {where}. {dropped[0]}"
+    assert copy.cut_off == f"the recording was cut off after step {2 * commit - 1}. {dropped[0]}"
     assert Manifest.read(tmp_path / "copy").repaired == dropped
+
+
+def test_where_no_step_is_whole_there_is_no_copy(tmp_path):
+    recorded(tmp_path / "m")
+    flip(tmp_path / "m" / "shard-00000" / "layers" / "layer-1" / "values-000000.npy")
+    with pytest.raises(Damaged, match=r"has no step that is whole\. Of shard-00000, 4 of 4 commits were dropped"):
+        repair(tmp_path / "m", tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
 
 
 def test_what_came_before_is_not_copied_byte_for_byte(tmp_path):
@@ -112,7 +119,7 @@ def test_the_command_line_says_what_was_dropped(tmp_path, capsys):
     assert main(["check", str(tmp_path / "m"), "--repair", "--out", str(tmp_path / "copy")]) == 0
     *_, dropped, last = capsys.readouterr().out.splitlines()
     assert dropped.startswith("Of shard-00000, 3 of 4 commits were dropped")
-    assert last == f"{tmp_path / 'copy'} has what is whole, and every check passed"
+    assert last == f"{tmp_path / 'copy'} has what is whole, up to step 1, and every check passed"
     assert main(["check", str(tmp_path / "copy")]) == 0
 
 

@@ -25,7 +25,8 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
     A recording that was cut off is said to be so. What it holds may be sound all the same, and is checked likewise.
 
     With --repair, what is whole of a damaged memory is written to COPY: as of the last commit before the damage, and
-    without the weights of the end. RUN stays as it is; COPY may share files with it, under other names.
+    without the weights of the end. It is refused where no step is whole. RUN stays as it is; COPY may share files with
+    it, under other names.
 
     \b
     Example:
@@ -40,10 +41,10 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
     with progress_bars() as progress:
         problems = check_memory(run, progress and (lambda _, done, total: progress("checking", done, total)))
     cut_off = how_it_ended(run)
-    repaired = _repaired(run, out) if problems and out is not None else None
+    repaired, steps = _repaired(run, out) if problems and out is not None else (None, 0)
     if as_json:
         said = {"problems": problems, "cut_off": cut_off}
-        print_json(said if repaired is None else {**said, "repaired": out, "dropped": repaired})
+        print_json(said if repaired is None else {**said, "repaired": out, "dropped": repaired, "steps": steps})
     else:
         for sentence in [cut_off, *problems] if cut_off else problems:
             print_line(sentence)
@@ -51,13 +52,15 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
         for sentence in repaired or ():
             print_line(sentence)
         if out is not None:
-            print_line(f"{out} has what is whole, and every check passed" if problems else "nothing to repair: no copy")
+            kept = f"{out} has what is whole, up to step {steps - 1}, and every check passed"
+            print_line(kept if problems else "nothing to repair: no copy")
     return FAILED if problems and repaired is None else 0
 
 
-def _repaired(run: str, out: str) -> list[str]:
+def _repaired(run: str, out: str) -> tuple[list[str], int]:
+    """What was dropped, and how many steps there are still."""
     from dualform.store.repair import repair
 
     with progress_bars() as progress:
-        dropped, _ = repair(run, out, progress and (lambda _, done, total: progress("copying", done, total)))
-    return dropped
+        dropped, copy = repair(run, out, progress and (lambda _, done, total: progress("copying", done, total)))
+    return dropped, copy.steps

@@ -32,8 +32,8 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
     each, and the new memory. Segments are the source's own files under another name where the file system can do that.
 
     Where nothing is wrong, nothing is dropped, and the copy is equal. Raises Damaged where what is damaged cannot be
-    done without: weights from before the training, a slots.duckdb, memory.json, or what lies before a further run; and
-    as `copy_memory` does.
+    done without: weights from before the training, a slots.duckdb, memory.json, or what lies before a further run;
+    where no step is left; and as `copy_memory` does.
     """
     folder = Path(source)
     runs = runs_at_one_moment(folder)
@@ -57,6 +57,8 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
             check_copy(folder, partial, progress)
         except Damaged as error:
             raise Damaged(f"{folder} cannot be repaired: {error.message}", hint="Take a copy from before.") from None
+        if dropped and not opened(partial, SegmentCache(most_bytes=0)).steps:
+            raise Damaged(f"{folder} has no step that is whole. {dropped[0]}", hint="Take a copy from before.")
     return dropped, opened(target, SegmentCache(most_bytes=0))
 
 
