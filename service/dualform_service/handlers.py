@@ -25,10 +25,10 @@ from dualform_service.deadline import Deadline
 from dualform_service.failures import as_ours
 from dualform_service.gate import Gate
 from dualform_service.memories import Memories
+from dualform_service.message_reads import MessageReads
 from dualform_service.metrics import LoopState, Metrics
 from dualform_service.places import Places
 from dualform_service.rates import Rates
-from dualform_service.readers import Readers
 from dualform_service.resources import Resources
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
@@ -57,7 +57,7 @@ class CallHandlers:
         self._memories, self._resources = memories, resources
         self._config, self._closing, self._metrics = config, closing, metrics
         self._gate, self._rates, self._observers = gate, Rates(config.token_rate), (metrics.add, *observers)
-        self._readers = Readers(READING, PATIENCE)
+        self._reads = MessageReads(READING, PATIENCE)
         self._messages = ByteRoom(READING * config.request_bytes)
         self._call_places = Places(config.calls, "calls", "ServiceConfig.calls")
         self._open_calls = 0
@@ -72,7 +72,7 @@ class CallHandlers:
         """On the loop."""
         return LoopState(
             self._open_calls,
-            {**self._resources.waiting(), "scan": self._memories.waiting(), "reading": self._readers.waiting},
+            {**self._resources.waiting(), "scan": self._memories.waiting(), "reading": self._reads.waiting},
         )
 
     def listens(self, port: int) -> None:
@@ -111,7 +111,7 @@ class CallHandlers:
 
     async def _answer(self, method: str, context: Context, deadline: Deadline) -> None:
         self._closing.admit()
-        if self._open_calls > self._config.calls and not await self._readers.give_way(context.peer()):
+        if self._open_calls > self._config.calls and not await self._reads.give_way(context.peer()):
             raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
         asker = self._asker(method, context)
         with self._call_places.one(asker):
@@ -162,7 +162,7 @@ class CallHandlers:
         """The message of a call. Raises BadInput where none comes, or a larger one than may, and TimedOut."""
         seconds, most = self._config.message_seconds, self._config.request_bytes
         try:
-            message = await self._readers.read(context, seconds)
+            message = await self._reads.read(context, seconds)
         except TimeoutError:
             raise TimedOut(
                 f"No question came within {seconds:.3g} s of its call, or others came while it was on its way.",

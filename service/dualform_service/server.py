@@ -17,7 +17,6 @@ from types import TracebackType
 from dualform.errors import DualformError
 from dualform.store.allocator import bound_arenas, free_pages_returned
 from dualform_proto.address import Address, parse_address
-from dualform_service.audit import JsonLog
 from dualform_service.auth import METRICS
 from dualform_service.call_record import Observer
 from dualform_service.closing import Closing
@@ -29,6 +28,7 @@ from dualform_service.exposition import Exposition
 from dualform_service.following import Follower
 from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
+from dualform_service.json_log import JsonLog
 from dualform_service.listening import cannot_listen, check_free
 from dualform_service.memories import Memories, named
 from dualform_service.metrics import Metrics

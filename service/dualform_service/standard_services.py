@@ -13,7 +13,7 @@ from dualform.errors import DualformError, MissingPackage
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.described import PACKAGE, described
 from dualform_service.gate import Gate
-from dualform_service.readers import Readers
+from dualform_service.message_reads import MessageReads
 from dualform_service.transport import Context, Handler, refuse
 from dualform_service.turns import Holdings
 
@@ -44,7 +44,7 @@ class StandardServices:
         self._health: Any = health_pb2
         self._serving, self._there = False, set(memories)
         self._changed: asyncio.Event | None = None
-        self._calls, self._readers, self._gate = 0, Readers(READING, PATIENCE), gate
+        self._calls, self._reads, self._gate = 0, MessageReads(READING, PATIENCE), gate
         self._drains, self._watches = False, Holdings()
         """By connection."""
         health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
@@ -116,7 +116,7 @@ class StandardServices:
     async def _asked(self, context: Context, of: type[Message], seconds: float | None) -> Any:
         """The next message; None at the end. Ends the call where none comes in time, or one that is none."""
         try:
-            message = await self._readers.read(context, seconds)
+            message = await self._reads.read(context, seconds)
             if message is None:
                 return None
             if len(message) > MESSAGE_BYTES:

@@ -75,9 +75,9 @@ def test_what_is_not_read_is_not_taken_in(engine, monkeypatch):
     monkeypatch.setattr(handlers, "PATIENCE", 60.0)
     with Server(engine) as server, Connection(server.address) as read, Connection(server.address) as waiting:
         read.message(read.call(TOPK), bytes(10), size=1 << 20)
-        until(lambda: len(server._handlers._readers._reading) == 1)
+        until(lambda: len(server._handlers._reads._reading) == 1)
         assert waiting.fill(waiting.call(TOPK), 4 << 20) <= 1 << 16
-        assert server._handlers._readers.waiting == 1
+        assert server._handlers._reads.waiting == 1
 
 
 @pytest.mark.soak

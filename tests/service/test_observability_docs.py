@@ -10,10 +10,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dualform_service.audit import JsonLog
 from dualform_service.call_record import CallRecord
 from dualform_service.config import ServiceConfig
 from dualform_service.exposition import FAMILIES, markdown
+from dualform_service.json_log import JsonLog
 from dualform_service.server import Server
 from tests.service.test_metrics import asked
 

@@ -14,7 +14,14 @@ from dualform_service.settings_sources import read_settings
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 SECRET = "hunter2-hunter2"
-GIVEN = {"text": "[::1]:7", "whole number": "7", "number": "1.5", "seconds": "7.5", "bytes": "7 MiB", "yes or no": "true"}
+GIVEN = {
+    "text": "[::1]:7",
+    "whole number": "7",
+    "number": "1.5",
+    "seconds": "7.5",
+    "bytes": "7 MiB",
+    "yes or no": "true",
+}
 TAKEN = {"text": "[::1]:7", "whole number": 7, "number": 1.5, "seconds": 7.5, "bytes": 7 * 2**20, "yes or no": True}
 
 

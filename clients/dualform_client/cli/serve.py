@@ -18,7 +18,7 @@ from dualform_service.settings import CONFIG, PREFIX, options
 
 if TYPE_CHECKING:
     from dualform.query.engine import Engine
-    from dualform_service.audit import JsonLog
+    from dualform_service.json_log import JsonLog
 
 
 @click.command()
@@ -85,7 +85,7 @@ def _logging(form: str) -> JsonLog | None:
     if form == "text":
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
         return None
-    from dualform_service.audit import JsonLog
+    from dualform_service.json_log import JsonLog
 
     log = JsonLog(sys.stderr.fileno())
     logging.basicConfig(level=logging.INFO, handlers=[log])

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dualform_service.readers import Readers
+from dualform_service.message_reads import MessageReads
 
 
-async def read(readers: Readers, connection: str, message: Awaitable[object], seconds: float = 60.0) -> bool:
+async def read(reads: MessageReads, connection: str, message: Awaitable[object], seconds: float = 60.0) -> bool:
     """Whether it came."""
     try:
-        async with asyncio.timeout(seconds) as limit, readers.one(connection, limit):
+        async with asyncio.timeout(seconds) as limit, reads.one(connection, limit):
             await message
             return True
     except TimeoutError:
@@ -31,11 +31,11 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_what_takes_long_goes_on_while_nobody_waits_and_ends_once_somebody_does():
     async def test() -> None:
-        readers, came = Readers(2, 0.05), asyncio.Event()
-        slow = [asyncio.create_task(read(readers, "a", came.wait())) for _ in range(2)]
+        reads, came = MessageReads(2, 0.05), asyncio.Event()
+        slow = [asyncio.create_task(read(reads, "a", came.wait())) for _ in range(2)]
         await asyncio.sleep(0.2)
         assert not any(task.done() for task in slow)
-        assert await read(readers, "b", asyncio.sleep(0))
+        assert await read(reads, "b", asyncio.sleep(0))
         assert await slow[0] is False
         assert not slow[1].done()
         came.set()
@@ -46,12 +46,12 @@ def test_what_takes_long_goes_on_while_nobody_waits_and_ends_once_somebody_does(
 
 def test_whoever_waits_is_helped_though_another_began_in_the_meantime():
     async def test() -> None:
-        readers, never = Readers(1, 0.05), asyncio.Event()
-        quick = asyncio.create_task(read(readers, "a", asyncio.sleep(0.03)))
+        reads, never = MessageReads(1, 0.05), asyncio.Event()
+        quick = asyncio.create_task(read(reads, "a", asyncio.sleep(0.03)))
         await asyncio.sleep(0)
-        slow = asyncio.create_task(read(readers, "b", never.wait()))
+        slow = asyncio.create_task(read(reads, "b", never.wait()))
         await asyncio.sleep(0)
-        assert await read(readers, "c", asyncio.sleep(0), 5.0)
+        assert await read(reads, "c", asyncio.sleep(0), 5.0)
         assert (await quick, await slow) == (True, False)
 
     run(test)
@@ -59,16 +59,16 @@ def test_whoever_waits_is_helped_though_another_began_in_the_meantime():
 
 def test_connections_take_turns():
     async def test() -> None:
-        readers, order = Readers(1, 60.0), list[str]()
+        reads, order = MessageReads(1, 60.0), list[str]()
         first = asyncio.Event()
 
         async def one(name: str) -> None:
-            await read(readers, name[0], noted(name))
+            await read(reads, name[0], noted(name))
 
         async def noted(name: str) -> None:
             order.append(name)
 
-        held = asyncio.create_task(read(readers, "a", first.wait()))
+        held = asyncio.create_task(read(reads, "a", first.wait()))
         await asyncio.sleep(0)
         tasks = [asyncio.create_task(one(name)) for name in ("a1", "a2", "a3", "b1", "b2", "c1")]
         await asyncio.sleep(0.01)
@@ -99,16 +99,16 @@ def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_it
             raise RuntimeError("the call is over")
 
     async def test() -> None:
-        readers, late, left = Readers(2, 60.0), Context(), Context()
+        reads, late, left = MessageReads(2, 60.0), Context(), Context()
         told = list[object]()
         asyncio.get_running_loop().set_exception_handler(lambda _, said: told.append(said))
         with pytest.raises(TimeoutError):
-            await readers.read(late, 0.01)
-        leaving = asyncio.create_task(readers.read(left, 60.0))
+            await reads.read(late, 0.01)
+        leaving = asyncio.create_task(reads.read(left, 60.0))
         await asyncio.sleep(0.01)
         leaving.cancel()
         await asyncio.sleep(0)
-        assert (late.became, left.became, readers._turns._free) == ("", "", 2)
+        assert (late.became, left.became, reads._turns._free) == ("", "", 2)
         for context in (late, left):
             context.call_ends.set()
         await asyncio.sleep(0.01)
@@ -131,7 +131,7 @@ def test_a_read_that_nobody_waits_for_any_more_is_not_cancelled_but_ends_with_it
 )
 def test_whatever_comes_or_is_given_up_no_place_is_lost_and_none_is_taken_twice(calls, most):
     async def test() -> None:
-        readers, now, highest = Readers(most, 0.003), 0, 0
+        reads, now, highest = MessageReads(most, 0.003), 0, 0
 
         async def message(seconds: float) -> None:
             nonlocal now, highest
@@ -145,14 +145,14 @@ def test_whatever_comes_or_is_given_up_no_place_is_lost_and_none_is_taken_twice(
         async def one(connection: str, seconds: float, patience: float) -> None:
             coming = message(seconds)
             try:
-                await asyncio.wait_for(read(readers, connection, coming, 0.05), patience)
+                await asyncio.wait_for(read(reads, connection, coming, 0.05), patience)
             except TimeoutError:
                 pass
             finally:
                 coming.close()
 
         await asyncio.gather(*(one(*call) for call in calls))
-        assert (now, readers._turns._free, len(readers._reading), readers._turns.waiting) == (0, most, 0, 0)
+        assert (now, reads._turns._free, len(reads._reading), reads._turns.waiting) == (0, most, 0, 0)
         assert highest <= most
 
     run(test)

@@ -15,7 +15,7 @@ from dualform_service.transport import Context
 from dualform_service.turns import Asker, Turns
 
 
-class Readers:
+class MessageReads:
     """A fixed number of messages on their way, on one event loop. Connections take turns; while others wait, what has
     been coming for longer than `patience` ends, oldest first.
 

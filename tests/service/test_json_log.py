@@ -17,9 +17,9 @@ from dualform.errors import NotFound, Unauthenticated
 from dualform.questions import TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import call_of
-from dualform_service.audit import JsonLog
 from dualform_service.call_record import NAME, CallRecord
 from dualform_service.config import ServiceConfig
+from dualform_service.json_log import JsonLog
 from dualform_service.server import Server
 from tests.service.held_engine import until
 
