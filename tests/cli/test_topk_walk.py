@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -27,6 +28,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     asked = ["topk", str(folder / "run"), "--layer", "layer-0", "--query", str(folder / "query.npy"), "-k", "2"]
     with pytest.MonkeyPatch.context() as patch, (folder / "said").open("w") as said, Trace() as trace:
         patch.setattr("sys.stdout", said)
+        # What a process is prepared for is not for the tests that come after in this one.
+        patch.setattr("sys.meta_path", list(sys.meta_path))
+        patch.setattr("gc.set_threshold", lambda objects: None)
         trace.on = True
         prepare([*asked, "--json"])
         code = main([*asked, "--json"])
