@@ -7,11 +7,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from dualform.errors import DualformError
@@ -43,6 +43,8 @@ from dualform_service.transport import Transport
 
 LAST_SECONDS = 3.0
 """That questions get to stop once their grace is over, before `serve` ends the process."""
+LOOK_SECONDS = 0.5
+"""Between looks for a signal that did not interrupt the wait for one."""
 TRIMMED_SECONDS = 60.0
 """Between times at which free pages go back to the system."""
 
@@ -250,10 +252,18 @@ def stop_signals() -> Iterator[Callable[[], object]]:
         came.append(number)
         stopped.put(number)
 
+    def wait() -> None:
+        # A signal does not interrupt a wait that is just about to begin, nor one that another thread of the process is
+        # given: its handler runs once this thread comes to its next line.
+        while True:
+            with suppress(Empty):
+                stopped.get(timeout=LOOK_SECONDS)
+                return
+
     try:
         for number in former:
             signal.signal(number, stop)
-        yield stopped.get
+        yield wait
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

@@ -44,6 +44,30 @@ def test_a_signal_in_any_line_of_the_wait_ends_it(count):
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
+# The system may give a signal to any thread of a process; only the main one runs its handler, where it is not asleep.
+ELSEWHERE = """
+import faulthandler, os, signal, threading, time
+from dualform_service.server import stop_signals
+
+faulthandler.dump_traceback_later(30, exit=True)
+
+def send():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+with stop_signals() as wait:
+    threading.Thread(target=send).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    wait()
+print("ended")
+"""
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_ends_it():
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
 # A server whose engine is answering a question that takes for ever.
 SERVING = """
 import contextlib, logging, sys, threading
