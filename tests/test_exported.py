@@ -16,6 +16,8 @@ def test_exactly_these_names_are_offered():
         "Certificate",
         "Certificates",
         "Columns",
+        "Contribution",
+        "Contributions",
         "DualformError",
         "Engine",
         "Estimate",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Certificate as Certificate,
         Certificates as Certificates,
         Columns as Columns,
+        Contributions as Contributions,
         Grade as Grade,
         GroupSums as GroupSums,
         Hits as Hits,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
+        Contribution as Contribution,
         GroupSum as GroupSum,
         MaskCancellation as MaskCancellation,
         NetworkWeights as NetworkWeights,
@@ -66,6 +68,7 @@ _HOME = {
     **{
         name: ("dualform.questions", name)
         for name in (
+            "Contribution",
             "GroupSum",
             "MaskCancellation",
             "NetworkWeights",
@@ -83,6 +86,7 @@ _HOME = {
             "Certificate",
             "Certificates",
             "Columns",
+            "Contributions",
             "Grade",
             "GroupSums",
             "Hits",
@@ -102,6 +106,8 @@ __all__ = [
     "Certificate",
     "Certificates",
     "Columns",
+    "Contribution",
+    "Contributions",
     "DualformError",
     "Engine",
     "Estimate",

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dualform.answers import Hits, Weights
 from dualform.errors import BadInput
 from dualform.questions import (
+    Contribution,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -148,6 +149,27 @@ class _Methods:
         for "softmax" where slots have no value of their own.
         """
         return Output(layer, _given(queries), where, at_step, allow_inexact, kernel, temperature, initial)
+
+    @_asks
+    def contributions(
+        self,
+        layer: str,
+        queries: QueriesLike | None = None,
+        by: str | Sequence[str] = (),
+        where: str | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+        *,
+        inputs: Any = None,
+        model: nn.Module | None = None,
+    ) -> Contribution:
+        """Contributions: what the slots of each group brought to each output of the layer, float64[n, G, d_out], beside
+        what no group has: the initial weights, the bias, what stands outside the record, and the residual.
+
+        All of it adds up to `output` under the same mask and as of the same step. Groups that one mask could name have
+        what `output` gives under it without the initial weights. Raises as `output`.
+        """
+        return Contribution(layer, _given(queries), as_by(by), where, at_step, allow_inexact)
 
     @_asks
     def weights(

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from dualform.errors import BadInput
 from dualform.questions import (
+    Contribution,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -22,7 +23,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_proto import info, lookups, rebuilt, scores
+from dualform_proto import contributions, info, lookups, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -63,6 +64,13 @@ CALLS: dict[type[Question[Any]], Call] = {
         rebuilt.encode_outputs,
         rebuilt.decode_outputs,
         rebuilt.check_outputs,
+    ),
+    Contribution: Call(
+        "Contributions",
+        contributions.encode_contribution,
+        contributions.decode_contribution,
+        contributions.encode_contributions,
+        contributions.decode_contributions,
     ),
     NetworkWeights: Call(
         "Weights",

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeAlias, TypeGuard
 
 from dualform.errors import BadInput, NotFound
-from dualform.questions import LayerQuestion, Output
+from dualform.questions import Contribution, LayerQuestion, Output
 from dualform_service.call_record import CallRecord, current
 from dualform_service.deadline import Deadline
 from dualform_service.engine import Answering
@@ -150,8 +150,9 @@ class Batches:
         light = self._costs.light(question.kind)
         if light:
             return self._lanes.light
-        # An output under a mask that is new takes as long as rebuilding weights does.
-        return self._lanes.untried if light is None and not isinstance(question, Output) else self._lanes.heavy
+        # Outputs under a mask that is new take as long as rebuilding weights does.
+        rebuilds = isinstance(question, Output | Contribution)
+        return self._lanes.untried if light is None and not rebuilds else self._lanes.heavy
 
     def _next(self, queue: _Queue) -> list[_PendingQuestion]:
         """The questions of the next scan, first come, first served: at least one if any still waits."""

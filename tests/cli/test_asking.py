@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dualform.questions import GroupSum, MaskCancellation, Output, ProbeRows, TopK
+from dualform.questions import Contribution, GroupSum, MaskCancellation, Output, ProbeRows, TopK
 from tests.service import canned
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
@@ -45,6 +45,28 @@ def test_sums(dualform, address, engine):
         "space": "sample",
     }
     assert engine.asked[0] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
+
+
+def test_terms(dualform, address, engine):
+    asked = ["terms", address, "--layer", "fc", "--query", "test", "--by", "label"]
+    told = dualform(*asked, "--at-step", 2, "--json")
+    assert told.json == {
+        "groups": [{"label": 3, "count": 3}, {"label": None, "count": 1}],
+        "sums": [[[1.5, 2.5], [0, -1]]],
+        "initial": [[0.5, None]],
+        "bias": [0.5, None],
+        "standing": [[-0.5, None]],
+        "residual": [[None, 0]],
+        "unexplained": None,
+        "space": "sample",
+        "grade": told.json["grade"],
+    }
+    assert engine.asked[0] == Contribution("fc", ProbeRows("test"), ("label",), None, 2)
+    table = [line.split()[:2] for line in dualform(*asked).out.splitlines()]
+    assert [row for row in table if row[:1] == ["0"]] == [
+        ["0", "3"], ["0", "NULL"], ["0", "bias"], ["0", "initial"], ["0", "standing"], ["0", "residual"],
+        ["0", "unexplained"],
+    ]  # fmt: skip
 
 
 def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):

@@ -44,6 +44,7 @@ OPTIONS = {
         *(*REACHING, "--layer", "--query", "--where", "--at-step", "--allow-inexact"),
         *("--kernel", "--temperature", "--no-initial"),
     },
+    "terms": {*REACHING, "--layer", "--query", "--by", "--where", "--at-step", "--allow-inexact"},
     "compare": {*REACHING, "--layer", "--query", "-k", "--where", "--score", "--abs"},
     "weights": {*REACHING, "--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
     "verify": REACHING,

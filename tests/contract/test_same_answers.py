@@ -10,7 +10,7 @@ import pytest
 
 from dualform import ProbeRows, SlotKeys, Vectors, errors
 from dualform.answers import Scan
-from dualform.questions import GroupSum, MaskCancellation, NetworkWeights, Output, TopK
+from dualform.questions import Contribution, GroupSum, MaskCancellation, NetworkWeights, Output, TopK
 from tests.wire.values import same
 
 RNG = np.random.default_rng(0)
@@ -40,8 +40,12 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "output masked": ("output", "2", "test", "dataset = 'first'"),
     "output earlier": ("output", "0", "test", None, 2),
     "output of the initial network": ("output", "0", "test", None, 0),
+    "contributions": ("contributions", "0", WIDE, "label"),
+    "contributions masked": ("contributions", "2", "test", ("dataset", "label"), "label <> 2", 5),
+    "contributions of the initial network": ("contributions", "0", "test/3", "label", None, 0, True),
     "a question as a value": ("ask", TopK("0", Vectors(WIDE), 3)),
     "a sum as a value": ("ask", GroupSum("0", ProbeRows("test", (2,)), ("label",))),
+    "contributions as a value": ("ask", Contribution("2", SlotKeys((3, 9)), ("position",))),
     "an output as a value": ("ask", Output("0", ProbeRows("test"), "step < 3", 4)),
     "output that need not be exact": ("output", "0", WIDE, None, None, True),
     "output by softmax": ("output", "0", WIDE, None, None, False, "softmax"),

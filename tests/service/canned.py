@@ -15,6 +15,7 @@ from dualform.answers import (
     Certificates,
     Columns,
     Concentration,
+    Contributions,
     Grade,
     GroupSums,
     Hits,
@@ -30,6 +31,7 @@ from dualform.errors import Cancelled, NotFound
 from dualform.methods import Answers
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import (
+    Contribution,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -103,7 +105,7 @@ class Canned(Answers):
             return self._info()
         self._begin(question, cancelled)
         match question:
-            case TopK() | GroupSum() | Output():
+            case TopK() | GroupSum() | Output() | Contribution():
                 return self._scanned(question)
             case NetworkWeights():
                 arrays = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7)}
@@ -137,6 +139,23 @@ class Canned(Answers):
         if isinstance(question, GroupSum):
             keys = tuple((key,) * len(question.by) for key in (3, None))
             return GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), question.by, SCAN, "sample")
+        if isinstance(question, Contribution):
+            keys = tuple((key,) * len(question.by) for key in (3, None))
+            one, sums = np.array([[0.5, np.inf]]), np.array([[[1.5, 2.5], [0, -1]]])
+            return Contributions(
+                keys,
+                sums,
+                np.array([3, 1]),
+                one,
+                one[0],
+                -one,
+                np.array([[np.nan, 0.0]]),
+                None if question.at_step else 2 * one,
+                question.by,
+                "sample",
+                EXACT,
+                SCAN,
+            )
         grade, standing = (OFF, 0.5) if question.allow_inexact else (EXACT, 0.0)
         effective = np.array([2.5]) if question.kernel == "softmax" else None
         how = (question.kernel, question.temperature, question.initial, effective)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from dualform.questions import (
+    Contribution,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -48,6 +49,7 @@ QUESTIONS = [
     GroupSum("fc", QUERY, ("label", "dataset"), "slot < 50"),
     Output("fc", QUERY, "label = 1", 1),
     Output("fc", QUERY, kernel="softmax", temperature=0.5),
+    Contribution("fc", QUERY, ("label",), "slot < 50", 1),
     NetworkWeights("label = 1"),
     NetworkWeights({"sample": "slot < 5"}, 1),
     MaskCancellation("label = 2", layer="fc"),

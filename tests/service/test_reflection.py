@@ -16,6 +16,7 @@ METHODS = {
         "TopK",
         "GroupSum",
         "Output",
+        "Contributions",
         "Weights",
         "Cancellation",
         "Slots",

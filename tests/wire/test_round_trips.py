@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput
 from dualform.questions import LayerQuestion, Question
-from dualform_proto import columns, grade, info, lookups, matrix, queries, rebuilt, scan, scores
+from dualform_proto import columns, contributions, grade, info, lookups, matrix, queries, rebuilt, scan, scores
 from dualform_proto.calls import CALLS, call_of
 from dualform_proto.v1 import dualform_pb2 as pb
 from tests.wire import values
@@ -20,6 +20,7 @@ CASES = {
     "TopK": (values.topks, scores.encode_topk, scores.decode_topk),
     "GroupSum": (values.group_sums, scores.encode_group_sum, scores.decode_group_sum),
     "Output": (values.outputs, rebuilt.encode_output, rebuilt.decode_output),
+    "Contribution": (values.contributions, contributions.encode_contribution, contributions.decode_contribution),
     "NetworkWeights": (values.network_weights, rebuilt.encode_weights, rebuilt.decode_weights),
     "MaskCancellation": (values.mask_cancellations, rebuilt.encode_cancellation, rebuilt.decode_cancellation),
     "SlotLookup": (values.slot_lookups, lookups.encode_slots, lookups.decode_slots),
@@ -27,6 +28,11 @@ CASES = {
     "ProbeLookup": (values.probe_lookups, lookups.encode_probe, lookups.decode_probe),
     "Grade": (values.grades, grade.encode_grade, grade.decode_grade),
     "Outputs": (values.outputs_answers, rebuilt.encode_outputs, rebuilt.decode_outputs),
+    "Contributions": (
+        values.contributions_answers,
+        contributions.encode_contributions,
+        contributions.decode_contributions,
+    ),
     "Weights": (values.weights(), rebuilt.encode_weights_answer, rebuilt.decode_weights_answer),
     "Cancellation": (values.cancellations, rebuilt.encode_cancellation_answer, rebuilt.decode_cancellation_answer),
     "Queries": (values.queries, queries.encode_queries, queries.decode_queries),

@@ -16,6 +16,7 @@ from dualform.answers import (
     Certificates,
     Columns,
     Concentration,
+    Contributions,
     Grade,
     GroupSums,
     Hits,
@@ -28,6 +29,7 @@ from dualform.answers import (
     Weights,
 )
 from dualform.questions import (
+    Contribution,
     GroupSum,
     MaskCancellation,
     NetworkWeights,
@@ -84,6 +86,7 @@ def outputs_questions(draw: Any) -> Output:
 
 
 outputs = outputs_questions()
+contributions = st.builds(Contribution, texts, queries, names.filter(bool), st.none() | texts, steps, st.booleans())
 masks = texts | st.dictionaries(texts, texts, max_size=3)
 network_weights = st.builds(NetworkWeights, st.none() | masks, steps, st.booleans())
 mask_cancellations = st.builds(MaskCancellation, masks.filter(bool), steps, st.none() | texts, st.booleans())
@@ -176,6 +179,28 @@ def outputs_values(draw: Any) -> Outputs:
 
 
 outputs_answers = outputs_values()
+
+
+@st.composite
+def contributions_values(draw: Any) -> Contributions:
+    n, width, by = draw(FEW), draw(FEW), draw(names.filter(bool))
+    keys = draw(st.lists(st.tuples(*[st.none() | texts] * len(by)), max_size=3, unique=True))
+    doubles = [draw(arrays.arrays(np.float64, (n, width))) for _ in range(3)]
+    unexplained = draw(st.none() | arrays.arrays(np.float64, (n, width)))
+    return Contributions(
+        tuple(keys),
+        draw(arrays.arrays(np.float64, (n, len(keys), width))),
+        draw(arrays.arrays(np.int64, len(keys), elements=counts)),
+        doubles[0],
+        draw(arrays.arrays(np.float64, width)),
+        *doubles[1:],
+        unexplained,
+        by,
+        *map(draw, (texts, grades, scans)),
+    )
+
+
+contributions_answers = contributions_values()
 parameters = st.sampled_from(["f2", "f4", "f8", "i8", "?", "c8", "c16"]).flatmap(
     lambda dtype: arrays.arrays(np.dtype(dtype), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )

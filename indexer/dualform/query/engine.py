@@ -31,6 +31,7 @@ from dualform.query.sql.process import Sql
 from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
 from dualform.questions import (
+    Contribution,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -179,13 +180,17 @@ class Engine(Answers):
                     return self._sql.run(question.text, check, view.bounds.answer_bytes)
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
-        from dualform.query.weights import certificate
+        from dualform.query.weights import certificate, contributions
 
         match question:
             case Output():
                 asked = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_output(asked), check):
                     return network.output(asked, check)
+            case Contribution():
+                parts = self._resolved(question, view, check)
+                with self._room(lambda: needs.of_contributions(parts), check, _FEWER_QUERIES):
+                    return contributions.contributions(parts, check)
             case NetworkWeights():
                 with self._room(lambda: needs.of_weights(view), check):
                     return network.weights(view, question, check)

@@ -16,7 +16,7 @@ from dualform.query.score.rescoring import HELD_BYTES
 from dualform.query.sql.process import ANSWER, MEMORY, Sql
 from dualform.query.sums.grouping import BATCH, many
 from dualform.query.view import View
-from dualform.questions import GroupSum, Output, TopK
+from dualform.questions import Contribution, GroupSum, Output, TopK
 from dualform.store.layer import Layer
 from dualform.store.weights import WEIGHTS
 
@@ -67,6 +67,17 @@ def of_output(resolved: Resolved[Output]) -> int:
     scores = WORK if resolved.question.kernel == "softmax" else 0  # of rows that slots share
     weights = of_weights(resolved.view, resolved.layer)
     return weights + scores + 16 * len(resolved.queries) * resolved.layer.d_out
+
+
+def of_contributions(resolved: Resolved[Contribution]) -> int:
+    assert resolved.groups is not None, "a Contribution has columns to group by"
+    layer, groups, queries = resolved.layer.stored, len(resolved.groups.counts), len(resolved.queries)
+    made, answer = 8 * layer.d_out * (layer.weight_width + 1), 8 * queries * resolved.layer.d_out
+    return (
+        of_weights(resolved.view, resolved.layer)
+        + (groups + 3) * (2 * made + answer)
+        + groups * resolved.selection.count
+    )
 
 
 def of_weights(view: View, layer: Layer | None = None) -> int:

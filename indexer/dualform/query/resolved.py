@@ -21,10 +21,10 @@ from dualform.query.slots import entries_of, within
 from dualform.query.view import Check, View, never
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
-from dualform.questions import GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
+from dualform.questions import Contribution, GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
 from dualform.store.layer import Layer
 
-Q = TypeVar("Q", TopK, GroupSum, Output)
+Q = TypeVar("Q", TopK, GroupSum, Output, Contribution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,13 @@ class Resolved(Generic[Q]):
     @property
     def score(self) -> kinds.Kind:
         """Raises BadInput where the question's score is unknown."""
-        assert not isinstance(self.question, Output), "an Output has no score"
+        assert isinstance(self.question, TopK | GroupSum), "others have no score"
         return kinds.named(self.question.score)
 
     def scan(self) -> Scan:
         """What answering has taken so far."""
         slots, matching, space = len(self.selection.stays), self.selection.count, self.layer.space
-        if isinstance(self.question, Output):
+        if isinstance(self.question, Output | Contribution):
             return self.view.scan(self.began, slots, matching, space=space, at_step=self.question.at_step)
         return self.view.scan(self.began, slots, matching, self.view.backend.name, space)
 
@@ -69,7 +69,12 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
 
 
 def _groups(
-    view: View, layer: Layer, question: TopK | GroupSum | Output, queries: int, selection: Selection, check: Check
+    view: View,
+    layer: Layer,
+    question: TopK | GroupSum | Output | Contribution,
+    queries: int,
+    selection: Selection,
+    check: Check,
 ) -> Groups | None:
     """The groups of a question, None of one without `by`. Raises BadInput where the answer would be too large."""
     if isinstance(question, Output):
@@ -77,6 +82,9 @@ def _groups(
         view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time.", "queries")
         return None
     most = view.bounds.answer_bytes
+    if isinstance(question, Contribution):
+        bytes_each = SUM_BYTES * layer.d_out * queries
+        return group_entries(view, layer, selection, question.by, check, most // bytes_each - 3)
     if isinstance(question, GroupSum):
         return group_entries(view, layer, selection, question.by, check, most // (SUM_BYTES * (queries + 1)))
     groups, there = None, np.array([selection.count])
@@ -89,9 +97,10 @@ def _groups(
     return groups
 
 
-def _require_one(layer: Layer, question: TopK | GroupSum | Output) -> None:
+def _require_one(layer: Layer, question: TopK | GroupSum | Output | Contribution) -> None:
     """Raises BadInput for scores of a layer that is several: none of its outputs attends by all columns of its keys."""
-    if layer.groups > 1 and not (isinstance(question, Output) and question.kernel == "linear"):
+    linear = isinstance(question, Contribution) or (isinstance(question, Output) and question.kernel == "linear")
+    if layer.groups > 1 and not linear:
         first, *_, last = layer.view_names
         raise BadInput(
             f"layer {layer.name!r} is {layer.groups} layers, one for each group of its channels.",

@@ -19,6 +19,7 @@ from dualform.questions.queries import (
 )
 from dualform.questions.question import Question as Question
 from dualform.questions.rebuilt import (
+    Contribution as Contribution,
     MaskCancellation as MaskCancellation,
     NetworkWeights as NetworkWeights,
     Output as Output,

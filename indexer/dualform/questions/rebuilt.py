@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dualform.answers import Cancellation, Outputs, Weights
+from dualform.answers import Cancellation, Contributions, Outputs, Weights
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_flag, as_masks, as_temperature, check_layer, check_step
+from dualform.questions.arguments import as_by, as_flag, as_masks, as_temperature, check_layer, check_step
 from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Question
 
@@ -53,6 +53,28 @@ class Output(LayerQuestion[Outputs]):
     @property
     def most_joined(self) -> int | None:
         return _JOINED if self.kernel == "softmax" else None
+
+
+@dataclass(frozen=True)
+class Contribution(LayerQuestion[Contributions]):
+    """What each group of the slots of a mask brought to a layer's output (paper equation 13, its sum group by group).
+
+    As a value, for `Answers.ask`; `Answers.contributions` makes one, and says what its fields mean. Raises BadInput for
+    what cannot be asked of any memory.
+    """
+
+    by: tuple[str, ...]
+    where: str | None = None
+    at_step: int | None = None
+    allow_inexact: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "by", as_by(self.by))
+        if not self.by:
+            raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
+        check_step(self.at_step)
+        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 
 
 @dataclass(frozen=True)

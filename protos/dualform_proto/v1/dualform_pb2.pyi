@@ -868,6 +868,115 @@ class OutputResponse(google.protobuf.message.Message):
 Global___OutputResponse: typing_extensions.TypeAlias = OutputResponse
 
 @typing.final
+class ContributionsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: builtins.int
+    QUERIES_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    WHERE_FIELD_NUMBER: builtins.int
+    AT_STEP_FIELD_NUMBER: builtins.int
+    ALLOW_INEXACT_FIELD_NUMBER: builtins.int
+    layer: builtins.str
+    where: builtins.str
+    at_step: builtins.int
+    """as in OutputRequest"""
+    allow_inexact: builtins.bool
+    @property
+    def queries(self) -> Global___Queries: ...
+    @property
+    def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        layer: builtins.str = ...,
+        queries: Global___Queries | None = ...,
+        by: collections.abc.Iterable[builtins.str] | None = ...,
+        where: builtins.str | None = ...,
+        at_step: builtins.int | None = ...,
+        allow_inexact: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "by", b"by", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
+
+Global___ContributionsRequest: typing_extensions.TypeAlias = ContributionsRequest
+
+@typing.final
+class ContributionsResponse(google.protobuf.message.Message):
+    """Output = initial + bias + standing + residual + the sum of `sums` over the groups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    SUMS_FIELD_NUMBER: builtins.int
+    INITIAL_FIELD_NUMBER: builtins.int
+    BIAS_FIELD_NUMBER: builtins.int
+    STANDING_FIELD_NUMBER: builtins.int
+    RESIDUAL_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
+    UNEXPLAINED_FIELD_NUMBER: builtins.int
+    counts: builtins.bytes
+    """int64[G]: slots in each group"""
+    bias: builtins.bytes
+    """float64[d_out]: the whole bias as the mask leaves it"""
+    space: builtins.str
+    @property
+    def groups(self) -> Global___Columns:
+        """one row a group, in value order, NULLs last"""
+
+    @property
+    def sums(self) -> Global___Matrix:
+        """float64[n * G, d_out]: the groups of the first query, then those of the second"""
+
+    @property
+    def initial(self) -> Global___Matrix:
+        """float64[n, d_out]: what began before the record"""
+
+    @property
+    def standing(self) -> Global___Matrix:
+        """float64[n, d_out]: what moved the weight outside the record, or was forgotten"""
+
+    @property
+    def residual(self) -> Global___Matrix:
+        """float64[n, d_out]"""
+
+    @property
+    def grade(self) -> Global___Grade: ...
+    @property
+    def scan(self) -> Global___Scan: ...
+    @property
+    def unexplained(self) -> Global___Matrix:
+        """float64[n, d_out]: the network's own output at its end, less what all slots make of it"""
+
+    def __init__(
+        self,
+        *,
+        groups: Global___Columns | None = ...,
+        counts: builtins.bytes = ...,
+        sums: Global___Matrix | None = ...,
+        initial: Global___Matrix | None = ...,
+        bias: builtins.bytes = ...,
+        standing: Global___Matrix | None = ...,
+        residual: Global___Matrix | None = ...,
+        grade: Global___Grade | None = ...,
+        scan: Global___Scan | None = ...,
+        space: builtins.str = ...,
+        unexplained: Global___Matrix | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_unexplained", b"_unexplained", "grade", b"grade", "groups", b"groups", "initial", b"initial", "residual", b"residual", "scan", b"scan", "standing", b"standing", "sums", b"sums", "unexplained", b"unexplained"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_unexplained", b"_unexplained", "bias", b"bias", "counts", b"counts", "grade", b"grade", "groups", b"groups", "initial", b"initial", "residual", b"residual", "scan", b"scan", "space", b"space", "standing", b"standing", "sums", b"sums", "unexplained", b"unexplained"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_unexplained", b"_unexplained"]) -> typing.Literal["unexplained"] | None: ...
+
+Global___ContributionsResponse: typing_extensions.TypeAlias = ContributionsResponse
+
+@typing.final
 class Masks(google.protobuf.message.Message):
     """A mask for all slot spaces, masks by space, or neither: all slots."""
 

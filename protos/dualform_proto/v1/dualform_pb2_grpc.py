@@ -54,6 +54,11 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputResponse.FromString,
                 _registered_method=True)
+        self.Contributions = channel.unary_unary(
+                '/dualform.v1.Memory/Contributions',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsResponse.FromString,
+                _registered_method=True)
         self.Weights = channel.unary_unary(
                 '/dualform.v1.Memory/Weights',
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.WeightsRequest.SerializeToString,
@@ -112,6 +117,13 @@ class MemoryServicer(object):
 
     def Output(self, request, context):
         """A layer's output when only the slots of a mask speak.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Contributions(self, request, context):
+        """What each group of training datapoints brought to a layer's output, beside what no group has: all of its terms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +193,11 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.Output,
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputResponse.SerializeToString,
+            ),
+            'Contributions': grpc.unary_unary_rpc_method_handler(
+                    servicer.Contributions,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsResponse.SerializeToString,
             ),
             'Weights': grpc.unary_unary_rpc_method_handler(
                     servicer.Weights,
@@ -321,6 +338,33 @@ class Memory(object):
             '/dualform.v1.Memory/Output',
             dualform__proto_dot_v1_dot_dualform__pb2.OutputRequest.SerializeToString,
             dualform__proto_dot_v1_dot_dualform__pb2.OutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Contributions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/Contributions',
+            dualform__proto_dot_v1_dot_dualform__pb2.ContributionsRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.ContributionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -94,6 +94,22 @@ _MemoryOutputType = typing_extensions.TypeVar(
     ],
 )
 
+_MemoryContributionsType = typing_extensions.TypeVar(
+    '_MemoryContributionsType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.ContributionsRequest,
+        dualform_proto.v1.dualform_pb2.ContributionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.ContributionsRequest,
+        dualform_proto.v1.dualform_pb2.ContributionsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.ContributionsRequest,
+        dualform_proto.v1.dualform_pb2.ContributionsResponse,
+    ],
+)
+
 _MemoryWeightsType = typing_extensions.TypeVar(
     '_MemoryWeightsType',
     grpc.UnaryUnaryMultiCallable[
@@ -190,7 +206,7 @@ _MemoryVerifyType = typing_extensions.TypeVar(
     ],
 )
 
-class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryOutputType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType]):
+class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType]):
     @typing.overload
     def __init__(self: MemoryStub[
         grpc.UnaryUnaryMultiCallable[
@@ -208,6 +224,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.OutputRequest,
             dualform_proto.v1.dualform_pb2.OutputResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.ContributionsRequest,
+            dualform_proto.v1.dualform_pb2.ContributionsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.WeightsRequest,
@@ -254,6 +274,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.OutputResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.ContributionsRequest,
+            dualform_proto.v1.dualform_pb2.ContributionsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.WeightsRequest,
             dualform_proto.v1.dualform_pb2.WeightsResponse,
         ],
@@ -291,6 +315,9 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
     Output: _MemoryOutputType
     """A layer's output when only the slots of a mask speak."""
 
+    Contributions: _MemoryContributionsType
+    """What each group of training datapoints brought to a layer's output, beside what no group has: all of its terms."""
+
     Weights: _MemoryWeightsType
     """The parameters of the whole network when only the slots of a mask speak."""
 
@@ -325,6 +352,10 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.OutputRequest,
         dualform_proto.v1.dualform_pb2.OutputResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.ContributionsRequest,
+        dualform_proto.v1.dualform_pb2.ContributionsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.WeightsRequest,
@@ -384,6 +415,14 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[dualform_proto.v1.dualform_pb2.OutputResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.OutputResponse]]:
         """A layer's output when only the slots of a mask speak."""
+
+    @abc.abstractmethod
+    def Contributions(
+        self,
+        request: dualform_proto.v1.dualform_pb2.ContributionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.ContributionsResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.ContributionsResponse]]:
+        """What each group of training datapoints brought to a layer's output, beside what no group has: all of its terms."""
 
     @abc.abstractmethod
     def Weights(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dualform.query.score.bound import FLOAT64, norms
 from dualform.query.score.canonical import as_float32, canonical_scores
+from dualform.query.score.rescoring import score_rows
 from dualform.query.view import Check
 from dualform.query.weights.rebuilt_weights import RebuiltWeights
 
@@ -35,6 +36,20 @@ def outputs(
     for start in range(0, len(queries), _BATCH):
         check()
         found[start : start + _BATCH] = _batch(weights, lengths, queries[start : start + _BATCH])
+    return found
+
+
+def products(
+    weights: RebuiltWeights, queries: NDArray[np.float32], check: Check, groups: int = 1
+) -> NDArray[np.float64]:
+    """float64[n, d_out]: W q, canonical, without a bias; `groups` as `outputs` has it."""
+    if groups > 1:
+        parts = zip(weights.blocks(groups), np.split(queries, groups, axis=1), strict=True)
+        return np.concatenate([products(own, np.ascontiguousarray(part), check) for own, part in parts], axis=1)
+    found = np.empty((len(queries), len(weights.weight)))
+    for start in range(0, len(queries), _BATCH):
+        check()
+        found[start : start + _BATCH] = score_rows(weights.weight, queries[start : start + _BATCH])
     return found
 
 

@@ -95,6 +95,39 @@ def rebuild_without_slots(
     return rebuild(view, layer, none[layer.name], at_step, allow_inexact, check, none)
 
 
+def recorded(
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    at_step: int | None,
+    check: Check,
+    partners: Mapping[str, Selection] | None = None,
+) -> RebuiltWeights:
+    """What the record alone makes of the weights, whatever its grade: without what moved them outside of it."""
+    return _joined(layer, build(view, layer, selection, at_step, check, partners), Grade("exact"), 0.0)
+
+
+def recorded_without_slots(view: View, layer: Layer, at_step: int | None, check: Check) -> RebuiltWeights:
+    """What of that no slot brought."""
+    none = {name: no_slot(view, other) for name, other in view.snapshot.layers.items()}
+    return recorded(view, layer, none[layer.name], at_step, check, none)
+
+
+def before_the_record(view: View, layer: Layer, at_step: int | None, check: Check) -> RebuiltWeights:
+    """What of that began before: a_0 W_0 and the optimizer's first buffers, without what was forgotten."""
+    found = recorded_without_slots(view, layer, at_step, check).parameters
+    forgotten = forgotten_terms.added(view, layer, {}, at_step)
+    blocks = {name: own - forgotten[name] if name in forgotten else own for name, own in found.items()}
+    return _joined(layer, blocks, Grade("exact"), 0.0)
+
+
+def missed_by_the_record(view: View, layer: Layer, check: Check) -> RebuiltWeights | None:
+    """The final weights, less what the record of all slots makes of them; None where there are none of their shape."""
+    every = {name: mask.selection(view, other, None, check) for name, other in view.snapshot.layers.items()}
+    blocks = standing_terms(view, layer, every[layer.name], check, every)
+    return _joined(layer, blocks, Grade("exact"), 0.0) if blocks else None
+
+
 def no_slot(view: View, layer: Layer) -> Selection:
     # No SQL reads like this, so no mask has this identity.
     return Selection("no slot", np.zeros(view.snapshot.entries(layer.name).count, dtype=np.bool_))

@@ -57,12 +57,12 @@ def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None
     def made() -> SlotSum:
         if view.shards is not None and selection.source is not None:
             return _added(layer, view.shards.slot_sums(layer, selection, at_step, check))
-        slots = slot_coefficients(view, layer, selection, at_step)
+        slots, stored = slot_coefficients(view, layer, selection, at_step), selection.source is not None
         shards = len(shard_names(view.snapshot))
         if shards == 1:
-            return _summed(view.snapshot, layer, slots, check)
+            return _summed(view.snapshot, layer, slots, check, stored)
         parts = (view.cache.get(("part", n), partial(Part, view.snapshot, n)) for n in range(shards))
-        return _added(layer, (sum_of_shard(part, layer, slots, check) for part in parts))
+        return _added(layer, (sum_of_shard(part, layer, slots, check, stored) for part in parts))
 
     return view.cache.get(("slot sum", layer.name, selection.identity, at_step), made, check)
 
@@ -84,10 +84,11 @@ def outputs_of_slot_sum(
     return found
 
 
-def sum_of_shard(part: Part, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
-    """What those of the selected slots brought that one shard has."""
+def sum_of_shard(part: Part, layer: Layer, slots: SlotCoefficients, check: Check, stored: bool = True) -> SlotSum:
+    """What those of the selected slots brought that one shard has; `stored`: kept on disk."""
     own, there = part.own(layer.name, slots.slots)
-    return _summed(part, layer, SlotCoefficients(own, slots.weights[:, there], slots.biases[:, there]), check)
+    mine = SlotCoefficients(own, slots.weights[:, there], slots.biases[:, there])
+    return _summed(part, layer, mine, check, stored)
 
 
 def _added(layer: Layer, parts: Iterable[SlotSum]) -> SlotSum:
@@ -124,10 +125,12 @@ def bias_sum(
     return view.cache.get(("bias sum", layer.name, selection.identity, at_step, tuple(own)), summed, check)
 
 
-def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check) -> SlotSum:
-    """From beside the keys where it was made before; never of all slots, by which `verify` holds the record itself."""
+def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check, stored: bool) -> SlotSum:
+    """From beside the keys where it was made before; never of all slots, by which `verify` holds the record itself, nor
+    of a selection that is no mask, such as one of many groups.
+    """
     keys, values, found = memory.keys(layer.name), memory.values(layer.name), _nothing(layer)
-    place = _place(memory, layer, slots)
+    place = _place(memory, layer, slots) if stored else None
     held = place.read((np.float64, found.weight.shape), (np.float64, found.biases.shape)) if place else None
     if held is not None:
         return SlotSum(*held)
