@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dualform
 from dualform.errors import BadInput, DualformError, NotFound, ServiceError, Unauthenticated
-from dualform.questions import GroupSum, MaskCancellation, Output, ProbeLookup, TopK, Vectors
+from dualform.questions import Contribution, GroupSum, MaskCancellation, Output, ProbeLookup, TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import CALLS
 from dualform_service import metrics_port
@@ -299,6 +299,7 @@ def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):
         TopK("none", asked_by),
         GroupSum("none", asked_by, by=("step",)),
         Output("none", asked_by),
+        Contribution("none", asked_by, by=("step",)),
         MaskCancellation("step < 2", layer="none"),
         ProbeLookup("test", "none"),
     ]

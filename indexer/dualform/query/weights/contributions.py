@@ -130,7 +130,7 @@ def _by_key(groups: Groups, selection: Selection) -> dict[GroupKey, Selection]:
         stays = np.zeros_like(selection.stays)
         stays[entries] = True
         # No SQL reads like this, so no mask has this identity.
-        found[key] = Selection(f"group {number} by {', '.join(groups.by)} of {selection.identity}", stays)
+        found[key] = Selection(f"group {number} by {', '.join(groups.by)} of {selection.identity}", stays, stored=False)
     return found
 
 

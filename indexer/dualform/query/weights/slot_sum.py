@@ -57,7 +57,7 @@ def slot_sum(view: View, layer: Layer, selection: Selection, at_step: int | None
     def made() -> SlotSum:
         if view.shards is not None and selection.source is not None:
             return _added(layer, view.shards.slot_sums(layer, selection, at_step, check))
-        slots, stored = slot_coefficients(view, layer, selection, at_step), selection.source is not None
+        slots, stored = slot_coefficients(view, layer, selection, at_step), selection.stored
         shards = len(shard_names(view.snapshot))
         if shards == 1:
             return _summed(view.snapshot, layer, slots, check, stored)
@@ -127,7 +127,7 @@ def bias_sum(
 
 def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check, stored: bool) -> SlotSum:
     """From beside the keys where it was made before; never of all slots, by which `verify` holds the record itself, nor
-    of a selection that is no mask, such as one of many groups.
+    where it is not to be `stored`.
     """
     keys, values, found = memory.keys(layer.name), memory.values(layer.name), _nothing(layer)
     place = _place(memory, layer, slots) if stored else None

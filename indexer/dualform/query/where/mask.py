@@ -53,6 +53,8 @@ class Selection:
     """bool[H]."""
     source: Source | None = None
     """What another process can make the same selection of; None where nothing it is told would do."""
+    stored: bool = True
+    """Whether what is derived of it may be kept on disk: it is of a mask, and not of one of many groups."""
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
