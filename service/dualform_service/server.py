@@ -186,7 +186,7 @@ def serve(
     """
     from dualform.query.engine import open_memory
 
-    bound_arenas()
+    bound_arenas()  # where it was not done before the first thread began
     config = ServiceConfig(config) if isinstance(config, str) else config
     paths = named([Path(path)] if isinstance(path, str | PathLike) else map(Path, path))
     with ExitStack() as opened:

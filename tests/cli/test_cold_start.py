@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 import dualform_client.cli  # noqa: F401 (its file main.py)
-from dualform.store import read_ahead
+from dualform.store import allocator, read_ahead
 from tests.contract.recorded import record
 
 ASK = """
@@ -59,3 +60,15 @@ def test_a_process_that_ends_at_once_has_written_all_it_says(tmp_path, layer, co
     text = (tmp_path / "said").read_text()
     assert asked.returncode == code
     assert set(json.loads(text)) >= ({"hits"} if code == 0 else {"error"})
+
+
+def test_a_servers_pools_of_memory_are_bounded_before_its_first_thread_begins(monkeypatch):
+    """A thread keeps the pool that it was given, and what is free there serves few others."""
+    cli, done = sys.modules["dualform_client.cli.main"], list[str]()
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(gc, "set_threshold", lambda objects: None)
+    monkeypatch.setattr(allocator, "bound_arenas", lambda: done.append("bounded"))
+    monkeypatch.setattr(cli, "_read_ahead", lambda given: done.append("read ahead"))
+    cli.prepare(["serve", "runs/demo"])
+    cli.prepare(["info", "runs/demo"])
+    assert done == ["bounded", "read ahead", "read ahead"]

@@ -109,9 +109,18 @@ def prepare(given: Sequence[str]) -> None:
     """What a process that does nothing but ask spares itself, and has the disk do at once."""
     if given[:1] and given[0] in ASKING:
         sys.meta_path.insert(0, WithoutPandas())
+        if given[0] == "serve":
+            _bound_arenas()
         _read_ahead(given)
         if given[0] != "serve":
             gc.set_threshold(_OBJECTS)
+
+
+def _bound_arenas() -> None:
+    """Before any thread begins, for a pool that a thread was given remains."""
+    from dualform.store.allocator import bound_arenas
+
+    bound_arenas()
 
 
 def _read_ahead(given: Sequence[str]) -> None:
