@@ -57,6 +57,12 @@ def run(sql: Sql, statement: str):
         "TIME '24:00:00'",
         "TIMETZ '10:00:00+02'",
         "[TIMETZ '10:00:00+02']",
+        "[TIME '24:00:00']",
+        "{'a': TIME '24:00:00'}",
+        "md5_number('b')",
+        "[md5_number('b')]",
+        "'0101'::BIT",
+        "12345678901234567890123::BIGNUM",
         "TIME_NS '10:00:00.123456789'",
     ],
 )
@@ -67,6 +73,13 @@ def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_g
         run(sql, f"SELECT slot, {value} AS late FROM slots")
     assert sql._child is child
     assert run(sql, f"SELECT CAST({value} AS VARCHAR) AS late").rows == 1
+
+
+@pytest.mark.parametrize("number", [-(2**127), -(2**127) + 1, 2**127 - 1, 2**64, -(2**63) - 1, 5])
+def test_whole_numbers_of_128_bits_become_doubles_with_their_sign(sql, number):
+    found = run(sql, f"SELECT ({number})::HUGEINT AS a UNION ALL SELECT NULL ORDER BY a")["a"]
+    assert found[0] == float(number)
+    assert found.mask.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
