@@ -11,6 +11,7 @@ from dualform.query.score import kinds
 from dualform.query.score.rescoring import score_rows
 from dualform.query.search.searchers import scan_of
 from dualform.query.sums.key_sums import BLOCK
+from dualform.questions import Vectors
 from tests.query import arrays, oracle
 from tests.replay.trained import Training
 
@@ -149,3 +150,11 @@ def test_the_error_of_a_scan_holds_for_its_scores(score, dtype, rng):
     others = products + rng.uniform(-1, 1, size=1000).astype(dtype)
     apart = np.abs(products - others)
     assert (np.abs(score.of(products.copy()) - score.of(others.copy())) <= apart).all()
+
+
+def test_masked_numbers_are_no_queries():
+    """NumPy hands on what lies under the mask."""
+    masked = np.ma.masked_invalid([[1.0, np.nan, 2.0]])
+    with pytest.raises(BadInput, match=r"^queries hold masked numbers\."):
+        Vectors(masked)
+    assert Vectors(masked.filled(0.0)).rows.tolist() == [[1.0, 0.0, 2.0]]

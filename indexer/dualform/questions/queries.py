@@ -32,6 +32,8 @@ class Vectors:
     """float32[n, d], finite."""
 
     def __post_init__(self) -> None:
+        if np.ma.is_masked(self.rows):
+            raise BadInput("queries hold masked numbers.", hint="Give each a value, with filled().", field="queries")
         try:
             with np.errstate(over="ignore"):  # what overflows float32 is infinite there, and refused below
                 rows = np.asarray(self.rows, dtype=np.float32)
