@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import dualform
 from dualform.errors import BadInput
@@ -12,6 +13,7 @@ from dualform.query.score.rescoring import score_rows
 from dualform.query.search.searchers import scan_of
 from dualform.query.sums.key_sums import BLOCK
 from dualform.questions import Vectors
+from dualform.questions.queries import as_queries
 from tests.query import arrays, oracle
 from tests.replay.trained import Training
 
@@ -157,4 +159,20 @@ def test_masked_numbers_are_no_queries():
     masked = np.ma.masked_invalid([[1.0, np.nan, 2.0]])
     with pytest.raises(BadInput, match=r"^queries hold masked numbers\."):
         Vectors(masked)
+    with pytest.raises(BadInput, match=r"^queries hold masked numbers\."):
+        as_queries(masked)
     assert Vectors(masked.filled(0.0)).rows.tolist() == [[1.0, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
+def test_tensors_of_any_type_are_queries(dtype):
+    tensor = torch.tensor([[1.0, 2.0, -3.0]], dtype=dtype)
+    assert as_queries(tensor).rows.tolist() == [[1.0, 2.0, -3.0]]
+    if dtype.is_floating_point:
+        assert as_queries(tensor.requires_grad_()).rows.tolist() == [[1.0, 2.0, -3.0]]
+
+
+def test_a_tensor_that_is_no_matrix_of_numbers_is_refused():
+    for tensor in (torch.ones(1, 2, 3), torch.empty(0, 3), torch.full((1, 3), torch.nan, dtype=torch.bfloat16)):
+        with pytest.raises(BadInput):
+            as_queries(tensor)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from dualform.errors import BadInput, Cancelled, TimedOut
+from dualform.errors import BadInput, BadMask, Cancelled, TimedOut
 from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from dualform.questions import SqlStatement
@@ -143,3 +143,27 @@ def test_the_child_reads_no_environment_and_sees_no_file(engine):
     with pytest.raises(BadInput):
         engine.sql("SELECT getenv('HOME')")
     assert engine.sql("SELECT path FROM duckdb_databases() WHERE path IS NOT NULL").rows == 0
+
+
+def test_columns_that_differ_in_case_alone_are_not_taken_for_one_another():
+    columns = {"w": [0, 1, 2, 3], "W": [3, 2, 1, 0]}
+    types = {"w": "BIGINT", "W": "BIGINT"}
+    memory = arrays.memory({"fc": np.ones((4, 2), np.float32)}, columns, types=types)
+    with arrays.engine(memory) as engine:
+        with pytest.raises(BadInput, match="columns 'w' and 'W', which SQL does not tell apart"):
+            engine.sql('SELECT "W" FROM slots')
+        with pytest.raises(BadMask, match="columns 'w' and 'W', which SQL does not tell apart"):
+            engine.topk("fc", np.ones((1, 2), np.float32), 4, where="w = 1")
+        assert len(engine.topk("fc", np.ones((1, 2), np.float32), 4, where="slot < 3").ids) == 3
+        assert engine.slots([1])["W"].tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ("SELECT 1 a, 2 a, 3 a_2", {"a": 1, "a_3": 2, "a_2": 3}),
+        ("SELECT 1 a_2, 2 a, 3 a, 4 a", {"a_2": 1, "a": 2, "a_3": 3, "a_4": 4}),
+    ],
+)
+def test_a_name_that_occurs_again_is_numbered_by_one_that_is_free(engine, statement, names):
+    assert engine.sql(statement).records() == [names]

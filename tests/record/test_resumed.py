@@ -15,6 +15,7 @@ from torch import nn
 import dualform
 from dualform.errors import AlreadyExists, BadInput, Damaged, RecordingError
 from dualform.store.check import check_memory
+from dualform.store.copying import copy_memory
 from dualform.store.manifest import Manifest
 from tests.record.resumed_training import ROWS, Training, batch
 
@@ -290,3 +291,55 @@ def test_a_training_that_had_ended_goes_on(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 6
         assert all(certificate.exact for certificate in memory.verify().values())
+
+
+def test_a_probe_that_was_taken_behind_the_checkpoint_is_no_part_of_the_memory(tmp_path):
+    queries = torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
+    first = Training()
+    with first.recorder(tmp_path / "m") as recorder:
+        while first.done < 4:
+            first.step(recorder)
+        recorder.flush()
+        first.save(tmp_path / "checkpoint")
+        recorder.probe("at-the-checkpoint", queries)
+        first.step(recorder)
+        recorder.probe("behind-it", queries)
+    second = Training()
+    second.load(tmp_path / "checkpoint")
+    with second.recorder(tmp_path / "m", resume=True) as recorder:
+        second.step(recorder)
+        assert probes(tmp_path / "m") == ["at-the-checkpoint"]
+        recorder.probe("behind-it", queries)
+    copy_memory(tmp_path / "m", tmp_path / "copy")
+    second.model.eval()
+    for folder in ("m", "copy"):
+        assert probes(tmp_path / folder) == ["at-the-checkpoint", "behind-it"]
+        with dualform.open(tmp_path / folder) as memory:
+            outputs = memory.probe("behind-it", "3").outputs
+            assert outputs.tobytes() == second.model(queries).detach().numpy().tobytes()
+
+
+def probes(path):
+    with dualform.open(path) as memory:
+        return sorted(probe.name for probe in memory.info().probes)
+
+
+def test_a_copy_of_a_training_that_was_resumed_twice_is_resumed_at_once(tmp_path):
+    def record(folder, until, checkpoint, saved=()):
+        training = Training()
+        if checkpoint is not None:
+            training.load(tmp_path / f"checkpoint-{checkpoint}")
+        with training.recorder(folder, resume=checkpoint is not None) as recorder:
+            while training.done < until:
+                training.step(recorder)
+                if training.done in saved:
+                    recorder.flush()
+                    training.save(tmp_path / f"checkpoint-{training.done}")
+
+    record(tmp_path / "m", 6, None, saved=(2, 4))
+    record(tmp_path / "m", 6, 4)  # run-00001
+    record(tmp_path / "m", 6, 2, saved=(4,))  # run-00002, which takes the place of run-00001
+    copy_memory(tmp_path / "m", tmp_path / "copy")
+    record(tmp_path / "copy", 8, 4)
+    with dualform.open(tmp_path / "copy") as memory:
+        assert memory.info().steps == 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import duckdb
 import numpy as np
 import pytest
@@ -52,6 +54,15 @@ def test_any_slots_are_those_of_the_columns(tmp_path, batches, finish):
     assert check_memory(tmp_path / "m") == []
     for name in memory.columns("token"):
         assert memory.column("token", name).tolist() == wanted[name], name
+
+
+def test_a_column_named_as_duckdb_numbers_its_rows_is_read_like_any_other(tmp_path, batches):
+    said = [replace(one, samples={**one.samples, "rowid": np.full(3, 7 * n)}) for n, one in enumerate(batches)]
+    said = [replace(one, unknown={**one.unknown, "rowid": 7 * n}) for n, one in enumerate(said)]
+    space = Snapshot.open(write(tmp_path / "m", said)).space("token")
+    for slot in (0, space.count // 2, space.count - 1):
+        found = space.at(np.array([slot]), ["step", "rowid"])
+        assert found["rowid"].to_pylist() == [7 * step for step in found["step"].to_pylist()]
 
 
 def test_of_a_list_column_only_the_links_that_are_asked_for_are_read(tmp_path, batches, monkeypatch):

@@ -10,11 +10,12 @@ import pytest
 from dualform.errors import Damaged
 from dualform.store.check import check_memory
 from dualform.store.manifest import Manifest
+from dualform.store.probes import ProbeArrays
 from dualform.store.repair import repair
 from dualform.store.snapshot import Snapshot
 from tests.damage import flip
 from tests.reliability import report, rounds
-from tests.store.small_memory import write
+from tests.store.small_memory import batches_of, open_writer, write
 from tests.store.test_copying import same
 
 SIZES = [3, 2, 4, 1, 5, 2, 3]
@@ -70,8 +71,6 @@ def test_what_came_before_is_not_copied_byte_for_byte(tmp_path):
 
 
 def test_a_damaged_journal_costs_what_came_since_the_last_commit(tmp_path):
-    from tests.store.small_memory import batches_of, open_writer
-
     writer = open_writer(tmp_path / "m", journal_seconds=0.0)
     for step, one in enumerate(batches_of([2] * 6)):
         writer.append(one)
@@ -86,6 +85,26 @@ def test_a_damaged_journal_costs_what_came_since_the_last_commit(tmp_path):
     dropped, copy = repair(tmp_path / "m", tmp_path / "copy")
     assert copy.steps == 3
     assert dropped[0].startswith("Of shard-00000, the steps since its last commit were dropped: shard-00000/journal-")
+
+
+def test_a_probe_that_was_taken_behind_what_is_left_is_dropped(tmp_path):
+    writer = open_writer(tmp_path / "m")
+    for step, one in enumerate(batches_of(SIZES)):
+        writer.append(one)
+        if step % 2:
+            writer.commit()
+            queries = {"layer-0": np.full((2, 6), step, np.float32)}
+            writer.add_probe(ProbeArrays(f"probe-{step}", queries, None, None, steps=step + 1))
+    writer.close()
+    flip(tmp_path / "m" / "shard-00000" / "layers" / "layer-1" / "values-000002.npy")
+    dropped, copy = repair(tmp_path / "m", tmp_path / "copy")
+    assert copy.steps == 4
+    assert list(copy.probes) == ["probe-1", "probe-3"]
+    assert copy.probe("probe-3").queries("layer-0").tolist() == [[3.0] * 6] * 2
+    assert dropped[1:] == ["The probe 'probe-5' was dropped: it was taken behind what is left."]
+    assert Manifest.read(tmp_path / "copy").repaired == dropped
+    assert sorted(path.name for path in (tmp_path / "copy" / "probes").iterdir()) == ["probe-1", "probe-3"]
+    assert check_memory(tmp_path / "copy") == []
 
 
 def test_weights_of_the_end_and_probes_are_done_without(tmp_path):

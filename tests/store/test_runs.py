@@ -96,6 +96,16 @@ def test_a_column_of_two_types_is_refused(tmp_path):
     )
 
 
+def test_runs_of_one_folder_whose_ranks_said_other_types_each_time_have_one_that_holds_them(tmp_path):
+    write(tmp_path / "a", tokens(2, 1))
+    write(tmp_path / "b", [replace(one, samples={**one.samples, "weight": np.arange(3)}) for one in tokens(2, 2)])
+    parts = [Snapshot.open(tmp_path / name) for name in ("a", "b")]
+    memory = Runs(parts, [tmp_path])
+    assert memory.columns("token")["weight"] == "DOUBLE"
+    own = [part.column("token", "weight") for part in parts]
+    assert memory.column("token", "weight").tolist() == [*own[0].tolist(), *own[1].astype(float).tolist()]
+
+
 def test_a_column_of_ones_own_named_run_stays(tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         said = [replace(one, samples={**one.samples, "run": np.full(3, 7 * seed)}) for one in tokens(2, seed)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,8 +24,8 @@ MOST_ROWS = 1_000_000
 class Vectors:
     """Queries given as numbers: n of them, each as wide as the layer's input, d.
 
-    Takes what NumPy makes an array of, a single query [d] too, and keeps float32. Raises BadInput for other shapes, no
-    query at all, and numbers that are not finite.
+    Takes a tensor and what NumPy makes an array of, a single query [d] too, and keeps float32. Raises BadInput for
+    other shapes, no query at all, and numbers that are masked or not finite.
     """
 
     rows: NDArray[np.float32]
@@ -34,9 +34,13 @@ class Vectors:
     def __post_init__(self) -> None:
         if np.ma.is_masked(self.rows):
             raise BadInput("queries hold masked numbers.", hint="Give each a value, with filled().", field="queries")
+        given: Any = self.rows
+        if hasattr(given, "detach"):  # a tensor, also of a type or in a place that NumPy knows nothing of
+            given = given.detach().cpu()
+            given = given.float() if given.is_floating_point() else given
         try:
             with np.errstate(over="ignore"):  # what overflows float32 is infinite there, and refused below
-                rows = np.asarray(self.rows, dtype=np.float32)
+                rows = np.asarray(given, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise BadInput(f"queries must be numbers: {error}.", field="queries") from None
         if rows.ndim == 1:
@@ -136,7 +140,7 @@ def as_queries(queries: QueriesLike) -> Queries:
     if isinstance(queries, Vectors | ProbeRows | SlotKeys):
         return queries
     if not isinstance(queries, str):
-        return Vectors(np.asarray(queries))
+        return Vectors(queries)  # type: ignore[arg-type]  # it makes an array of them
     name, slash, rows = queries.rpartition("/")
     if not slash:
         return ProbeRows(queries)

@@ -6,12 +6,14 @@ Shapes: B rows of the step, `L...` token dimensions of a batch. What an entry ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from dualform.errors import BadInput
 from dualform.record.column_values import Array, check_names, checked_dims, column_of, mask_of, nulls, spread
+from dualform.record.known_columns import KnownColumns
 from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
 from dualform.store.tables import EXTENTS, KINDS, SAID, SAMPLES, SLOTS, duckdb_type
@@ -77,6 +79,11 @@ class Metadata:
         return self._at.get(space, ())
 
     @property
+    def names(self) -> set[str]:
+        """Of the columns that are said, of the whole step or to one space."""
+        return {name for said in (self.entries, *chain(*self._at.values())) for name in said if name not in PLACES}
+
+    @property
     def of_slots(self) -> bool:
         """Whether anything is said of single slots, or to one space by name."""
         single = self.position is not None or self.mask is not None or bool(self._at)
@@ -117,8 +124,8 @@ class Metadata:
 class StepColumns:
     """The columns of one recording. A column keeps the level and the type that it had when it was first given."""
 
-    def __init__(self, spaces: Spaces) -> None:
-        self._spaces = spaces
+    def __init__(self, spaces: Spaces, known: KnownColumns) -> None:
+        self._spaces, self._known = spaces, known
         self._samples: dict[str, np.dtype[Any]] | None = None
         """User columns of samples, which the first step fixes."""
         self._types = dict(_TYPES)
@@ -141,6 +148,7 @@ class StepColumns:
 
     def samples(self, metadata: Metadata, rows: int, step: int) -> dict[str, Array]:
         """The columns of a step's samples, [B] each. Raises BadInput for a column that changed."""
+        self._known.check_names(sorted(metadata.names))
         said = {name: entry for name, entry in metadata.entries.items() if self._level(name, entry) == ""}
         own = {name: entry.dtype for name, entry in said.items() if name not in SAID}
         if self._samples is None:
@@ -152,6 +160,7 @@ class StepColumns:
                     f"column {name!r} is new at step {step}.", hint="Give it from the first step on.", field=name
                 )
             _check_type(name, self._samples[name], dtype)
+            self._known.check_type("", name, dtype)
         self._levels |= dict.fromkeys(said, "")
         return {name: spread(said.get(name), dtype, rows) for name, dtype in self._types.items()}
 
@@ -177,8 +186,13 @@ class StepColumns:
         for space in whole:
             for name, entry in (said for saying in metadata.sayings(space) for said in saying.items()):
                 if name not in PLACES:
-                    _check_type(name, self._slots.setdefault((space, name), entry.dtype), entry.dtype)
+                    self._check_slots(space, name, entry.dtype)
         return whole
+
+    def _check_slots(self, space: str, name: str, dtype: np.dtype[Any]) -> None:
+        """Raises BadInput for a column of single slots that held something else before."""
+        self._known.check_type(space, name, dtype)
+        _check_type(name, self._slots.setdefault((space, name), dtype), dtype)
 
     def _of_spaces(self, metadata: Metadata, shapes: Sequence[Shape]) -> dict[str, dict[str, Array]]:
         said: dict[str, dict[str, Array]] = {shape.space.name: {} for shape in shapes}
@@ -189,7 +203,7 @@ class StepColumns:
             if space in said:
                 self._levels[name] = space
                 said[space][name] = entry
-                _check_type(name, self._slots.setdefault((space, name), entry.dtype), entry.dtype)
+                self._check_slots(space, name, entry.dtype)
         for name, placed in (("position", metadata.position), ("mask", metadata.mask)):
             for space, entry in self._placed(name, placed, shapes).items():
                 if space in said:

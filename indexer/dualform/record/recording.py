@@ -17,6 +17,7 @@ from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
 from dualform.record.batches import Batches
 from dualform.record.halved_parameters import halved_parameters
+from dualform.record.known_columns import KnownColumns
 from dualform.record.metadata import StepColumns
 from dualform.record.placement import Placement
 from dualform.record.plan import Plan
@@ -53,7 +54,7 @@ class Recording:
         self._start = Start(plan.model, plan.owners, plan.taps, halved, initial, plan.ranks if plan.sharded else None)
         measured = self._measured_before()
         self._spaces = Spaces(plan.taps, plan.spaces, plan.routed)
-        self._columns = StepColumns(self._spaces)
+        self._columns = StepColumns(self._spaces, KnownColumns.of(plan))
         self._slot_maker = SlotMaker(plan.taps, self._spaces, self._columns)
         placement = Placement(self._spaces, self._columns)
         training = Training(plan.model, self._start.initial, self._start.buffers, halved, plan.ranks, placement)
@@ -109,7 +110,7 @@ class Recording:
         """Store a probe's queries of the layers that are recorded. Raises BadInput for a name that is taken."""
         recorded = self._layers.names
         queries = {name: rows for name, rows in probe.queries.items() if name in recorded}
-        self.batches.add_probe(replace(probe, queries=queries))
+        self.batches.add_probe(replace(probe, queries=queries, steps=self.steps + self._midway))
 
     def updating(self, number: int, record: StepRecord | None) -> None:
         """The gradients of an optimizer are what they will be, and the weights have not moved yet; `record`: the step

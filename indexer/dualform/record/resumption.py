@@ -67,7 +67,8 @@ class Resumption:
             for place, start, cut in zip(places, starts, cuts(self._first.runs), strict=True)
         ]
         self._check_ended()
-        number = 1
+        # Behind all that are named, also in a copy, which has no others: a later name is that of a run that follows.
+        number = 1 + max((int(run.folder.removeprefix("run-")) for run in self._first.runs), default=0)
         while (folder / f"run-{number:05d}").exists():
             number += 1
         self.path = folder / f"run-{number:05d}"
@@ -77,6 +78,8 @@ class Resumption:
         """Which share of its slots was kept at last, where they were sampled to hold a budget."""
         self.layers: list[Layer] = []
         """Those of the runs that go on."""
+        self.manifests: list[Manifest] = []
+        """Theirs, each of all shards and up to where the next run begins."""
         if not self._known():
             said = "" if at_step is None else f" after {at_step} steps"
             raise RecordingError(
@@ -137,6 +140,7 @@ class Resumption:
         """Raises as `find`: `runs` are those up to a mark in the last of them, after `step` steps of all."""
         cuts_of = [*(run.cut for run in runs[:-1]), Cut(mark.step, mark.rows)]
         held = [Snapshot.open(run.path, cut=cut) for run, cut in zip(runs, cuts_of, strict=True)]
+        self.manifests = [run.manifest for run in held]
         if why := why_misplaced(held, mark):
             raise RecordingError(
                 f"the moment after {step} steps at which {self._folder} was flushed was counted wrongly: {why}.",

@@ -22,15 +22,7 @@ UNKNOWN_ROW = -1
 
 
 def with_share(batch: Batch, share: float) -> Batch:
-    """The batch, its samples with the probability that they were kept with. Raises BadInput where they have such a
-    column.
-    """
-    if SHARE in batch.samples or any(SHARE in extent.columns for extent in batch.extents):
-        raise BadInput(
-            f"column {SHARE!r} is that of a recorder with a budget: the probability with which a sample is kept.",
-            hint="Rename yours.",
-            field=SHARE,
-        )
+    """The batch, its samples with the probability that they were kept with."""
     count = len(next(iter(batch.samples.values())))
     unknown = None if batch.unknown is None else {**batch.unknown, SHARE: share}
     return replace(batch, samples={**batch.samples, SHARE: np.full(count, share)}, unknown=unknown)

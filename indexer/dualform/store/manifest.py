@@ -99,7 +99,7 @@ class Manifest:
     shards: list[Shard]
     files: dict[str, FileMark] = field(default_factory=dict)
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Rows and layers of each probe."""
+    """Rows and layers of each probe, and how many steps were taken by then."""
     buffers: dict[str, dict[str, str]] = field(default_factory=dict)
     """By parameter and buffer, the checksum of what the optimizer kept when the recorder left."""
     aliases: dict[str, str] = field(default_factory=dict)

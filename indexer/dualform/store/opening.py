@@ -18,6 +18,7 @@ from dualform.store.journal import Frames, JournalMark, journal_mark, read_frame
 from dualform.store.manifest import SHARD_FILE, Manifest, joined
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
+from dualform.store.probes import probes_until
 from dualform.store.rows_for_slots import types_for_slots
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources, Stored, row_count, sources_of, stacked, stored_in_shard
@@ -95,7 +96,7 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
     last = _last_of_all(tables, state)
     if cut is not None:
         _check_reaches(folder, cut.steps, tables, state)
-        manifest = replace(manifest, recording=False)
+        manifest = replace(manifest, recording=False, probes=probes_until(manifest.probes, cut.steps))
         last = cut.steps - 1
         if max(map(_last_step, tables)) < cut.steps and not _tells_more(tables[0], cut):
             cut, last = None, None

@@ -37,6 +37,15 @@ class ProbeArrays:
     """int64[rows]; None where they are not known."""
     outputs: NDArray[np.float32] | None
     """float32[rows, outputs] of the whole model; None where it does not return such a matrix."""
+    steps: int = 0
+    """How many steps of the run had moved the weights that it was taken by."""
+
+
+def probes_until(entries: Mapping[str, dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
+    """Of a manifest's probes, those whose weights are of its first steps; older memories do not say when they were
+    taken, and keep theirs.
+    """
+    return {name: entry for name, entry in entries.items() if entry.get("steps", 0) <= steps}
 
 
 def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[dict[str, FileMark], dict[str, Any]]:
@@ -65,7 +74,7 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
         write_whole(folder / file, content)
         files[f"probes/{name}/{file}"] = FileMark(len(content), checksum(content))
     rows = len(next(iter(queries.values()))) if queries else 0
-    return files, {"rows": rows, "layers": list(queries)}
+    return files, {"rows": rows, "layers": list(queries), "steps": probe.steps}
 
 
 def _file(layer: Layer) -> str:

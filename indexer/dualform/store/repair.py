@@ -14,9 +14,10 @@ from dualform.errors import Damaged
 from dualform.store import shard
 from dualform.store.check import Progress
 from dualform.store.copying import StoredRun, StoredShard, check_copy, runs_at_one_moment, unfinished, write_run
-from dualform.store.durable_files import block_checksum, checksum_file
+from dualform.store.durable_files import block_checksum, checksum_file, remove_all
 from dualform.store.journal import read_frames
 from dualform.store.manifest import Manifest, Shard, TableMark
+from dualform.store.probes import probes_until
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import ShardTables
@@ -52,7 +53,7 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
             last = run is rewound and bool(dropped)
             write_run(run, partial / run.path.relative_to(folder), progress, linked=True, ended=last)
         if dropped:
-            _keep_marks(rewound, partial / rewound.path.relative_to(folder))
+            dropped += _keep_what_is_reached(rewound, partial / rewound.path.relative_to(folder))
         try:
             check_copy(folder, partial, progress)
         except Damaged as error:
@@ -161,8 +162,10 @@ def _is_sound(path: Path, size: int, blocks: bytes) -> bool:
         return b"".join(map(block_checksum, pieces)) == bytes(blocks)
 
 
-def _keep_marks(run: StoredRun, copy: Path) -> None:
-    """Moments at which the training may still be resumed are those that the copy reaches."""
+def _keep_what_is_reached(run: StoredRun, copy: Path) -> list[str]:
+    """Moments at which the training may still be resumed, and probes, are those that the copy reaches; returns which
+    probes were dropped, a sentence each.
+    """
     steps = Snapshot.open(copy).steps
     manifest, held = Manifest.read(copy), run.shards[0].manifest.shards[0].tables
     known = Manifest.read(run.path).marks
@@ -171,4 +174,13 @@ def _keep_marks(run: StoredRun, copy: Path) -> None:
         for mark in known
         if mark.step <= steps and all(name in held and held[name].rows >= rows for name, rows in mark.rows.items())
     ]
-    replace(manifest, marks=kept).write(copy)
+    probes = probes_until(manifest.probes, steps)
+    behind = [name for name in manifest.probes if name not in probes]
+    said = [f"The probe {name!r} was dropped: it was taken behind what is left." for name in behind]
+    inside = tuple(f"probes/{name}/" for name in behind)
+    files = {name: mark for name, mark in manifest.files.items() if not name.startswith(inside)}
+    repaired = [*manifest.repaired, *said]
+    replace(manifest, marks=kept, probes=probes, files=files, repaired=repaired).write(copy)
+    for name in behind:
+        remove_all(copy / "probes" / name)
+    return said

@@ -96,7 +96,7 @@ class RunTables(Tables):
 
     def _unsaid(self, number: int, table: str, name: str, rows: int) -> pa.ChunkedArray:
         """A column that a run does not have: where another one held a budget, this one kept every sample."""
-        if (table, name) == ("samples", RUN):
+        if (table, name) == ("samples", RUN) and not any(RUN in part.types["samples"] for part in self._parts):
             return pa.chunked_array([pa.array(np.full(rows, number))])
         if (table, name) == ("samples", SHARE) and "shares" in self.types:
             return pa.chunked_array([pa.array(np.ones(rows))])
@@ -131,7 +131,8 @@ class RunTables(Tables):
     def _labels(self) -> pa.Table:
         names = list(self.types["labels"])
         parts = [pa.table(part.columns("labels", names), names=names) for part in self._parts]
-        rows = dict.fromkeys(tuple(row.values()) for part in parts for row in part.to_pylist())
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+        # A label has one name, or each slot that is joined with them would count twice: the last that was said.
+        said = {(row["dataset"], row["label"]): tuple(row.values()) for part in parts for row in part.to_pylist()}
+        columns = list(zip(*said.values(), strict=True)) if said else [()] * len(names)
         kinds = [arrow_type(kind) for kind in self.types["labels"].values()]
         return pa.table([pa.chunked_array([pa.array(c, k)]) for c, k in zip(columns, kinds, strict=True)], names=names)

@@ -30,6 +30,7 @@ from dualform.store.shard_sources import stacked
 from dualform.store.snapshot import Snapshot
 from dualform.store.stored_optimizer import joined_optimizers
 from dualform.store.tables import SHARE
+from dualform.store.user_columns import common_types
 from dualform.store.writing_lock import Writing
 
 
@@ -183,7 +184,7 @@ def _of_all(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -
         sampling=next((manifest.sampling for manifest in reversed(manifests) if manifest.sampling), None),
         probes={name: probe for manifest in manifests for name, probe in manifest.probes.items()},
     )
-    return joined(manifests, base, _columns(manifests, paths), _layer)
+    return joined(manifests, base, _columns(manifests, paths, alone), _layer)
 
 
 def _by_name(manifest: Manifest) -> dict[str, Layer]:
@@ -223,19 +224,23 @@ def _kind(layer: Layer) -> tuple[Any, ...]:
     return (*shape, layer.keys, layer.values)
 
 
-def _columns(manifests: Sequence[Manifest], paths: Sequence[Path]) -> dict[str, dict[str, str]]:
-    """The types of all columns. Raises BadInput where one has several."""
+def _columns(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -> dict[str, dict[str, str]]:
+    """The types of all columns. Raises BadInput where one has several, but for runs of one folder: those of one
+    training whose ranks said other types each time have one that holds them all.
+    """
     found: dict[str, dict[str, str]] = {}
     for manifest, path in zip(manifests, paths, strict=True):
         for table, types in manifest.columns.items():
             own = found.setdefault(table, {})
+            common = common_types(own, types)
             for name, kind in types.items():
-                if own.setdefault(name, kind) != kind:
+                if not alone and own.get(name, kind) != kind:
                     raise BadInput(
                         f"column {name!r} is {kind} in {path}, and {own[name]} in a run before.",
                         hint="Open these runs one by one.",
                         field="path",
                     )
+            own |= common
     budgeted = any(manifest.sampling for manifest in manifests)
     for manifest, path in zip(manifests, paths, strict=True):
         named = any(SHARE in manifest.columns.get(table, {}) for table in ("samples", *manifest.spaces))
@@ -246,6 +251,6 @@ def _columns(manifests: Sequence[Manifest], paths: Sequence[Path]) -> dict[str, 
                 hint="Open these runs one by one.",
                 field="path",
             )
-    taken = any(RUN in types for table, types in found.items() if table != "steps")
+    taken = any(name.lower() == RUN for table, types in found.items() if table != "steps" for name in types)
     said: Mapping[str, str] = {} if taken else {RUN: "BIGINT"}
     return types_for_slots({**found, "samples": {**found["samples"], **said}}, manifests)

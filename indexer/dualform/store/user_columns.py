@@ -5,7 +5,7 @@ Each process of a training has a first time of its own. Where they differ, a rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,16 @@ def check_names(types: ColumnTypes, taken: ColumnTypes) -> None:
                 field=name,
             )
         there[name.lower()] = name
+
+
+def alike_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
+    """Two of some column names that SQL does not tell apart, which memories of before may have; None for none."""
+    there: dict[str, str] = {}
+    for name in names:
+        known = there.setdefault(name.lower(), name)
+        if known != name:
+            return known, name
+    return None
 
 
 def common_types(types: ColumnTypes, others: ColumnTypes) -> dict[str, str]:

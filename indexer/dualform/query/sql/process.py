@@ -20,6 +20,7 @@ from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
 from dualform.query.view import Check, View
 from dualform.store.memory_budget import CHILDREN
 from dualform.store.samples import as_numpy
+from dualform.store.user_columns import alike_but_for_case
 from dualform.store.views import view_statements
 
 MOST_ROWS = 1_000_000
@@ -130,6 +131,7 @@ class Sql:
                 hint="Ask a server that runs elsewhere (dualform serve), or open the shard's slots.duckdb with duckdb.",
                 field="statement",
             )
+        views = _views(self._view)
         path = [folder for folder in sys.path if os.path.isabs(folder)]
         begin = f"import sys; sys.path[:] = {path!r}; from dualform.query.sql.worker import main"
         command = [sys.executable, "-I", "-c", f"{begin}; main({os.getpid()}, {self.memory})"]
@@ -152,7 +154,7 @@ class Sql:
             with pa.ipc.new_stream(sink, named.schema) as stream:
                 stream.write_table(named)
             self._send(child, TABLE, sink.getvalue(), check)
-        for statement in _views(self._view):
+        for statement in views:
             self._send(child, VIEW, statement.encode(), check)
         return child
 
@@ -220,6 +222,13 @@ def _tables(view: View) -> dict[str, pa.Table]:
 
 
 def _views(view: View) -> list[str]:
-    """What makes the views of the slots of each space."""
+    """What makes the views of the slots of each space. Raises BadInput where SQL would take one column for another."""
     manifest = view.snapshot.manifest
+    for space in manifest.spaces:
+        if pair := alike_but_for_case([*manifest.columns["samples"], *manifest.columns[space]]):
+            raise BadInput(
+                f"the memory has columns {pair[0]!r} and {pair[1]!r}, which SQL does not tell apart.",
+                hint="Ask for them by slot, as in memory.slots(ids), or record the training again with other names.",
+                field="statement",
+            )
     return view_statements(manifest.spaces, manifest.columns, merged=True)

@@ -268,13 +268,15 @@ def _first(column: pa.ChunkedArray, *kinds: Any) -> pa.ChunkedArray:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Column names, a repeated one numbered: a, a_2."""
-    seen: dict[str, int] = {}
-    found = []
+    """Column names, a repeated one numbered: a, a_2; by the next number where another column has that name."""
+    found, taken = dict[str, None](), set(names)
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return found
+        number, own = 1, name
+        while own in found or (number > 1 and own in taken):
+            number += 1
+            own = f"{name}_{number}"
+        found[own] = None
+    return list(found)
 
 
 if __name__ == "__main__":

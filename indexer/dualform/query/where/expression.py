@@ -19,6 +19,7 @@ from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.where.connection import connect
 from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter
 from dualform.query.where.size import Pattern, require_short, require_simple
+from dualform.store.user_columns import alike_but_for_case
 
 LONGEST = 1 << 18
 """Characters: room for a list of some tens of thousands of slots."""
@@ -66,6 +67,13 @@ def parse(text: str, columns: Collection[str], bounds: QuestionBounds = UNBOUNDE
         raise _too_deep()
     found = _parse(text, tuple(columns))
     require_simple(found.nodes, found.patterns, bounds)
+    used = {name.lower() for name in found.columns}
+    if pair := alike_but_for_case(name for name in columns if name.lower() in used):
+        raise BadMask(
+            f"the memory has columns {pair[0]!r} and {pair[1]!r}, which SQL does not tell apart.",
+            hint="Mask by another column, or record the training again with other names.",
+            field="where",
+        )
     return found
 
 

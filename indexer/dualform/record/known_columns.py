@@ -1,0 +1,85 @@
+"""What a training may say under which name, in this run as in those that it goes on from.
+
+A column keeps its type, and no two differ in case alone: a mask over one would read the other. `share` is said by a
+budget, for a run that holds one and for those before and behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dualform.errors import BadInput, RecordingError
+from dualform.record.plan import Plan
+from dualform.store.manifest import Manifest
+from dualform.store.tables import SAMPLES, SHARE, ColumnTypes, duckdb_type
+from dualform.store.user_columns import common_types
+
+
+class KnownColumns:
+    """The names and types of the runs before, and the names of this one."""
+
+    def __init__(self, before: Mapping[str, ColumnTypes] | None = None, sampled: bool = False) -> None:
+        """`before`: by space, the columns that runs before have of its single slots, and under "" those of samples;
+        `sampled`: whether any run of the training holds a budget.
+        """
+        self._before = before or {}
+        self._sampled = sampled
+        self._spelled = {name.lower(): name for types in self._before.values() for name in types}
+
+    @classmethod
+    def of(cls, plan: Plan) -> KnownColumns:
+        """Those of a training. Raises RecordingError where a budget would take the name of a column that it has."""
+        manifests = [] if plan.resumed is None else plan.resumed.manifests
+        before = _said(manifests)
+        if plan.budget is not None and any(name.lower() == SHARE for types in before.values() for name in types):
+            raise RecordingError(
+                f"the training that is resumed has a column {SHARE!r} of its own, which is that of a budget: the "
+                "probability with which a sample is kept.",
+                hint="Resume it without a budget, or record into a new folder.",
+            )
+        sampled = plan.budget is not None or any(manifest.sampling is not None for manifest in manifests)
+        # Each rank has types of its own, of which a reader makes one.
+        return cls(before if plan.ranks is None else {}, sampled)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raises BadInput for a column that another one of the training is called but for case, and for a budget's."""
+        for name in names:
+            if self._sampled and name.lower() == SHARE:
+                raise BadInput(
+                    f"column {name!r} is that of a recorder with a budget: the probability with which a sample is "
+                    "kept.",
+                    hint="Rename yours.",
+                    field=name,
+                )
+            known = self._spelled.setdefault(name.lower(), name)
+            if known != name:
+                raise BadInput(
+                    f"columns {known!r} and {name!r} of one training differ in case alone, which SQL does not see.",
+                    hint=f"Say {known!r} each time, or rename one of them.",
+                    field=name,
+                )
+
+    def check_type(self, space: str, name: str, dtype: np.dtype[Any]) -> None:
+        """Raises BadInput where runs before said a column of a space's slots, or of samples (""), in another type."""
+        known, now = self._before.get(space, {}).get(name), duckdb_type(np.empty(0, dtype))
+        if known is not None and known != now:
+            raise BadInput(
+                f"column {name!r} is {known} in the training that is resumed, and {now} now.",
+                hint="Give it the type that it had, or another name.",
+                field=name,
+            )
+
+
+def _said(manifests: Iterable[Manifest]) -> dict[str, ColumnTypes]:
+    """As `KnownColumns` takes it."""
+    found: dict[str, ColumnTypes] = {}
+    for manifest in manifests:
+        for table in ("samples", *manifest.spaces):
+            taken = {*SAMPLES, *([SHARE] if manifest.sampling is not None else [])}
+            own = {name: kind for name, kind in manifest.columns.get(table, {}).items() if name not in taken}
+            space = "" if table == "samples" else table
+            found[space] = common_types(found.get(space, {}), own)
+    return found
