@@ -27,8 +27,8 @@ LOOKUPS, LIGHT, UNTRIED, HEAVY, MESSAGES = 4, 4, 2, 2, 2
 """Threads."""
 ENGINE_THREADS = LOOKUPS + LIGHT + UNTRIED + HEAVY
 """That may ask the engine at once."""
-HEAVY_NICE = 10
-"""How much the heavy lane's threads stand back: beside them a light one gets nine tenths of a core."""
+HEAVY_NICE = 15
+"""How much the heavy lane's threads stand back: beside one of them a light one gets 96 parts of a hundred of a core."""
 
 T = TypeVar("T")
 Thread: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]

@@ -69,6 +69,7 @@ def test_a_servers_pools_of_memory_are_bounded_before_its_first_thread_begins(mo
     monkeypatch.setattr(gc, "set_threshold", lambda objects: None)
     monkeypatch.setattr(allocator, "bound_arenas", lambda: done.append("bounded"))
     monkeypatch.setattr(cli, "_read_ahead", lambda given: done.append("read ahead"))
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: done.append(f"switches every {seconds} s"))
     cli.prepare(["serve", "runs/demo"])
     cli.prepare(["info", "runs/demo"])
-    assert done == ["bounded", "read ahead", "read ahead"]
+    assert done == ["bounded", "switches every 0.0005 s", "read ahead", "read ahead"]
