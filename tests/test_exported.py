@@ -25,6 +25,8 @@ def test_exactly_these_names_are_offered():
         "GroupSum",
         "GroupSums",
         "Hits",
+        "Influence",
+        "Ledger",
         "MaskCancellation",
         "MemoryInfo",
         "NetworkWeights",
@@ -43,6 +45,7 @@ def test_exactly_these_names_are_offered():
         "connect",
         "estimate",
         "forget",
+        "ledger",
         "open",
         "tap",
     ]

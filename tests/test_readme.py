@@ -16,19 +16,21 @@ from tests.coverage import document
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = README + (ROOT / "docs" / "recording.md").read_text()
+PAGES = README + "".join((ROOT / "docs" / page).read_text() for page in ("recording.md", "influence.md"))
 EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINKED = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
 
 
-def run(name: str, given: Mapping[str, Any] | None = None, **replaced: str) -> None:
-    """`given`: what the page says that the reader has."""
+def run(name: str, given: Mapping[str, Any] | None = None, **replaced: str) -> dict[str, Any]:
+    """`given`: what the page says that the reader has. Returns what the reader has then."""
     code = EXAMPLES[name]
     for old, new in replaced.items():
         assert old in code
         code = code.replace(old, new)
-    exec(compile(code, f"the example {name}", "exec"), dict(given or {}))
+    names = dict(given or {})
+    exec(compile(code, f"the example {name}", "exec"), names)
+    return names
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -49,7 +51,9 @@ def test_the_readme_is_read_in_a_few_minutes():
 
 
 def test_every_example_is_about_fifteen_lines():
-    assert EXAMPLES.keys() == {"record", "estimate", "lightning", "transformers", "ask", "replay", "client"}
+    assert EXAMPLES.keys() == {
+        "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "ledger",
+    }  # fmt: skip
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
 
@@ -72,8 +76,11 @@ def test_the_price_of_small_networks_is_that_of_the_coverage():
 
 def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run("record")
+    recorded = run("record")
     run("ask")
+    ledger = run("ledger", recorded)["ledger"]
+    assert ledger.sums.shape == (20, 500)
+    assert abs(ledger.residual).max() < 0.01 * abs(ledger.final - ledger.initial).max()
     run("estimate", **{"1000": "30", "train(dualform.Recorder)": ""})
     run("replay")
     with dualform.open("runs/mine") as memory:

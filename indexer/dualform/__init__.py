@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Grade as Grade,
         GroupSums as GroupSums,
         Hits as Hits,
+        Ledger as Ledger,
         MemoryInfo as MemoryInfo,
         Outputs as Outputs,
         Probe as Probe,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from dualform.costs.estimate import Estimate as Estimate, estimate as estimate
     from dualform.errors import DualformError as DualformError
     from dualform.forgetting.forget import forget as forget
+    from dualform.influence.influence import Influence as Influence
+    from dualform.influence.walk import ledger as ledger
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
@@ -59,6 +62,8 @@ _HOME = {
     "Estimate": ("dualform.costs.estimate", "Estimate"),
     "estimate": ("dualform.costs.estimate", "estimate"),
     "tap": ("dualform.record.taps.named", "tap"),
+    "Influence": ("dualform.influence.influence", "Influence"),
+    "ledger": ("dualform.influence.walk", "ledger"),
     "forget": ("dualform.forgetting.forget", "forget"),
     "open": ("dualform.query.engine", "open_memory"),
     "connect": ("dualform_client.target", "connect"),
@@ -90,6 +95,7 @@ _HOME = {
             "Grade",
             "GroupSums",
             "Hits",
+            "Ledger",
             "MemoryInfo",
             "Outputs",
             "Probe",
@@ -115,6 +121,8 @@ __all__ = [
     "GroupSum",
     "GroupSums",
     "Hits",
+    "Influence",
+    "Ledger",
     "MaskCancellation",
     "MemoryInfo",
     "NetworkWeights",
@@ -133,6 +141,7 @@ __all__ = [
     "connect",
     "estimate",
     "forget",
+    "ledger",
     "open",
     "tap",
 ]

@@ -7,6 +7,7 @@ from dualform.answers.contributions import Contributions as Contributions
 from dualform.answers.grade import Grade as Grade
 from dualform.answers.group_sums import GroupSums as GroupSums
 from dualform.answers.hits import GroupKey as GroupKey, Hits as Hits
+from dualform.answers.ledger import Ledger as Ledger
 from dualform.answers.memory_info import LayerInfo as LayerInfo, MemoryInfo as MemoryInfo, ProbeInfo as ProbeInfo
 from dualform.answers.outputs import Outputs as Outputs
 from dualform.answers.probe import Probe as Probe

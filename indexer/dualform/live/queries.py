@@ -19,10 +19,11 @@ from dualform.questions import Vectors
 from dualform.record.collector import Collector
 from dualform.record.found_layers import FoundLayers
 from dualform.record.model_arguments import Inputs
+from dualform.record.module_taps import taps_named
 from dualform.record.owners import Owners
 from dualform.record.probes import ProbeTaker
 from dualform.record.state import state_of
-from dualform.record.taps import ModuleTap, Tap
+from dualform.record.taps import Tap
 from dualform.record.wrappers import whole_model
 from dualform.store.durable_files import digest_of
 
@@ -72,7 +73,7 @@ def of_layer(found: Mapping[str, Vectors], layer: str) -> Vectors:
 @contextmanager
 def _listening(model: nn.Module, names: Iterable[str], taker: ProbeTaker) -> Iterator[dict[str, Tap]]:
     """The model's layers of some names hand their inputs to the taker."""
-    taps = _taps(model, set(names))
+    taps = taps_named(model, set(names))
     owners = _Everything([], model)
     found = FoundLayers(model, owners)
     listener = Collector(owners, lambda tap: None, _raise)
@@ -86,17 +87,6 @@ def _listening(model: nn.Module, names: Iterable[str], taker: ProbeTaker) -> Ite
         for tap in taps.values():
             tap.detach()
         found.detach()
-
-
-def _taps(model: nn.Module, names: set[str]) -> dict[str, Tap]:
-    taps, covered = dict[str, Tap](), set[str]()
-    for name, module in model.named_modules():
-        kind = ModuleTap.kind_of(module)
-        if kind is None or name in covered or kind.refusal(module):
-            continue
-        covered.update(f"{name}.{own}" if name else own for own in kind.covered)
-        taps |= {tap.name: tap for tap in kind.taps_of(name, module) if tap.name in names}
-    return taps
 
 
 class _Everything(Owners):

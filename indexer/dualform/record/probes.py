@@ -43,7 +43,7 @@ class ProbeTaker:
     def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
         """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""
         given = Arguments(inputs, batch_dim, device_of(model))
-        with _evaluating(model), torch.no_grad(), _uncompiled():
+        with evaluating(model), torch.no_grad(), uncompiled():
             for start in range(0, given.examples, batch_size):
                 places, named = given.part(start, start + batch_size)
                 self._outcome(model(*places, **named))
@@ -78,7 +78,7 @@ def labels_of(label: Any) -> NDArray[np.int64] | None:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()
     model.eval()
@@ -92,7 +92,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
+def uncompiled() -> Iterator[None]:
     """Compiled code hands no keys over: it runs as it was written."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading it takes seconds
         yield

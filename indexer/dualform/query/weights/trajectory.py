@@ -69,7 +69,7 @@ def _run(
 ) -> tuple[Doubles, Doubles]:
     """The block as all slots make it, and as those that stay do."""
     rules = BlockRules(view.snapshot, block)
-    states = _States(rules.first.buffers, *_start(view, block))
+    states = _States(rules.first.buffers, *start_of(view, block))
     gradients = SlotGradients(view, holders, states.whole.weight.shape)
     alone = rounding_gradients(view, block.block_name)
     stop = view.snapshot.steps if at_step is None else at_step
@@ -86,7 +86,7 @@ def _run(
     return states.whole.weight, (states.whole if gradients.all_stay else states.remaining).weight
 
 
-def _start(view: View, block: Parameter) -> tuple[Doubles, dict[str, Doubles]]:
+def start_of(view: View, block: Parameter) -> tuple[Doubles, dict[str, Doubles]]:
     """The weight and what the optimizer kept of it before the first step."""
     held = view.snapshot.buffers().get(block.name, {})
     initial = view.stored_weights("initial")[block.name]

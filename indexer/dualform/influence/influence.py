@@ -1,0 +1,69 @@
+"""Whose loss is followed through a training, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from dualform.errors import BadInput
+from dualform.questions.arguments import as_by
+from dualform.record.model_arguments import Inputs
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+"""Of what the model returns and the labels: a loss for each example, as `cross_entropy(…, reduction="none")`."""
+Method: TypeAlias = Literal["first-order", "path"]
+METHODS = ("first-order", "path")
+
+
+@dataclass(frozen=True, eq=False)
+class Influence:
+    """Examples whose loss is followed through every update of a training.
+
+    Raises BadInput for a method, points or a tail that there is not.
+    """
+
+    name: str
+    """What the ledger is called."""
+    inputs: Inputs
+    """Of n examples, as `Recorder.probe` takes them."""
+    labels: Any
+    """What `loss` is given beside the model's output: a tensor or array whose first axis is the examples."""
+    loss: Loss
+    by: Sequence[str] | str = ("sample",)
+    """Columns of the slots: contributions are summed by their values."""
+    method: Method = "first-order"
+    """first-order: the loss's gradient where an update begins, times the update, which is TracIn with every step for a
+    checkpoint (Pruthi et al., 2020) and first-order In-Run Data Shapley (Wang et al., 2024). path: its average along
+    the update's segment, so that contributions add up to the change of the loss."""
+    points: int = 2
+    """At which the path's average is taken: those of Gauss and Legendre."""
+    tail: float = 1e-3
+    """Under momentum a slot moves the weights again and again, by less each time: it is followed until one of its
+    updates is so small a part of the largest. What is left stands in the ledger as `truncated`."""
+    batch_dim: int = 0
+    """The axis of examples in `inputs`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", as_by(self.by))
+        if not self.by:
+            raise BadInput("there is no column to sum by.", hint='Give one, as by=("sample",).', field="by")
+        if self.method not in METHODS:
+            known = ", ".join(METHODS)
+            raise BadInput(f"there is no method {self.method!r}.", hint=f"Methods: {known}.", field="method")
+        if not isinstance(self.points, int) or isinstance(self.points, bool) or not 1 <= self.points <= 16:
+            raise BadInput(f"points is {self.points!r}.", hint="Give 1 to 16.", field="points")
+        if not 0 <= self.tail < 1:
+            hint = "Give 0, to follow each slot to the end, or a share of its largest part in an update."
+            raise BadInput(f"tail is {self.tail!r}.", hint=hint, field="tail")
+
+    @property
+    def places(self) -> list[tuple[float, float]]:
+        """Where along an update's segment, from 0 to 1, the gradient is taken, and how much each place weighs."""
+        if self.method == "first-order":
+            return [(0.0, 1.0)]
+        nodes, weights = np.polynomial.legendre.leggauss(self.points)
+        return [((1 + node) / 2, weight / 2) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]

@@ -1,0 +1,71 @@
+"""Dot products of gradients: of slots, of examples, and of a matrix with those of examples.
+
+The gradient that a row brings to a block is an outer product of two vectors, left and right: error signal and key of a
+weight [d_out, columns], key and error signal of one that is stored transposed, error signal and 1 of a bias. The dot
+product of two such gradients is that of their left vectors times that of their right ones; of a weight with blocks
+along its diagonal it is the sum of that over the blocks.
+
+Shapes: m slots, r rows of examples, n examples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.rules.update_rule import Doubles
+from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter
+
+
+class Sides(NamedTuple):
+    """The gradients of rows, each an outer product for each of g blocks along the diagonal."""
+
+    left: Doubles
+    """float64[g, rows, height of a block]."""
+    right: Doubles | None
+    """float64[g, rows, width]; None of a bias, where it would be 1."""
+
+
+def sides(layer: Layer, place: Parameter, keys: Doubles, errors: Doubles) -> Sides:
+    """The gradients of a layer's rows for a block in its place there."""
+    if place in layer.biases:
+        return Sides(errors[None], None)
+    if layer.groups > 1:
+        rows, parts = len(keys), layer.groups
+        own = errors.reshape(rows, parts, -1).transpose(1, 0, 2)
+        return Sides(own, keys.reshape(rows, parts, -1).transpose(1, 0, 2)[:, :, place.start : place.stop])
+    columns = keys[None, :, place.start : place.stop]
+    return Sides(columns, errors[None]) if place.transposed else Sides(errors[None], columns)
+
+
+def pairs(slots: Sides, rows: Sides) -> Doubles:
+    """float64[m, r]: the dot product of each slot's gradient with that of each row."""
+    left = slots.left @ rows.left.transpose(0, 2, 1)
+    if slots.right is not None and rows.right is not None:
+        left *= slots.right @ rows.right.transpose(0, 2, 1)
+    found: Doubles = left.sum(axis=0)
+    return found
+
+
+def along(matrix: Doubles, rows: Sides) -> Doubles:
+    """float64[r]: the dot product of a matrix of the block's shape with each row's gradient."""
+    if rows.right is None:
+        found: Doubles = rows.left[0] @ matrix
+        return found
+    parts = matrix.reshape(len(rows.left), -1, matrix.shape[1])
+    of_weights: Doubles = np.einsum("grc,grc->r", rows.left @ parts, rows.right)
+    return of_weights
+
+
+def by_example(products: Doubles, examples: NDArray[np.int64], count: int) -> Doubles:
+    """float64[..., n]: the sums over the rows of each example; `examples` int64[r], `products` float64[..., r]."""
+    if len(examples) == count and np.array_equal(examples, np.arange(count)):
+        return products
+    order = np.argsort(examples, kind="stable")
+    present, starts = np.unique(examples[order], return_index=True)
+    found = np.zeros((*products.shape[:-1], count))
+    found[..., present] = np.add.reduceat(products[..., order], starts, axis=-1)
+    return found

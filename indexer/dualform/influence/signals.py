@@ -1,0 +1,271 @@
+"""The error signals of single examples at weights that are given: one forward and backward pass of a network.
+
+Nothing of the network changes: its weights stand in for the length of the pass, no gradient is accumulated, and random
+states are as before.
+
+Shapes: n examples, r rows of a layer's calls, d_in and d_out of the layer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+from dualform.errors import BadInput, RecordingError
+from dualform.influence.influence import Influence
+from dualform.record.followed_rows import FollowedRows, Rows
+from dualform.record.model_arguments import Arguments, device_of
+from dualform.record.probes import evaluating, uncompiled
+from dualform.record.taps import Tap
+from dualform.rules.update_rule import Doubles
+from dualform.store.layer import Layer
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSignals:
+    """What a layer took and what came back to it, of all of its calls."""
+
+    keys: Doubles
+    """float64[r, d_in]."""
+    errors: Doubles
+    """float64[r, d_out]: the gradient of each example's own loss with respect to the layer's output."""
+    examples: NDArray[np.int64]
+    """int64[r]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    losses: Doubles
+    """float64[n]."""
+    layers: Mapping[str, LayerSignals]
+
+
+class SignalPasses:
+    """Passes of some examples through a network, whose layers are tapped from `attached` on."""
+
+    def __init__(
+        self, model: nn.Module, taps: Sequence[Tap], layers: Mapping[str, Layer], influence: Influence
+    ) -> None:
+        """Raises BadInput for inputs that hold no examples, or another number of them than labels."""
+        self._model, self._taps, self._layers, self._influence = model, taps, layers, influence
+        device = device_of(model)
+        given = Arguments(influence.inputs, influence.batch_dim, device)
+        self.count = given.examples
+        """n."""
+        self._places, self._named = given.part(0, self.count)
+        self._labels = self._checked_labels(device)
+        self._taker: _Taker | None = None
+
+    def _checked_labels(self, device: torch.device | None) -> Tensor:
+        given, name = self._influence.labels, self._influence.name
+        try:
+            labels = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            raise BadInput(
+                f"the labels of influence {name!r} are {type(given).__name__}, of which no tensor can be made.",
+                hint="Give a tensor or an array whose first axis is the examples.",
+                field="labels",
+            ) from None
+        found = len(labels) if labels.dim() else 0
+        if found != self.count:
+            raise BadInput(
+                f"influence {name!r} has {self.count} examples and {found} labels.",
+                hint="Give a label for each.",
+                field="labels",
+            )
+        return labels if device is None else labels.to(device)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        self._taker = _Taker()
+        try:
+            for tap in self._taps:
+                tap.attach(self._taker)
+            yield
+        finally:
+            for tap in self._taps:
+                tap.detach()
+            self._taker = None
+
+    def signals(self, weights: Mapping[str, Tensor]) -> Signals:
+        """At `weights`, by their names in the state dict. Raises BadInput for a loss that is not one finite number an
+        example.
+        """
+        taker = self._taker
+        assert taker is not None
+        parameters = {name for name, _ in self._model.named_parameters()}  # also of a model that is frozen by now
+        given = {
+            name: tensor.detach().requires_grad_(name in parameters and tensor.is_floating_point())
+            for name, tensor in weights.items()
+        }
+        with self._undisturbed(), self._tapped_with(given), torch.enable_grad():
+            taker.begin()
+            losses = self._losses(given)
+            if not losses.requires_grad:
+                raise BadInput(
+                    f"the loss of influence {self._influence.name!r} has no gradient: it depends on no parameter.",
+                    hint="Give a loss of the model's output that torch can differentiate.",
+                    field="loss",
+                )
+            wanted = [tensor for tensor in given.values() if tensor.requires_grad]
+            torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        return Signals(losses.detach().double().cpu().numpy(), self._collected(taker))
+
+    def losses(self, weights: Mapping[str, Tensor]) -> Doubles:
+        """float64[n] at `weights`."""
+        with self._undisturbed(), torch.no_grad():
+            return self._losses(weights).double().cpu().numpy()
+
+    def along(self, weights: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Doubles:
+        """float64[n]: how each loss changes along a direction of some weights, by forward differentiation.
+
+        Raises BadInput where an operation of the network has none.
+        """
+        fixed = {name: tensor.detach() for name, tensor in weights.items()}
+        moved = {name: fixed[name] for name in direction}
+
+        def run(chosen: Mapping[str, Tensor]) -> Tensor:
+            return self._losses({**fixed, **chosen})
+
+        try:
+            with self._undisturbed(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it writes derivatives
+                slope = jvp(run, (moved,), (dict(direction),))[1]
+        except (RuntimeError, NotImplementedError) as error:
+            raise BadInput(
+                f"what {', '.join(sorted(direction))} brought cannot be told: {str(error).splitlines()[0]}",
+                hint="An operation of the network has no forward derivative.",
+                field="model",
+            ) from None
+        found: Doubles = slope.detach().double().cpu().numpy()
+        return found
+
+    def _losses(self, weights: Mapping[str, Tensor]) -> Tensor:
+        output = functional_call(self._model, dict(weights), tuple(self._places), dict(self._named))
+        losses = self._influence.loss(output, self._labels)
+        name = self._influence.name
+        if not isinstance(losses, Tensor) or losses.shape != (self.count,):
+            said = f"{list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise BadInput(
+                f"the loss of influence {name!r} gives {said} for {self.count} examples.",
+                hint='Give one number an example, as cross_entropy(…, reduction="none") does.',
+                field="loss",
+            )
+        if not torch._C._are_functorch_transforms_active() and not bool(losses.isfinite().all()):
+            where = int(torch.nonzero(~losses.isfinite())[0])
+            raise BadInput(
+                f"the loss of influence {name!r} is {losses[where].item()} of example {where}.",
+                hint="Give examples and a loss that are finite all the way.",
+                field="loss",
+            )
+        return losses
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        devices = {own.device for own in self._model.parameters()}
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng([own.index or 0 for own in devices if own.type == "cuda"]))
+            stack.enter_context(evaluating(self._model))
+            stack.enter_context(uncompiled())
+            for kind in {"cpu", *(own.type for own in devices)}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+
+    @contextmanager
+    def _tapped_with(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Some taps compute error signals from weights, as those of recurrent layers do."""
+        names = {id(own): name for name, own in self._model.named_parameters()}
+        held = [(tap, tap.parameters) for tap in self._taps]
+        try:
+            for tap, parameters in held:
+                tap.parameters = {place: weights[names[id(own)]] for place, own in parameters.items()}
+            yield
+        finally:
+            for tap, parameters in held:
+                tap.parameters = parameters
+
+    def _collected(self, taker: _Taker) -> dict[str, LayerSignals]:
+        found = {}
+        for tap in self._taps:
+            parts = [self._rows(tap, key, error) for key, error in taker.of(tap)]
+            if parts:
+                keys, errors, examples = zip(*parts, strict=True)
+                found[tap.name] = LayerSignals(np.concatenate(keys), np.concatenate(errors), np.concatenate(examples))
+        return found
+
+    def _rows(self, tap: Tap, key: Tensor, error: Tensor) -> tuple[Doubles, Doubles, NDArray[np.int64]]:
+        """Of one call: keys, errors and the example of each row."""
+        axis = self._layers[tap.name].batch_dim if len(tap.key_form.leading(key)) > 1 else 0
+        owned = tap.key_form.owned(key.detach().movedim(axis, 0))
+        keys = torch.cat([rows for _, rows in tap.key_form.blocks(owned)]).double().numpy()
+        errors = error.detach().movedim(axis, 0).reshape(len(keys), -1).double().cpu().numpy()
+        if len(keys) % self.count:
+            raise BadInput(
+                f"layer {tap.name!r} takes {len(keys)} rows of {self.count} examples: whose they are cannot be told.",
+                hint="Follow examples of a network whose layers take as many rows of each.",
+                field="inputs",
+            )
+        return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
+
+
+class _Taker:
+    """Whom taps report to while a pass runs (record/taps/tap.py, Listener)."""
+
+    follows = False
+    followed: FollowedRows | None = None
+
+    def __init__(self) -> None:
+        self.began = torch.zeros((), dtype=torch.int64)
+        self._calls = 0
+        self._found: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+
+    def begin(self) -> None:
+        self._found = {}
+
+    def of(self, tap: Tap) -> list[tuple[Tensor, Tensor]]:
+        """Keys and error signals, call by call."""
+        return [own for _, own in sorted(self._found.get(tap.name, {}).items())]
+
+    def forward_mode(self) -> str | None:
+        return "step" if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else None
+
+    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
+        self._calls += 1
+        return self._calls - 1
+
+    def arrived(self, tap: Tap, raw: bool, began: int) -> int:
+        raise RecordingError(f"layer {tap.name!r} ran in compiled code, where its calls cannot be told apart.")
+
+    def called_without_gradient(self, tap: Tap, why: str) -> None:
+        """No error signal, and nothing that its slots brought."""
+
+    def unseen(self, tap: Tap) -> None:
+        raise RecordingError(f"layer {tap.name!r} ran under a transform of torch.func, which shows no single examples.")
+
+    def refused(self, tap: Tap, error: RecordingError) -> None:
+        raise error
+
+    def probed(self, tap: Tap, key: Tensor) -> None:
+        """No probe is taken."""
+
+    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
+        self._found.setdefault(tap.name, {})[call] = (key, error)
+
+
+def tensors(arrays: Mapping[str, NDArray[Any]], model: nn.Module) -> dict[str, Tensor]:
+    """Weights as the model holds them: in its types and on its devices, a tied one under its first name alone."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        name: torch.from_numpy(np.array(array)).to(device=own[name].device, dtype=own[name].dtype)
+        for name, array in arrays.items()
+        if name in own
+    }

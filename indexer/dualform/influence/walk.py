@@ -1,0 +1,275 @@
+"""A training walked through from its record, with examples in tow: what each update did to their losses, and whose.
+
+At each update the examples go forward and backward at the weights as they were (signals.py); the dot products of their
+gradients with what each slot brought to the update are summed by group:
+
+    L(w_after) - L(w_before)  =  the integral over r from 0 to 1 of grad L(w_before + r D) . D        D: the update
+
+Shapes: n examples, G groups, T recorded steps, d_in and d_out of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from dualform.answers import GroupKey, Ledger
+from dualform.errors import BadInput, Inexact, RecordingError
+from dualform.influence.block_scores import BlockScores, Row
+from dualform.influence.followed_blocks import BlockUpdate, FollowedBlock
+from dualform.influence.influence import Influence
+from dualform.influence.products import along, by_example, sides
+from dualform.influence.signals import SignalPasses, Signals, tensors
+from dualform.influence.slot_window import SlotWindow
+from dualform.query.engine import CACHE_BYTES
+from dualform.query.groups import group_entries
+from dualform.query.score import backends
+from dualform.query.view import Check, View, never
+from dualform.query.weights import other_parameters
+from dualform.query.weights.requirement import require
+from dualform.query.where import mask
+from dualform.record.module_taps import taps_named
+from dualform.record.open_models import recorded_parameters
+from dualform.record.wrappers import whole_model
+from dualform.rules.update_rule import Doubles
+from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter, whole
+from dualform.store.runs import opened
+
+LINES = ("decay", "other parameters", "buffers", "truncated")
+
+
+def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Ledger:
+    """What each group of training datapoints did to the loss of examples, update by update, from a memory with keys and
+    values. The training is not run again: its weights are rebuilt step by step, and the model, which stays as it is,
+    computes with them in eval mode.
+
+    `model`: the network that was recorded, or one like it. `allow_inexact`: also of layers that the record does not
+    explain well enough; the ledger is then that of the training as it was rebuilt. Raises what `dualform.open` raises,
+    Inexact for layers that cannot be rebuilt or whose optimizer gives slots no coefficients, BadInput for another
+    model, and for examples and a loss that do not fit, and RecordingError for a model that is being recorded.
+    """
+    if any(id(own) in recorded_parameters() for own in model.parameters()):
+        raise RecordingError(
+            "a recorder is open on this model: the examples' passes would be taken for the training's.",
+            hint="Leave `with recorder` first, or give a copy of the model.",
+        )
+    view = View(opened(path), backends.choose("numpy"), CACHE_BYTES)
+    return _Walk(view, whole_model(model), influence, allow_inexact, never).ledger()
+
+
+class _Walk:
+    def __init__(self, view: View, model: nn.Module, influence: Influence, allow_inexact: bool, check: Check) -> None:
+        self._view, self._model, self._influence, self._check = view, model, influence, check
+        self._layers = _followed_layers(view)
+        for layer in self._layers.values():
+            require(view, layer, None, allow_inexact, check)
+        taps = taps_named(model, self._layers.keys())
+        _check_model(view, self._layers, taps, model)
+        self._passes = SignalPasses(model, list(taps.values()), self._layers, influence)
+        self._blocks = [FollowedBlock(view, holders) for holders in _holders(view, self._layers)]
+        self._groups, self._counts, numbers = _groups(view, self._layers, tuple(influence.by), check)
+        windows = {name: SlotWindow(view, layer, numbers[name]) for name, layer in self._layers.items()}
+        count = self._passes.count
+        self._sums = np.zeros((len(self._groups), count))
+        self._scores = [BlockScores(b.holders, windows, self._sums, influence.tail) for b in self._blocks]
+        self._lines = {line: np.zeros(count) for line in LINES}
+        self._parameters = {name for name, _ in model.named_parameters()}
+        self._explained = _explained(view, self._blocks)
+
+    def ledger(self) -> Ledger:
+        others = self._others(0)
+        with self._passes.attached():
+            initial = loss = self._passes.losses(self._tensors(others, {}, 0.0))
+            for step in range(self._view.snapshot.steps):
+                self._check()
+                moved = {id(b): update for b in self._blocks if (update := b.advance(step, self._check)) is not None}
+                after = self._others(step + 1)
+                loss = self._update(moved, others, after, loss)
+                others = after
+        for scores in self._scores:
+            self._lines["truncated"] -= scores.finish()
+        change = loss - initial - self._sums.sum(axis=0) - sum(self._lines.values())
+        return Ledger(
+            self._influence.name,
+            self._groups,
+            self._sums.T.copy(),
+            self._counts,
+            initial,
+            loss,
+            self._lines,
+            change,
+            tuple(self._influence.by),
+            self._influence.method,
+        )
+
+    def _update(
+        self,
+        moved: Mapping[int, BlockUpdate],
+        before: Mapping[str, NDArray[Any]],
+        after: Mapping[str, NDArray[Any]],
+        loss: Doubles,
+    ) -> Doubles:
+        """Enter one update; returns the losses behind it."""
+        apart = {
+            name
+            for name, own in after.items()
+            if name not in self._explained and own.tobytes() != before[name].tobytes()
+        }
+        ways = {name: after[name] - before[name] for name in apart & self._parameters}
+        if moved or ways:
+            passes = list[tuple[float, Signals]]()
+            for place, weight in self._influence.places:
+                between = {**before, **{name: before[name] + place * way for name, way in ways.items()}}
+                given = self._tensors(between, moved, place)
+                passes.append((weight, self._passes.signals(given)))
+                if ways:
+                    direction = {name: way.astype(before[name].dtype) for name, way in ways.items()}
+                    slope = self._passes.along(given, tensors(direction, self._model))
+                    self._lines["other parameters"] += weight * slope
+            self._enter(moved, passes)
+        if not (moved or apart):
+            return loss
+        moved_alone = {**before, **{name: after[name] for name in ways}}
+        reached = self._passes.losses(self._tensors(moved_alone, moved, 1.0))
+        if apart == ways.keys():
+            return reached
+        behind = self._passes.losses(self._tensors(after, moved, 1.0))
+        self._lines["buffers"] += behind - reached
+        return behind
+
+    def _enter(self, moved: Mapping[int, BlockUpdate], passes: Sequence[tuple[float, Signals]]) -> None:
+        """Enter what recorded blocks did to the losses in one update; `passes`: at each place of its segment, with what
+        the place weighs.
+        """
+        for block, scores in zip(self._blocks, self._scores, strict=True):
+            if (update := moved.get(id(block))) is None:
+                continue
+            rows = [
+                Row(layer, place, own.keys, weight * own.errors, own.examples)
+                for weight, signals in passes
+                for layer, place in block.holders
+                if (own := signals.layers.get(layer.name)) is not None
+            ]
+            every, of_slots = (self._along(matrix, rows) for matrix in (update.way, update.of_slots))
+            self._lines["decay"] += every - of_slots
+            self._lines["truncated"] += of_slots - scores.add(update.coefficients, rows)
+
+    def _along(self, matrix: Doubles, rows: Sequence[Row]) -> Doubles:
+        """float64[n]: the dot products of a matrix with the examples' gradients."""
+        found = np.zeros(self._passes.count)
+        for row in rows:
+            own = sides(row.layer, row.place, row.keys, row.errors)
+            found += by_example(along(matrix, own), row.examples, len(found))
+        return found
+
+    def _others(self, at_step: int) -> dict[str, NDArray[Any]]:
+        """The state dict as of a step, in which recorded blocks are still to be put. Raises Inexact where some of it is
+        known of the end of the training alone.
+        """
+        found = other_parameters.as_of(self._view, at_step)
+        if lacking := sorted(found.as_at_the_end - self._explained):
+            raise Inexact(
+                f"{', '.join(lacking)} moved, are of no recorded layer, and were not kept step by step.",
+                hint="Record the layers that they are of, or fewer of the others.",
+                field="influence",
+            )
+        return dict(found.arrays)
+
+    def _tensors(
+        self, others: Mapping[str, NDArray[Any]], moved: Mapping[int, BlockUpdate], place: float
+    ) -> dict[str, Any]:
+        """The state dict at a place of an update's segment: 0.0 for where it began, 1.0 for its end."""
+        names = {block.block.name for block in self._blocks}
+        arrays = {name: np.array(own, dtype=np.float64) if name in names else own for name, own in others.items()}
+        for block in self._blocks:
+            update = moved.get(id(block))
+            own = block.weight if update is None else update.before + place * update.way
+            block.block.stored_block_of(arrays[block.block.name])[...] = own
+        aliases = {name: arrays[known] for name, known in self._view.snapshot.aliases.items() if known in arrays}
+        return tensors({**arrays, **aliases}, self._model)
+
+
+def _explained(view: View, blocks: Sequence[FollowedBlock]) -> set[str]:
+    """Names of what the blocks are all of, further names of it among them."""
+    held: dict[str, list[Parameter]] = {}
+    for one in blocks:
+        held.setdefault(one.block.name, []).append(one.block)
+    initial = view.stored_weights("initial")
+    found = {name for name, own in held.items() if whole(own, initial[name].shape)}
+    return found | {name for name, known in view.snapshot.aliases.items() if known in found}
+
+
+def _followed_layers(view: View) -> dict[str, Layer]:
+    """By name; what layers without values train is among the other parameters. Raises Inexact where there are none, or
+    without their keys, and where samples were forgotten.
+    """
+    layers = {layer.name: layer for layer in view.snapshot.layers.values() if layer.parameters and layer.values}
+    without = [name for name, layer in layers.items() if not layer.keys]
+    if without or not layers:
+        which = f"{', '.join(map(repr, without))} have no keys on disk" if without else "no layer has values"
+        raise Inexact(
+            f"{which}: what slots did to a loss takes both.", hint="Record the training with both.", field="influence"
+        )
+    if view.snapshot.forgotten:
+        raise Inexact(
+            "samples were forgotten, and what they brought stands in one sum as of the end of the training.",
+            hint="Record the training again without them.",
+            field="influence",
+        )
+    return layers
+
+
+def _holders(view: View, layers: Mapping[str, Layer]) -> list[list[tuple[Layer, Parameter, mask.Selection]]]:
+    """By block, the layers that hold it."""
+    found: dict[str, list[tuple[Layer, Parameter, mask.Selection]]] = {}
+    for layer in layers.values():
+        every = mask.selection(view, layer, None)
+        for place in layer.parameters:
+            found.setdefault(place.block_name, []).append((layer, place, every))
+    return list(found.values())
+
+
+def _groups(
+    view: View, layers: Mapping[str, Layer], by: tuple[str, ...], check: Check
+) -> tuple[tuple[GroupKey, ...], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """The groups of all layers' slots, how many slots each has in all of their spaces, and by layer the group of each
+    entry.
+    """
+    every = {name: mask.selection(view, layer, None, check) for name, layer in layers.items()}
+    own = {name: group_entries(view, layer, every[name], by, check) for name, layer in layers.items()}
+    keys = list(dict.fromkeys(key for groups in own.values() for key in groups.keys))
+    keys.sort(key=lambda key: [(value is None, value if value is not None else 0) for value in key])
+    number = {key: place for place, key in enumerate(keys)}
+    counts, numbers, counted = np.zeros(len(keys), dtype=np.int64), {}, set[str]()
+    for name, groups in own.items():
+        places = np.array([number[key] for key in groups.keys], dtype=np.int64)
+        numbers[name] = places[groups.numbers]
+        if layers[name].space not in counted:
+            counted.add(layers[name].space)
+            counts[places] += groups.counts
+    return tuple(keys), counts, numbers
+
+
+def _check_model(view: View, layers: Mapping[str, Layer], taps: Mapping[str, Any], model: nn.Module) -> None:
+    missing = [name for name in layers if name not in taps]
+    if missing:
+        raise BadInput(
+            f"the model has no {', '.join(map(repr, missing))}, which the memory was recorded with.",
+            hint="Give the model that was recorded, with the names that its layers had.",
+            field="model",
+        )
+    shapes = {name: tuple(own.shape) for name, own in model.state_dict().items()}
+    for name, array in sorted(view.stored_weights("initial").items()):
+        if shapes.get(name) != array.shape:
+            raise BadInput(
+                f"{name!r} is {list(array.shape)} in the memory, and {list(shapes[name]) if name in shapes else 'not'} "
+                "in the model.",
+                hint="Give the model that was recorded.",
+                field="model",
+            )

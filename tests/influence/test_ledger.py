@@ -1,0 +1,314 @@
+"""The ledger of a training: what each sample did to losses of examples, against autograd and against their change."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import dualform
+from dualform.errors import BadInput, DualformError, Inexact, RecordingError
+from tests.influence.trainings import (
+    EXAMPLES,
+    KINDS,
+    ROWS,
+    SAMPLES,
+    Gated,
+    Training,
+    labels,
+    numbers,
+    perceptron,
+    samples,
+    sgd,
+    squares,
+)
+
+STEPS = 12
+
+
+def gradients(model: nn.Module, weights, loss) -> dict[str, np.ndarray]:
+    """float64 gradients of a loss of a network in float64 at some weights, by autograd."""
+    given = {name: own.detach().double().requires_grad_() for name, own in weights.items()}
+    found = torch.autograd.grad(loss(lambda x: functional_call(model, given, (x,))), list(given.values()))
+    return {name: own.numpy() for name, own in zip(given, found, strict=True)}
+
+
+def by_hand(training: Training, path, settings) -> np.ndarray:
+    """float64[n, samples]: first order, by autograd for each slot and each example, and momentum by plain sums.
+
+    The gradient of a slot is its share of the batch's; `settings` are lr, momentum and nesterov.
+    """
+    states = list[dict[str, torch.Tensor]]()
+    training.record(path, STEPS, lambda model, step: states.append(copy.deepcopy(model.state_dict())))
+    model = training.make().double()
+    x, y = training.inputs(99)[:EXAMPLES], labels(99)[:EXAMPLES]
+    m, found = settings.get("momentum", 0.0), np.zeros((EXAMPLES, SAMPLES))
+    shares = list[list[dict[str, np.ndarray]]]()
+    for step, weights in enumerate(states):
+        own = training.inputs(step).double(), labels(step)
+        shares.append(
+            [
+                gradients(model, weights, lambda f, r=row, o=own: training.loss(f(o[0]), o[1])[r] / ROWS)
+                for row in range(ROWS)
+            ]
+        )
+        if training.clip is not None:
+            whole = {name: sum(share[name] for share in shares[step]) for name in weights}
+            norm = np.sqrt(sum(np.square(part).sum() for part in whole.values()))
+            factor = min(1.0, training.clip / (norm + 1e-6))
+            shares[step] = [{name: factor * part for name, part in share.items()} for share in shares[step]]
+        for example in range(EXAMPLES):
+            of_example = gradients(
+                model, weights, lambda f, e=example: training.loss(f(x[e : e + 1].double()), y[e : e + 1])[0]
+            )
+            for before in range(step + 1):
+                coefficient = m ** (step - before)
+                if settings.get("nesterov"):
+                    coefficient = m * coefficient + (before == step)
+                for sample, share in zip(samples(before), shares[before], strict=True):
+                    product = sum((share[name] * of_example[name]).sum() for name in weights)
+                    found[example, sample] -= settings["lr"] * coefficient * product
+    return found
+
+
+@pytest.mark.parametrize(
+    ("training", "settings"),
+    [
+        (replace(KINDS["linear layers"], optimizer=sgd(lr=0.1)), {"lr": 0.1}),
+        (
+            replace(KINDS["linear layers"], optimizer=sgd(lr=0.05, momentum=0.8, nesterov=True), clip=0.3),
+            {"lr": 0.05, "momentum": 0.8, "nesterov": True},
+        ),
+        (KINDS["convolution in groups"], {"lr": 0.05, "momentum": 0.8}),
+    ],
+    ids=["plain", "nesterov and clipping", "convolution in groups"],
+)
+def test_first_order_is_the_dot_product_of_gradients_by_autograd(tmp_path, training, settings):
+    expected = by_hand(training, tmp_path / "m", settings)
+    found = dualform.ledger(tmp_path / "m", training.make(), training.influence(tail=0.0))
+    assert found.groups == tuple((sample,) for sample in range(SAMPLES))
+    assert found.counts.sum() == sum(layer.slots for layer in first_of_each_space(tmp_path / "m"))
+    np.testing.assert_allclose(found.sums, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def first_of_each_space(path):
+    with dualform.open(path) as memory:
+        layers = memory.info().layers
+    return {layer.space: layer for layer in layers}.values()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_path_adds_up_to_the_change_of_each_loss(tmp_path, name):
+    training = KINDS[name]
+    model = training.record(tmp_path / "m", STEPS).eval()
+    path = dualform.ledger(tmp_path / "m", training.make(), training.influence(method="path"))
+    change = path.final - path.initial
+    assert np.abs(path.sums.sum(1) + sum(path.lines.values()) + path.residual - change).max() < 1e-12
+    assert np.abs(path.residual).max() <= 1e-3 * np.abs(change).max()
+    first = dualform.ledger(tmp_path / "m", training.make(), training.influence())
+    assert np.abs(path.residual).max() < 0.1 * np.abs(first.residual).max()
+    with torch.no_grad():
+        own = training.loss(model(training.inputs(99)[:EXAMPLES]), labels(99)[:EXAMPLES])
+    np.testing.assert_allclose(path.final, own.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"optimizer": sgd(momentum=0.8, weight_decay=0.05)}, "decay"),
+        ({"optimizer": sgd(lr=0.02, momentum=0.9, dampening=0.3)}, ""),
+        ({"optimizer": sgd(momentum=0.5), "every": 3}, ""),
+        ({"optimizer": sgd(momentum=0.5, nesterov=True, maximize=True), "clip": 0.2}, ""),
+    ],
+)
+def test_every_variant_of_sgd_adds_up(tmp_path, change, line):
+    training = replace(KINDS["linear layers"], **change)
+    training.record(tmp_path / "m", STEPS)
+    found = dualform.ledger(tmp_path / "m", training.make(), training.influence(method="path", tail=0.0))
+    assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
+    for name, own in found.lines.items():
+        assert (np.abs(own).max() > 1e-3) == (name == line), name
+
+
+def test_of_a_quadratic_loss_two_points_are_exact(tmp_path):
+    training = Training(lambda: nn.Linear(6, 4), numbers((6,)), sgd(lr=0.05, momentum=0.8), squares)
+    training.record(tmp_path / "m", STEPS)
+    found = dualform.ledger(tmp_path / "m", training.make(), training.influence(method="path", tail=0.0))
+    assert np.abs(found.residual).max() <= 2e-6 * np.abs(found.initial).max()
+
+
+def test_lines_of_a_network_with_norms(tmp_path):
+    training = KINDS["batch norm and dropout"]
+    training.record(tmp_path / "m", STEPS)
+    found = dualform.ledger(tmp_path / "m", training.make(), training.influence(method="path"))
+    assert np.abs(found.lines["buffers"]).max() > 1e-3
+    assert np.abs(found.lines["other parameters"]).max() > 1e-3
+
+
+def test_what_is_not_followed_any_more_is_truncated(tmp_path):
+    training = replace(KINDS["linear layers"], optimizer=sgd(lr=0.05, momentum=0.9))
+    training.record(tmp_path / "m", STEPS)
+    whole, cut = (
+        dualform.ledger(tmp_path / "m", training.make(), training.influence(method="path", tail=tail))
+        for tail in (0.0, 0.5)
+    )
+    assert np.abs(whole.lines["truncated"]).max() < 1e-12
+    assert np.abs(cut.lines["truncated"]).max() > 1e-3
+    np.testing.assert_allclose(cut.residual, whole.residual, atol=1e-12)
+    np.testing.assert_allclose(cut.sums.sum(1) + cut.lines["truncated"], whole.sums.sum(1), atol=1e-12)
+
+
+def test_nothing_of_the_model_or_of_the_random_states_changes(tmp_path):
+    training = KINDS["batch norm and dropout"]
+    model = training.record(tmp_path / "m", STEPS)
+    before, state = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    for parameter in model.parameters():
+        parameter.grad = None
+    dualform.ledger(tmp_path / "m", model, training.influence(method="path"))
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_largest_contributions_come_first_with_their_sign(tmp_path):
+    training = KINDS["linear layers"]
+    training.record(tmp_path / "m", STEPS)
+    found = dualform.ledger(tmp_path / "m", training.make(), training.influence(by="label"))
+    best = found.best(0, 3)
+    assert [abs(own) for _, own in best] == sorted((abs(own) for own in found.sums[0]), reverse=True)[:3]
+    assert all(own == found.sums[0][found.groups.index(group)] for group, own in best)
+    assert found.by == ("label",)
+
+
+def infinite(output, y):
+    return squares(output, y) / torch.arange(len(y))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"loss": lambda o, y: squares(o, y).mean()}, BadInput, r"gives \[\] for 5 examples"),
+        ({"loss": lambda o, y: y.double()}, BadInput, "has no gradient: it depends on no parameter"),
+        ({"loss": infinite}, BadInput, "is (inf|nan) of example 0"),
+        ({"labels": labels(99)[:4]}, BadInput, "has 5 examples and 4 labels"),
+        ({"labels": None}, BadInput, "the labels of influence 'test' are NoneType"),
+        ({"labels": 3}, BadInput, "has 5 examples and 0 labels"),
+        ({"by": "no such"}, DualformError, "no slot column 'no such'"),
+        ({"by": ()}, BadInput, "no column to sum by"),
+        ({"method": "third-order"}, BadInput, "there is no method 'third-order'"),
+        ({"points": 0, "method": "path"}, BadInput, "points is 0"),
+        ({"tail": 1.0}, BadInput, r"tail is 1\.0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, change, error, said):
+    training = KINDS["linear layers"]
+    training.record(tmp_path / "m", 2)
+    with pytest.raises(error, match=said):
+        dualform.ledger(tmp_path / "m", training.make(), replace(training.influence(), **change))
+
+
+def test_another_model_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    training.record(tmp_path / "m", 2)
+    with pytest.raises(BadInput, match=r"the model has no '2'"):
+        dualform.ledger(tmp_path / "m", nn.Sequential(nn.Linear(6, 7)), training.influence())
+    with pytest.raises(BadInput, match=r"'0.bias' is \[7\] in the memory, and \[9\] in the model"):
+        dualform.ledger(
+            tmp_path / "m", nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)), training.influence()
+        )
+
+
+def test_rules_without_coefficients_are_refused_with_the_reason(tmp_path):
+    training = replace(KINDS["linear layers"], optimizer=lambda model: torch.optim.AdamW(model.parameters()))
+    training.record(tmp_path / "m", 2)
+    with pytest.raises(Inexact, match="under AdamW what a step's update makes of one gradient depends on all"):
+        dualform.ledger(tmp_path / "m", training.make(), training.influence())
+
+
+def test_a_network_in_float64_is_followed_as_well(tmp_path):
+    training = replace(
+        KINDS["linear layers"],
+        make=lambda: perceptron().double(),
+        inputs=lambda seed: KINDS["linear layers"].inputs(seed).double(),
+    )
+    model = training.record(tmp_path / "m", STEPS)
+    found = dualform.ledger(tmp_path / "m", model, training.influence(method="path"), allow_inexact=True)
+    assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
+
+
+def test_a_model_that_is_frozen_by_now_has_the_same_ledger(tmp_path):
+    training = KINDS["linear layers"]
+    model = training.record(tmp_path / "m", STEPS)
+    expected = dualform.ledger(tmp_path / "m", model, training.influence())
+    found = dualform.ledger(tmp_path / "m", model.requires_grad_(False), training.influence())
+    assert found.sums.tobytes() == expected.sums.tobytes()
+
+
+def test_a_layer_without_values_is_among_the_other_parameters(tmp_path):
+    training = replace(KINDS["LSTM and embedding"], make=Gated)
+    training.record(tmp_path / "m", STEPS)
+    found = dualform.ledger(tmp_path / "m", training.make(), training.influence(method="path"))
+    assert np.abs(found.lines["other parameters"]).max() > 1e-3
+    assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
+
+
+def test_a_training_that_was_resumed_has_the_ledger_of_one_that_never_stopped(tmp_path):
+    from tests.record.resumed_training import Training as Stopped, batch
+
+    def whole(folder, moments):
+        for until in moments:
+            training = Stopped()
+            training.optimizers = [torch.optim.SGD(training.model.parameters(), lr=0.05, momentum=0.9)]
+            if until != moments[0]:
+                training.load(tmp_path / f"{folder}-checkpoint")
+            training.run(
+                tmp_path / folder, until, (until,), tmp_path / f"{folder}-checkpoint", resume=until != moments[0]
+            )
+
+    x, y = batch(99)
+    influence = dualform.Influence("test", x, y, KINDS["linear layers"].loss, method="path")
+    whole("at once", [9])
+    whole("stopped", [4, 9])
+    once, stopped = (dualform.ledger(tmp_path / name, Stopped().model, influence) for name in ("at once", "stopped"))
+    np.testing.assert_allclose(stopped.sums, once.sums, rtol=1e-9, atol=1e-12)
+    assert np.abs(stopped.residual).max() <= 1e-2 * np.abs(stopped.final - stopped.initial).max()
+
+
+def test_a_model_that_is_being_recorded_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    model = training.record(tmp_path / "m", 2)
+    with dualform.Recorder(model, training.optimizer(model), tmp_path / "n", quiet=True) as recorder:
+        with recorder.step(sample=samples(0)):
+            training.loss(model(training.inputs(0)), labels(0)).mean().backward()
+        with pytest.raises(RecordingError, match="a recorder is open on this model"):
+            dualform.ledger(tmp_path / "m", model, training.influence())
+
+
+def test_a_memory_of_which_samples_were_forgotten_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    training.record(tmp_path / "m", 2)
+    dualform.forget(tmp_path / "m", "sample = 3")
+    with pytest.raises(Inexact, match="samples were forgotten"):
+        dualform.ledger(tmp_path / "m", training.make(), training.influence())
+
+
+def test_a_memory_without_values_is_refused(tmp_path):
+    training = KINDS["linear layers"]
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, values=False) as recorder:
+        for step in range(2):
+            with recorder.step(sample=samples(step)):
+                optimizer.zero_grad()
+                training.loss(model(training.inputs(step)), labels(step)).mean().backward()
+                optimizer.step()
+    with pytest.raises(Inexact, match="no layer has values"):
+        dualform.ledger(tmp_path / "m", perceptron(), training.influence())
