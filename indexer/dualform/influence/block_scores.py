@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.influence.followed_blocks import BlockUpdate
 from dualform.influence.products import by_example, pairs, sides
 from dualform.influence.slot_window import SlotRows, SlotWindow
 from dualform.rules.update_rule import Doubles
@@ -56,10 +57,10 @@ class BlockScores:
         self._added: dict[int, list[Doubles]] = {}
         """By step, E_t: float64[r, d_out] for each of the rows."""
 
-    def add(self, coefficients: Doubles, rows: Sequence[Row]) -> Doubles:
-        """Take in one update, `coefficients` float64[T] of each step's gradient; returns float64[n]: what was entered
-        into the sums meanwhile.
-        """
+    def add(self, update: BlockUpdate, rows: Sequence[Row]) -> Doubles:
+        """Take in one update; returns float64[n]: what was entered into the sums meanwhile."""
+        coefficients = update.coefficients
+        assert coefficients is not None
         size = np.abs(coefficients)
         followed = np.flatnonzero(size > self._tail * size.max(initial=0.0))
         entered = np.zeros(self._count)
@@ -119,9 +120,14 @@ class BlockScores:
             brought += by_example(found, row.examples, self._count)
         if weights is not None:
             brought *= weights[:, None]
-        if len(np.unique(slots.groups)) == len(slots.groups):
-            self._sums[slots.groups] += brought
-        else:
-            np.add.at(self._sums, slots.groups, brought)
-        entered: Doubles = brought.sum(axis=0)
-        return entered
+        return enter(self._sums, slots.groups, brought)
+
+
+def enter(sums: Doubles, groups: NDArray[np.int64], brought: Doubles) -> Doubles:
+    """Add what slots brought, float64[m, n], to the sums of their groups; returns float64[n], all of it."""
+    if len(np.unique(groups)) == len(groups):
+        sums[groups] += brought
+    else:
+        np.add.at(sums, groups, brought)
+    entered: Doubles = brought.sum(axis=0)
+    return entered

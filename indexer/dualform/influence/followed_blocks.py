@@ -1,5 +1,12 @@
 """A parameter block on its way through a training, from the record: what each update did to it, and whose it was.
 
+Given its scale, an update is linear in weight, buffer and gradient (rules/update_rule.py), number by number:
+
+    D  =  a o gradient  +  b o buffer  +  what the weight itself brings (decay)        o: of each number
+    buffer'  =  k o gradient  +  m o buffer
+
+Under SGD a, b, k and m are numbers, so that each step's gradient has one coefficient in an update.
+
 Shapes: T recorded steps.
 """
 
@@ -17,24 +24,39 @@ from dualform.query.weights.coefficients import updates
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.weights.trajectory import start_of
-from dualform.rules import Settings, State, Update, UpdateRule, updated
-from dualform.rules.update_rule import Doubles
+from dualform.rules import Scale, State, Update, UpdateRule, updated
+from dualform.rules.update_rule import Arrays, Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
+
+
+@dataclass(frozen=True, eq=False)
+class Gains:
+    """What an update makes of a gradient and of the buffer before it: a, b, k and m, of the block's shape or one number
+    for all of it.
+    """
+
+    of_gradient: Doubles
+    of_buffer: Doubles
+    kept_gradient: Doubles
+    kept_buffer: Doubles
 
 
 @dataclass(frozen=True, eq=False)
 class BlockUpdate:
     """What one update did to a block, as it is stored."""
 
+    update: Update
     before: Doubles
     """The block before it."""
     way: Doubles
     """What it added."""
     of_slots: Doubles
-    """The part of that which recorded gradients brought, those of earlier steps through the momentum among them."""
-    coefficients: Doubles
-    """float64[T]: `of_slots` is the sum of these times the outer products of each step."""
+    """The part of that which recorded gradients brought, those of earlier steps through the buffer among them."""
+    coefficients: Doubles | None
+    """float64[T]: `of_slots` is the sum of these times the outer products of each step. None where no number does."""
+    gains: Gains | None
+    """None where there are coefficients."""
 
 
 class FollowedBlock:
@@ -42,27 +64,29 @@ class FollowedBlock:
 
     def __init__(self, view: View, holders: Sequence[Holder]) -> None:
         """`holders`: the layers that hold it, each with its place there and every slot of it. Raises Inexact for a rule
-        that gives a slot no coefficient.
+        that takes the numbers of a parameter together, or rounds them.
         """
         self.holders: list[tuple[Layer, Parameter]] = [(layer, place) for layer, place, _ in holders]
         self.block = holders[0][1]
         self._rules = BlockRules(view.snapshot, self.block)
-        if not self._rules.linear:
+        self.linear = self._rules.linear
+        """Whether updates have coefficients."""
+        if not self.linear and (any(self._rules.halves) or not _by_numbers(self._rules.first)):
             optimizer = view.snapshot.optimizer_of(self.block.block_name).name
             raise Inexact(
-                f"under {optimizer} what a step's update makes of one gradient depends on all of them: "
-                f"{self.block.block_name!r} is not followed yet.",
+                f"what {optimizer} makes of one gradient of {self.block.block_name!r} is no product with it, number by "
+                "number: the block is not followed.",
                 hint="Ask for contributions of a layer, which follow every rule.",
                 field="influence",
             )
         self._state = State(*start_of(view, self.block))
-        shared = {kind: own for kind, own in self._state.buffers.items() if kind in self._rules.first.buffers}
-        self._of_slots = State(np.zeros_like(self._state.weight), {k: np.zeros_like(own) for k, own in shared.items()})
-        steps = view.snapshot.steps
-        self._weighed = State(np.zeros(steps), {kind: np.zeros(steps) for kind in shared})
+        shared = [kind for kind in self._rules.first.buffers if kind in self._state.buffers]
+        self._of_slots: Arrays = {kind: np.zeros_like(self._state.buffers[kind]) for kind in shared}
+        self._steps = view.snapshot.steps
+        self._weighed: Arrays = {kind: np.zeros(self._steps) for kind in shared}
         self._gradients = SlotGradients(view, holders, self._state.weight.shape)
         self._alone = rounding_gradients(view, self.block.block_name)
-        self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, steps)}
+        self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
 
     @property
     def weight(self) -> Doubles:
@@ -77,27 +101,42 @@ class FollowedBlock:
         rule, before = self._rules.at(step), self._state.weight
         gradient, _ = self._gradients.of(update.first_step, update.last_step, None, check)
         gradient = gradient * update.factor
-        self._state, _ = updated(rule, self._state, self._alone.put(step, gradient.copy()), update.settings)
-        of_slots, weighed = self._of_slots.weight, self._weighed.weight
-        settings = _without_decay(update.settings)
-        self._of_slots = self._advanced(rule, self._of_slots, gradient, settings)
-        self._weighed = self._advanced(rule, self._weighed, self._used(update), settings)
-        return BlockUpdate(
-            before, self._state.weight - before, self._of_slots.weight - of_slots, self._weighed.weight - weighed
-        )
+        whole = self._alone.put(step, gradient.copy())
+        self._state, scale = updated(rule, self._state, whole, update.settings)
+        # Of a weight of zeros nothing decays: what is left is the gradients' own.
+        moved = rule.advance(State(np.zeros_like(before), self._of_slots), gradient, update.settings, scale)
+        coefficients, gains = None, None
+        if self.linear:
+            used = self._used(update)
+            weighed = rule.advance(State(np.zeros_like(used), self._weighed), used, update.settings, scale)
+            coefficients, self._weighed = weighed.weight, {**self._weighed, **weighed.buffers}
+        else:
+            gains = _gains(rule, self._of_slots, before.shape, update, scale)
+        self._of_slots = {**self._of_slots, **moved.buffers}
+        return BlockUpdate(update, before, self._state.weight - before, moved.weight, coefficients, gains)
 
     def _used(self, update: Update) -> Doubles:
         """float64[T]: how much of each step's gradient the update took in."""
-        used = np.zeros_like(self._weighed.weight)
+        used = np.zeros(self._steps)
         used[update.first_step : update.last_step + 1] = update.factor
         return used
 
-    @staticmethod
-    def _advanced(rule: UpdateRule, state: State, gradient: Doubles, settings: Settings) -> State:
-        after = rule.advance(state, gradient, settings)
-        return State(after.weight, {**state.buffers, **after.buffers})
+
+def _by_numbers(rule: UpdateRule) -> bool:
+    """Whether a rule treats each number of a parameter on its own, and keeps one buffer of gradients at most."""
+    return rule.commutes_with == "entries" and len(rule.buffers) <= 1
 
 
-def _without_decay(settings: Settings) -> Settings:
-    """Decay is of the weights, whoever made them: it is no slot's doing, and a line of its own."""
-    return {name: 0.0 if name == "weight_decay" else value for name, value in settings.items()}
+def _gains(rule: UpdateRule, buffers: Arrays, shape: tuple[int, ...], update: Update, scale: Scale | None) -> Gains:
+    """By what the rule makes of ones in the place of a gradient, and of a buffer."""
+    none, ones = np.zeros(shape), np.ones(shape)
+    of_gradient = rule.advance(State(none, dict.fromkeys(buffers, none)), ones, update.settings, scale)
+    of_buffer = rule.advance(State(none, dict.fromkeys(buffers, ones)), none, update.settings, scale)
+    kept_gradient, kept_buffer = (next(iter(own.buffers.values()), np.zeros(())) for own in (of_gradient, of_buffer))
+    return Gains(*map(_narrow, (of_gradient.weight, of_buffer.weight, kept_gradient, kept_buffer)))
+
+
+def _narrow(gain: Doubles) -> Doubles:
+    """One number where all are the same: gains are held for many updates."""
+    first = gain.reshape(-1)[0]
+    return np.asarray(first) if bool((gain == first).all()) else gain

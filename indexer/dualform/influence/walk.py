@@ -20,6 +20,7 @@ from torch import nn
 
 from dualform.answers import GroupKey, Ledger
 from dualform.errors import BadInput, Inexact, RecordingError
+from dualform.influence.adjoint_scores import AdjointScores
 from dualform.influence.block_scores import BlockScores, Row
 from dualform.influence.followed_blocks import BlockUpdate, FollowedBlock
 from dualform.influence.influence import Influence
@@ -77,7 +78,10 @@ class _Walk:
         windows = {name: SlotWindow(view, layer, numbers[name]) for name, layer in self._layers.items()}
         count = self._passes.count
         self._sums = np.zeros((len(self._groups), count))
-        self._scores = [BlockScores(b.holders, windows, self._sums, influence.tail) for b in self._blocks]
+        self._scores = [
+            (BlockScores if block.linear else AdjointScores)(block.holders, windows, self._sums, influence.tail)
+            for block in self._blocks
+        ]
         self._lines = {line: np.zeros(count) for line in LINES}
         self._parameters = {name for name, _ in model.named_parameters()}
         self._explained = _explained(view, self._blocks)
@@ -158,7 +162,7 @@ class _Walk:
             ]
             every, of_slots = (self._along(matrix, rows) for matrix in (update.way, update.of_slots))
             self._lines["decay"] += every - of_slots
-            self._lines["truncated"] += of_slots - scores.add(update.coefficients, rows)
+            self._lines["truncated"] += of_slots - scores.add(update, rows)
 
     def _along(self, matrix: Doubles, rows: Sequence[Row]) -> Doubles:
         """float64[n]: the dot products of a matrix with the examples' gradients."""
