@@ -128,6 +128,8 @@ def test_the_path_adds_up_to_the_change_of_each_loss(tmp_path, name):
     with torch.no_grad():
         own = training.loss(model(training.inputs(99)[:EXAMPLES]), labels(99)[:EXAMPLES])
     np.testing.assert_allclose(path.final, own.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(path.final + path.unexplained, own.numpy(), rtol=1e-12)
+    assert all(grade.exact for grade in path.grades.values())
 
 
 @pytest.mark.parametrize(
@@ -300,6 +302,25 @@ def test_a_network_in_float64_is_followed_as_well(tmp_path):
     model = training.record(tmp_path / "m", STEPS)
     found = dualform.ledger(tmp_path / "m", model, training.influence(method="path"), allow_inexact=True)
     assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
+
+
+def write_outside(model: nn.Module, step: int) -> None:
+    if step == 5:
+        with torch.no_grad():
+            model[0].weight.mul_(0.9)
+
+
+def test_what_the_record_does_not_explain_is_refused_or_told(tmp_path):
+    training = KINDS["linear layers"]
+    model = training.record(tmp_path / "m", STEPS, write_outside).eval()
+    with pytest.raises(Inexact, match="weights were changed outside"):
+        dualform.ledger(tmp_path / "m", training.make(), training.influence())
+    found = dualform.ledger(tmp_path / "m", training.make(), training.influence(), allow_inexact=True)
+    with torch.no_grad():
+        own = training.loss(model(training.inputs(99)[:EXAMPLES]), labels(99)[:EXAMPLES]).numpy()
+    np.testing.assert_allclose(found.final + found.unexplained, own, rtol=1e-6)
+    assert np.abs(found.unexplained).max() > 1e-4
+    assert not found.grades["0"].exact
 
 
 def test_a_model_that_is_frozen_by_now_has_the_same_ledger(tmp_path):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 
 
@@ -42,6 +43,11 @@ class Ledger:
     by: tuple[str, ...] = ()
     """The columns of the groups."""
     method: str = "first-order"
+    unexplained: NDArray[np.float64] | None = None
+    """float64[n]: the loss of the network that the training ended with, less `final`, that of the one that was rebuilt:
+    what the record does not explain of it. None where the training did not come to its end."""
+    grades: Mapping[str, Grade] = field(default_factory=dict)
+    """By layer, how exact its record is."""
 
     def best(self, example: int, k: int) -> list[tuple[GroupKey, float]]:
         """The k groups that moved an example's loss most, by size, with the sign of what they brought."""

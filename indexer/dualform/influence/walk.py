@@ -68,8 +68,7 @@ class _Walk:
     def __init__(self, view: View, model: nn.Module, influence: Influence, allow_inexact: bool, check: Check) -> None:
         self._view, self._model, self._influence, self._check = view, model, influence, check
         self._layers = _followed_layers(view)
-        for layer in self._layers.values():
-            require(view, layer, None, allow_inexact, check)
+        self._grades = {name: require(view, layer, None, allow_inexact, check) for name, layer in self._layers.items()}
         taps = taps_named(model, self._layers.keys())
         _check_model(view, self._layers, taps, model)
         self._passes = SignalPasses(model, list(taps.values()), self._layers, influence)
@@ -96,6 +95,9 @@ class _Walk:
                 after = self._others(step + 1)
                 loss = self._update(moved, others, after, loss)
                 others = after
+            ended = self._view.snapshot.ended
+            final = tensors(self._view.stored_weights("final"), self._model)
+            unexplained = self._passes.losses(final) - loss if ended else None
         for scores in self._scores:
             self._lines["truncated"] -= scores.finish()
         change = loss - initial - self._sums.sum(axis=0) - sum(self._lines.values())
@@ -110,6 +112,8 @@ class _Walk:
             change,
             tuple(self._influence.by),
             self._influence.method,
+            unexplained,
+            self._grades,
         )
 
     def _update(
