@@ -304,6 +304,29 @@ def test_a_network_in_float64_is_followed_as_well(tmp_path):
     assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
 
 
+class Placed(nn.Module):
+    """Words and their places, of which a table has one row for all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(12, 6), nn.Embedding(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.words(x) + self.places(torch.arange(5))).mean(1))
+
+
+def test_rows_that_examples_share_are_refused_and_one_example_is_followed(tmp_path):
+    """There are as many places as examples."""
+    training = replace(KINDS["LSTM and embedding"], make=Placed)
+    training.record(tmp_path / "m", STEPS)
+    influence = training.influence(method="path")
+    with pytest.raises(BadInput, match="rows of layer 'places' are not those of single examples"):
+        dualform.ledger(tmp_path / "m", training.make(), influence)
+    one = replace(influence, inputs=influence.inputs[:1], labels=influence.labels[:1])
+    found = dualform.ledger(tmp_path / "m", training.make(), one)
+    assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
+
+
 def write_outside(model: nn.Module, step: int) -> None:
     if step == 5:
         with torch.no_grad():

@@ -64,6 +64,8 @@ class SignalPasses:
         self._places, self._named = given.part(0, self.count)
         self._labels = self._checked_labels(device)
         self._taker: _Taker | None = None
+        self._told_apart = False
+        """Whether it was seen that each row of a layer is of one example."""
 
     def _checked_labels(self, device: torch.device | None) -> Tensor:
         given, name = self._influence.labels, self._influence.name
@@ -117,8 +119,15 @@ class SignalPasses:
                     field="loss",
                 )
             wanted = [tensor for tensor in given.values() if tensor.requires_grad]
-            torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        return Signals(losses.detach().double().cpu().numpy(), self._collected(taker))
+            torch.autograd.grad(losses.sum(), wanted, allow_unused=True, retain_graph=not self._told_apart)
+            found = self._collected(taker)
+            if not self._told_apart:
+                taker.begin()
+                factors = torch.from_numpy(2.0 ** (np.arange(self.count) % 8 - 4)).to(losses)
+                torch.autograd.grad(losses, wanted, factors, allow_unused=True)
+                _check_apart(found, self._collected(taker), factors.double().cpu().numpy())
+                self._told_apart = True
+        return Signals(losses.detach().double().cpu().numpy(), found)
 
     def losses(self, weights: Mapping[str, Tensor]) -> Doubles:
         """float64[n] at `weights`."""
@@ -208,13 +217,29 @@ class SignalPasses:
         owned = tap.key_form.owned(key.detach().movedim(axis, 0))
         keys = torch.cat([rows for _, rows in tap.key_form.blocks(owned)]).double().numpy()
         errors = error.detach().movedim(axis, 0).reshape(len(keys), -1).double().cpu().numpy()
-        if len(keys) % self.count:
-            raise BadInput(
-                f"layer {tap.name!r} takes {len(keys)} rows of {self.count} examples: whose they are cannot be told.",
-                hint="Follow examples of a network whose layers take as many rows of each.",
-                field="inputs",
-            )
+        if self.count > 1 and tap.key_form.leading(key)[axis] != self.count:
+            raise _shared(tap.name)
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
+
+
+def _check_apart(
+    once: Mapping[str, LayerSignals], again: Mapping[str, LayerSignals], factors: NDArray[np.float64]
+) -> None:
+    """Raises BadInput where error signals are not multiplied by what their examples' losses were multiplied by."""
+    for name, own in once.items():
+        expected = own.errors * factors[own.examples, None]
+        # Products by powers of two are exact, but for sums that a device takes in another order.
+        allowed = 1e-5 * np.abs(expected).max(axis=1, keepdims=True, initial=0.0)
+        if not (np.abs(again[name].errors - expected) <= allowed).all():
+            raise _shared(name)
+
+
+def _shared(layer: str) -> BadInput:
+    return BadInput(
+        f"rows of layer {layer!r} are not those of single examples: several share one, or the model chooses them.",
+        hint="Follow one example at a time, each with an Influence of its own.",
+        field="inputs",
+    )
 
 
 class _Taker:
