@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 import dualform
 from dualform.errors import BadInput, DualformError, Inexact, RecordingError
+from dualform.influence import adjoint_scores
 from tests.influence.trainings import (
     EXAMPLES,
     KINDS,
@@ -284,6 +285,16 @@ def test_gradients_that_are_carried_back_fade(tmp_path):
     assert 1e-6 < np.abs(cut.lines["truncated"]).max() < 0.01 * np.abs(whole.sums).sum(1).max()
     np.testing.assert_allclose(cut.sums.sum(1) + cut.lines["truncated"], whole.sums.sum(1), atol=1e-9)
     np.testing.assert_allclose(cut.sums, whole.sums, atol=0.02 * np.abs(whole.sums).max())
+
+
+@pytest.mark.parametrize("name", ["linear layers", "attention", "a tied weight"])
+def test_examples_are_carried_back_in_parts(tmp_path, monkeypatch, name):
+    training = replace(KINDS[name], optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.01))
+    training.record(tmp_path / "m", 4)
+    whole = dualform.ledger(tmp_path / "m", training.make(), training.influence())
+    monkeypatch.setattr(adjoint_scores, "_MATRICES_BYTES", 1000)
+    parts = dualform.ledger(tmp_path / "m", training.make(), training.influence())
+    np.testing.assert_allclose(parts.sums, whole.sums, rtol=1e-9, atol=1e-15)
 
 
 def test_rules_that_take_numbers_together_are_refused_with_the_reason(tmp_path):

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.influence.block_scores import Row, enter
 from dualform.influence.followed_blocks import BlockUpdate, Gains
@@ -28,6 +29,8 @@ from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
+_MATRICES_BYTES = 64 << 20
+"""Of the examples' gradients at one update: they are carried back in parts, of which a few are held at a time."""
 _MOST_UPDATES = 256
 """That a gradient is followed through, however slowly it fades."""
 
@@ -70,50 +73,61 @@ class AdjointScores:
 
     def _carry_back(self, entered: int) -> Doubles:
         """Enter the first of the updates that are held, and let them go."""
-        found, later = np.zeros(self._count), None
+        found = np.zeros(self._count)
+        size = max(1, _MATRICES_BYTES // (8 * math.prod(self._shape)))
+        for start in range(0, self._count, size):
+            part = slice(start, min(start + size, self._count))
+            found[part] = self._carry_back_of(part, entered)
+        del self._held[:entered]
+        return found
+
+    def _carry_back_of(self, part: slice, entered: int) -> Doubles:
+        """As `_carry_back`, of some examples; returns float64[those]."""
+        found, later = np.zeros(part.stop - part.start), None
         for number in reversed(range(len(self._held))):
             update, gains, rows = self._held[number]
-            gradients = self._gradients(rows)
+            gradients = self._gradients(rows, part)
             if number < entered:
                 effect = gains.of_gradient * gradients
                 if later is not None:
                     effect += gains.kept_gradient * later
                 effect *= update.factor
-                found += self._enter(update, effect)
+                found += self._enter(update, effect, part)
             later = gains.of_buffer * gradients + (0.0 if later is None else gains.kept_buffer * later)
-        del self._held[:entered]
         return found
 
-    def _gradients(self, rows: Sequence[Row]) -> Doubles:
-        """float64[n, ...block]: of each example's loss."""
-        found = np.zeros((self._count, *self._shape))
+    def _gradients(self, rows: Sequence[Row], part: slice) -> Doubles:
+        """float64[those, ...block]: of each example's loss."""
+        found = np.zeros((part.stop - part.start, *self._shape))
         for row in rows:
-            own = sides(row.layer, row.place, row.keys, row.errors)
-            found += _of_examples(own, row, self._count).reshape(found.shape)
+            own = row.of_examples(part)
+            if len(own.examples):
+                outer = _of_examples(sides(own.layer, own.place, own.keys, own.errors), own.examples, len(found))
+                found += outer.reshape(found.shape)
         return found
 
-    def _enter(self, update: Update, effect: Doubles) -> Doubles:
+    def _enter(self, update: Update, effect: Doubles, part: slice) -> Doubles:
         """The products of the slots that an update used with what a gradient did by it."""
-        found = np.zeros(self._count)
+        found, sums = np.zeros(len(effect)), self._sums[:, part]
         for layer, place in self._holders:
             slots = self._windows[layer.name].between(update.first_step, update.last_step)
             if len(slots.keys):
-                found += enter(self._sums, slots.groups, _products(layer, place, slots, effect))
+                found += enter(sums, slots.groups, _products(layer, place, slots, effect))
         return found
 
 
-def _of_examples(own: Sides, row: Row, count: int) -> Doubles:
+def _of_examples(own: Sides, examples: NDArray[np.int64], count: int) -> Doubles:
     """float64[n, ...]: the sum of the outer products of each example's rows, blocks under one another."""
     if own.right is None:
-        return by_example(own.left[0].T, row.examples, count).T
+        return by_example(own.left[0].T, examples, count).T
     found = np.zeros((count, len(own.left), own.left.shape[2], own.right.shape[2]))
-    per_example = len(row.examples) // count
-    if np.array_equal(row.examples, np.repeat(np.arange(count), per_example)):
+    per_example = len(examples) // count
+    if np.array_equal(examples, np.repeat(np.arange(count), per_example)):
         left = own.left.reshape(len(own.left), count, per_example, -1).transpose(1, 0, 3, 2)
         np.matmul(left, own.right.reshape(len(own.right), count, per_example, -1).transpose(1, 0, 2, 3), out=found)
         return found
-    for example in np.unique(row.examples).tolist():
-        chosen = row.examples == example
+    for example in np.unique(examples).tolist():
+        chosen = examples == example
         np.matmul(own.left[:, chosen].transpose(0, 2, 1), own.right[:, chosen], out=found[example])
     return found
 

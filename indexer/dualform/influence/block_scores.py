@@ -42,6 +42,12 @@ class Row(NamedTuple):
     examples: NDArray[np.int64]
     """int64[r]."""
 
+    def of_examples(self, part: slice) -> Row:
+        """The rows of some examples, numbered from the first of them."""
+        chosen = (self.examples >= part.start) & (self.examples < part.stop)
+        own = self.examples[chosen] - part.start
+        return self._replace(keys=self.keys[chosen], errors=self.errors[chosen], examples=own)
+
 
 class BlockScores:
     def __init__(
