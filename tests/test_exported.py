@@ -39,6 +39,7 @@ def test_exactly_these_names_are_offered():
         "Scan",
         "SlotKeys",
         "TopK",
+        "Toward",
         "Vectors",
         "Weights",
         "__version__",

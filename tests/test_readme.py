@@ -52,7 +52,7 @@ def test_the_readme_is_read_in_a_few_minutes():
 
 def test_every_example_is_about_fifteen_lines():
     assert EXAMPLES.keys() == {
-        "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "ledger",
+        "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "toward", "ledger",
     }  # fmt: skip
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
@@ -77,7 +77,8 @@ def test_the_price_of_small_networks_is_that_of_the_coverage():
 def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     recorded = run("record")
-    run("ask")
+    asked = run("ask")
+    assert len(run("toward", asked)["pushed"].ranked()) == 10
     ledger = run("ledger", recorded)["ledger"]
     assert ledger.sums.shape == (20, 500)
     assert abs(ledger.residual).max() < 0.01 * abs(ledger.final - ledger.initial).max()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ProbeRows as ProbeRows,
         SlotKeys as SlotKeys,
         TopK as TopK,
+        Toward as Toward,
         Vectors as Vectors,
     )
     from dualform.record.recorder import Recorder as Recorder
@@ -81,6 +82,7 @@ _HOME = {
             "ProbeRows",
             "SlotKeys",
             "TopK",
+            "Toward",
             "Vectors",
         )
     },
@@ -135,6 +137,7 @@ __all__ = [
     "Scan",
     "SlotKeys",
     "TopK",
+    "Toward",
     "Vectors",
     "Weights",
     "__version__",

@@ -33,11 +33,13 @@ from dualform.questions import (
     SlotLookup,
     SqlStatement,
     TopK,
+    TowardLike,
     Vectors,
     Verification,
     as_by,
     as_ids,
     as_queries,
+    as_toward,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +92,9 @@ class _Methods:
         by: str | Sequence[str] | None = None,
         score: str = "signed",
         *,
+        toward: TowardLike | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
         inputs: Any = None,
         model: nn.Module | None = None,
         allow_partial: bool = False,
@@ -97,13 +102,18 @@ class _Methods:
         """Hits: the k slots that each query attends to most, or the k of each group.
 
         Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such; with
-        "cosine" they are divided by the lengths of key and query. Where `inputs` of a `model` are given in place of
+        "cosine" they are divided by the lengths of key and query. With score="contribution" they are what a slot
+        brought to the layer's output along a direction u, (x_t . q) a_t (delta_t . u): `toward` is an output's number,
+        "3-8" for output 3 less output 8, or float32[d_out] or [n, d_out]; `at_step` and `allow_inexact` are as in
+        `output`. Where `inputs` of a `model` are given in place of
         queries, those are what the layer takes when the model runs on them (`queries`). With `allow_partial`, a memory
         on several machines is answered without the shards that do not answer: `scan.missing` names them.
-        Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite; Unavailable where a shard
+        Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite, and for "contribution"
+        where the record is too far from the weights or slots have no values of their own; Unavailable where a shard
         does not answer.
         """
-        return TopK(layer, _given(queries), k, where, as_by(by), score, allow_partial)
+        own = as_toward(score, toward, at_step, allow_inexact)
+        return TopK(layer, _given(queries), k, where, as_by(by), score, allow_partial, own)
 
     @_asks
     def group_sum(
@@ -114,16 +124,22 @@ class _Methods:
         where: str | None = None,
         score: str = "signed",
         *,
+        toward: TowardLike | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+        k: int | None = None,
         inputs: Any = None,
         model: nn.Module | None = None,
         allow_partial: bool = False,
     ) -> GroupSum:
-        """GroupSums: the sum of the scores that each query gives to each group; `score`, `inputs`, `model` and
+        """GroupSums: the sum of the scores that each query gives to each group, or, with `k`, to the k groups of the
+        largest sums alone, whatever their sign. `score`, `toward`, `at_step`, `allow_inexact`, `inputs`, `model` and
         `allow_partial` are as in `topk`.
 
         Raises as `topk`.
         """
-        return GroupSum(layer, _given(queries), as_by(by), where, score, allow_partial)
+        own = as_toward(score, toward, at_step, allow_inexact)
+        return GroupSum(layer, _given(queries), as_by(by), where, score, allow_partial, own, k)
 
     @_asks
     def output(

@@ -9,9 +9,11 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions import GroupSum, TopK
-from dualform_proto.arguments import encode_int64, encode_optional_text, encode_text
+from dualform.questions import GroupSum, TopK, Toward, Vectors
+from dualform.questions.queries import finite_rows
+from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
+from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
@@ -31,6 +33,7 @@ def encode_topk(question: TopK) -> pb.TopKRequest:
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
+        toward=_encode_toward(question.toward),
     )
 
 
@@ -43,6 +46,7 @@ def decode_topk(message: pb.TopKRequest) -> TopK:
         by=tuple(message.by),
         score=_decode_score(message),
         allow_partial=message.allow_partial,
+        toward=_decode_toward(message),
     )
 
 
@@ -54,6 +58,7 @@ def encode_hits(hits: Hits) -> pb.TopKResponse:
         groups=None if hits.groups is None else encode_groups(hits.by, hits.groups),
         scan=encode_scan(hits.scan),
         space=hits.space,
+        grade=None if hits.grade is None else encode_grade(hits.grade),
     )
 
 
@@ -72,6 +77,7 @@ def decode_hits(message: pb.TopKResponse) -> Hits:
         groups=groups,
         by=by,
         scan=decode_scan(message.scan),
+        grade=decode_grade(message.grade) if message.HasField("grade") else None,
     )
 
 
@@ -84,6 +90,8 @@ def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
+        toward=_encode_toward(question.toward),
+        k=None if question.k is None else encode_int64(question.k, "k"),
     )
 
 
@@ -95,6 +103,8 @@ def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
         where=message.where if message.HasField("where") else None,
         score=_decode_score(message),
         allow_partial=message.allow_partial,
+        toward=_decode_toward(message),
+        k=message.k if message.HasField("k") else None,
     )
 
 
@@ -105,16 +115,61 @@ def encode_group_sums(sums: GroupSums) -> pb.GroupSumResponse:
         counts=encode_numbers(sums.counts.astype(np.int64, copy=False)),
         scan=encode_scan(sums.scan),
         space=sums.space,
+        grade=None if sums.grade is None else encode_grade(sums.grade),
+        numbers=None if sums.numbers is None else encode_matrix(sums.numbers),
+        total=sums.total,
     )
 
 
 def decode_group_sums(message: pb.GroupSumResponse) -> GroupSums:
     by, groups = decode_groups(message.groups)
-    sums = decode_matrix(message.sums, np.float64, "sums")
-    if sums.shape[1] != len(groups):
-        raise BadInput(f"sums are float64{list(sums.shape)} where there are {len(groups)} groups.", field="sums")
-    counts = decode_numbers(message.counts, np.int64, "counts", len(groups))
-    return GroupSums(groups, sums, counts, by, decode_scan(message.scan), message.space)
+    sums, numbers, count = decode_matrix(message.sums, np.float64, "sums"), None, len(groups)
+    if message.HasField("numbers"):
+        numbers = decode_matrix(message.numbers, np.int64, "numbers")
+        if numbers.shape != sums.shape or ((numbers < 0) | (numbers >= count)).any():
+            raise BadInput(
+                f"numbers are int64{list(numbers.shape)} of {count} groups where sums are float64{list(sums.shape)}.",
+                field="numbers",
+            )
+    elif sums.shape[1] != count:
+        raise BadInput(f"sums are float64{list(sums.shape)} where there are {count} groups.", field="sums")
+    return GroupSums(
+        groups=groups,
+        sums=sums,
+        counts=decode_numbers(message.counts, np.int64, "counts", count),
+        by=by,
+        scan=decode_scan(message.scan),
+        space=message.space,
+        grade=decode_grade(message.grade) if message.HasField("grade") else None,
+        numbers=numbers,
+        total=message.total if message.HasField("total") else None,
+    )
+
+
+def _encode_toward(toward: Toward | None) -> pb.Toward | None:
+    if toward is None:
+        return None
+    return pb.Toward(
+        output=encode_optional_int64(toward.output, "toward"),
+        minus=encode_optional_int64(toward.minus, "toward"),
+        vectors=None if toward.vectors is None else encode_matrix(toward.vectors.rows),
+        at_step=encode_optional_int64(toward.at_step, "at_step"),
+        allow_inexact=toward.allow_inexact,
+    )
+
+
+def _decode_toward(message: pb.TopKRequest | pb.GroupSumRequest) -> Toward | None:
+    if not message.HasField("toward"):
+        return None
+    said = message.toward
+    vectors = decode_matrix(said.vectors, np.float32, "toward") if said.HasField("vectors") else None
+    return Toward(
+        output=said.output if said.HasField("output") else None,
+        minus=said.minus if said.HasField("minus") else None,
+        vectors=None if vectors is None else Vectors(finite_rows(vectors, "toward", "direction", "d_out")),
+        at_step=said.at_step if said.HasField("at_step") else None,
+        allow_inexact=said.allow_inexact,
+    )
 
 
 def _decode_score(message: pb.TopKRequest | pb.GroupSumRequest) -> str:

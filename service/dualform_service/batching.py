@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeAlias, TypeGuard
 
 from dualform.errors import BadInput, NotFound
-from dualform.questions import Contribution, LayerQuestion, Output
+from dualform.questions import LayerQuestion
 from dualform_service.call_record import CallRecord, current
 from dualform_service.deadline import Deadline
 from dualform_service.engine import Answering
@@ -151,8 +151,7 @@ class Batches:
         if light:
             return self._lanes.light
         # Outputs under a mask that is new take as long as rebuilding weights does.
-        rebuilds = isinstance(question, Output | Contribution)
-        return self._lanes.untried if light is None and not rebuilds else self._lanes.heavy
+        return self._lanes.untried if light is None and not question.rebuilds else self._lanes.heavy
 
     def _next(self, queue: _Queue) -> list[_PendingQuestion]:
         """The questions of the next scan, first come, first served: at least one if any still waits."""

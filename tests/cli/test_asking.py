@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dualform.questions import Contribution, GroupSum, MaskCancellation, Output, ProbeRows, TopK
+from dualform.questions import Contribution, GroupSum, MaskCancellation, Output, ProbeRows, TopK, Toward
 from tests.service import canned
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
@@ -45,6 +45,35 @@ def test_sums(dualform, address, engine):
         "space": "sample",
     }
     assert engine.asked[0] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
+
+
+def test_contributions_along_a_direction(dualform, address, engine):
+    asked = [address, "--layer", "fc", "--query", "test", "--at-step", 3, "--json"]
+    told = dualform("topk", *asked, "--toward", "3-8").json
+    assert told["score"] == "contribution"
+    assert (told["toward"], told["at_step"], told["grade"]) == ("3-8", 3, OFF)
+    summed = dualform("sums", *asked, "--by", "label", "--toward", "2", "--top", 1).json
+    assert summed["largest"] == [{"query": 0, "group": {"label": None}, "count": 1, "sum": 2.5}]
+    assert (summed["total"], summed["toward"], summed["grade"]) == (2, "2", OFF)
+    assert engine.asked[0] == TopK("fc", ProbeRows("test"), score="contribution", toward=Toward(3, 8, at_step=3))
+    assert engine.asked[-1] == GroupSum(
+        "fc", ProbeRows("test"), ("label",), score="contribution", toward=Toward(2, at_step=3), k=1
+    )
+    told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", "--toward", "3-8")
+    assert "fc: contributions to output 3 less output 8 by label" in told.out
+    assert "fc: off by 2.5e-01 since step 3" in told.err
+
+
+@pytest.mark.parametrize("options", [["--toward", "x"], ["--toward", "3", "--abs"], ["--score", "contribution"]])
+def test_directions_that_are_none_are_refused(dualform, address, options):
+    told = dualform("topk", address, "--layer", "fc", "--query", "test", *options, "--json")
+    assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
+
+
+@pytest.mark.parametrize("options", [["--at-step", "3"], ["--allow-inexact"]])
+def test_what_belongs_to_a_direction_is_refused_without_one(dualform, address, options):
+    told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
+    assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
 
 
 def test_terms(dualform, address, engine):

@@ -12,6 +12,8 @@ from dualform_client.cli.main import COMMANDS, dualform as group
 README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
 REACHING = {"--token-file", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--timeout", "--memory"}
 """Options of every command that asks a TARGET."""
+SCORE = {"--score", "--abs", "--toward", "--at-step", "--allow-inexact"}
+"""Of commands that take a score with all that belongs to it."""
 OPTIONS = {
     "demo": {"--out"},
     "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--replay", "--dry-run"},
@@ -38,8 +40,8 @@ OPTIONS = {
         *("--memory", "--ray", "--shard-deadline"),
     },
     "info": REACHING,
-    "topk": {*REACHING, "--layer", "--query", "-k", "--where", "--by", "--score", "--abs"},
-    "sums": {*REACHING, "--layer", "--query", "--where", "--by", "--score", "--abs"},
+    "topk": {*REACHING, "--layer", "--query", "-k", "--where", "--by", *SCORE},
+    "sums": {*REACHING, "--layer", "--query", "--where", "--by", *SCORE, "--top"},
     "output": {
         *(*REACHING, "--layer", "--query", "--where", "--at-step", "--allow-inexact"),
         *("--kernel", "--temperature", "--no-initial"),

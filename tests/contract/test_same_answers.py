@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform import ProbeRows, SlotKeys, Vectors, errors
+from dualform import ProbeRows, SlotKeys, Toward, Vectors, errors
 from dualform.answers import Scan
 from dualform.questions import Contribution, GroupSum, MaskCancellation, NetworkWeights, Output, TopK
 from tests.wire.values import same
 
 RNG = np.random.default_rng(0)
+ALONG = RNG.normal(size=(3, 5)).astype(np.float32)
+"""A direction for each of three queries."""
 WIDE, NARROW = RNG.normal(size=(3, 6)).astype(np.float32), RNG.normal(size=(2, 5)).astype(np.float32)
 
 QUESTIONS: dict[str, tuple[Any, ...]] = {
@@ -36,6 +38,25 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "sums of absolute values": ("group_sum", "0", WIDE, "sample", None, "abs"),
     "sums of cosines": ("group_sum", "2", "test", "label", "step > 1", "cosine"),
     "sums by a column of NULLs": ("group_sum", "0", WIDE, "position"),
+    "contributions to an output": ("ask", TopK("0", Vectors(WIDE), 5, score="contribution", toward=1)),
+    "contributions to a margin": (
+        "ask",
+        TopK("2", ProbeRows("test"), 2, "label <> 1", ("dataset",), "contribution", toward="1-0"),
+    ),
+    "contributions along vectors, earlier": (
+        "ask",
+        TopK("0", Vectors(WIDE), 5, score="contribution", toward=Toward(vectors=Vectors(ALONG), at_step=4)),
+    ),
+    "sums of contributions": ("ask", GroupSum("0", Vectors(WIDE), ("label",), score="contribution", toward="0-1")),
+    "sums of contributions along vectors": (
+        "ask",
+        GroupSum("0", Vectors(WIDE), ("label",), "step > 0", "contribution", toward=ALONG[0]),
+    ),
+    "the largest sums of contributions": (
+        "ask",
+        GroupSum("2", ProbeRows("test"), ("sample",), None, "contribution", toward=1, k=3),
+    ),
+    "the largest sums": ("ask", GroupSum("0", Vectors(WIDE), ("dataset", "label"), k=2)),
     "output": ("output", "0", WIDE),
     "output masked": ("output", "2", "test", "dataset = 'first'"),
     "output earlier": ("output", "0", "test", None, 2),
@@ -88,6 +109,26 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "sums of a score that there is not": (("group_sum", "0", WIDE, "label", None, "nix"), errors.BadInput, "score"),
     "a score that is no text": (("topk", "0", WIDE, 3, None, None, 3), errors.BadInput, "score"),
     "k of none": (("topk", "0", WIDE, 0), errors.BadInput, "k"),
+    "a contribution without a direction": (
+        ("topk", "0", WIDE, 3, None, None, "contribution"),
+        errors.BadInput,
+        "toward",
+    ),
+    "a direction that the layer has not": (
+        ("ask", TopK("0", Vectors(WIDE), score="contribution", toward=Toward(99))),
+        errors.BadInput,
+        "toward",
+    ),
+    "directions of another width": (
+        ("ask", TopK("0", Vectors(WIDE), score="contribution", toward=np.ones(99))),
+        errors.BadInput,
+        "toward",
+    ),
+    "contributions of the initial network": (
+        ("ask", TopK("0", Vectors(WIDE), score="contribution", toward=Toward(0, at_step=0))),
+        errors.EmptyMask,
+        "at_step",
+    ),
     "wrong width": (("topk", "0", NARROW), errors.BadInput, "queries"),
     "not finite": (("topk", "0", [[np.nan] * 6]), errors.BadInput, "queries"),
     "unknown probe": (("topk", "0", "nix/1"), errors.NotFound, ""),

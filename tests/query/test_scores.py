@@ -135,7 +135,7 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
         with pytest.raises(BadInput) as refused:
             ask()
         assert (refused.value.message, refused.value.field) == ("score is 'nix'.", "score")
-        assert refused.value.hint == 'It is "signed", "abs" or "cosine".'
+        assert refused.value.hint == 'It is "signed", "abs", "cosine" or, with toward, "contribution".'
 
 
 def test_a_score_that_is_no_text_is_refused():

@@ -69,6 +69,10 @@ COLUMNS = {
 }
 
 
+def _grade_of(question: TopK | GroupSum) -> Grade | None:
+    return None if question.toward is None else OFF
+
+
 class Canned(Answers):
     """An engine for the service. What it was asked stands in `asked`."""
 
@@ -135,10 +139,12 @@ class Canned(Answers):
             asked = question.queries.count or 1  # a shared scan is asked with the queries of several
             counts = np.tile([1, 1] if groups else [2], (asked, 1))
             ids, weights = np.tile([1, 3], asked), np.tile(np.array([2.5, -1], np.float32), asked)
-            return Hits(ids, weights, counts, groups, question.by, SCAN, "sample")
+            return Hits(ids, weights, counts, groups, question.by, SCAN, "sample", _grade_of(question))
         if isinstance(question, GroupSum):
             keys = tuple((key,) * len(question.by) for key in (3, None))
-            return GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), question.by, SCAN, "sample")
+            beside = question.by, SCAN, "sample", _grade_of(question)
+            sums = GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), *beside)
+            return sums if question.k is None else sums.of_largest(question.k)
         if isinstance(question, Contribution):
             keys = tuple((key,) * len(question.by) for key in (3, None))
             one, sums = np.array([[0.5, np.inf]]), np.array([[[1.5, 2.5], [0, -1]]])

@@ -53,7 +53,7 @@ def test_it_breaks_no_client_of_the_released_shape():
         ("  int64 k = 3;\n", "  reserved 3;\n  reserved 'k';\n", 'Previously present field "3" with name "k"'),
         ("  int64 k = 3;\n", "  int32 k = 3;\n", "changed type from"),
         ("  int64 k = 3;\n", "  int64 best = 3;\n", 'changed name from "k" to "best"'),
-        ("  int64 k = 3;\n", "  int64 k = 9;\n", 'Previously present field "3" with name "k"'),
+        ("  int64 k = 3;\n", "  int64 k = 19;\n", 'Previously present field "3" with name "k"'),
         ("  int64 k = 3;\n", "  repeated int64 k = 3;\n", "changed cardinality"),
         ("  bytes scores = 2;", "  string scores = 2;", "changed type from"),
         ("  SCORE_ABS = 2;\n", "", 'Previously present enum value "2" on enum "Score" was deleted.'),

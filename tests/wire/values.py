@@ -40,6 +40,7 @@ from dualform.questions import (
     SlotLookup,
     SqlStatement,
     TopK,
+    Toward,
     Vectors,
 )
 
@@ -71,10 +72,43 @@ queries = st.one_of(
     st.builds(SlotKeys, st.lists(int64s, max_size=4).map(tuple)),
 )
 names = st.lists(texts, max_size=3, unique=True).map(tuple)
-scores = st.sampled_from(["signed", "abs", "cosine"])
-topks = st.builds(TopK, texts, queries, st.integers(1, 2**62), st.none() | texts, names, scores)
-group_sums = st.builds(GroupSum, texts, queries, names.filter(bool), st.none() | texts, scores)
 steps = st.none() | counts
+
+
+@st.composite
+def towards(draw: Any) -> Toward:
+    """Along an output, a margin or vectors."""
+    beside = {"at_step": draw(steps), "allow_inexact": draw(st.booleans())}
+    output, minus = draw(st.lists(counts, min_size=2, max_size=2, unique=True))
+    return draw(
+        st.sampled_from([Toward(output, **beside), Toward(output, minus, **beside)])
+        | st.builds(Toward, vectors=vectors, **{name: st.just(own) for name, own in beside.items()})
+    )
+
+
+@st.composite
+def scored(draw: Any) -> tuple[str, bool, Toward | None]:
+    """A score, whether a part of the answer will do, and a direction where the score has one."""
+    score, toward = draw(
+        st.tuples(st.sampled_from(["signed", "abs", "cosine"]), st.none())
+        | st.tuples(st.just("contribution"), towards())
+    )
+    return score, draw(st.booleans()), toward
+
+
+@st.composite
+def topk_questions(draw: Any) -> TopK:
+    asked = texts, queries, st.integers(1, 2**62), st.none() | texts, names
+    return TopK(*map(draw, asked), *draw(scored()))
+
+
+@st.composite
+def group_sum_questions(draw: Any) -> GroupSum:
+    asked = texts, queries, names.filter(bool), st.none() | texts
+    return GroupSum(*map(draw, asked), *draw(scored()), draw(st.none() | st.integers(1, 2**62)))
+
+
+topks, group_sums = topk_questions(), group_sum_questions()
 temperatures = st.floats(0, exclude_min=True, allow_infinity=False)
 kernels = st.just(("linear", None)) | st.tuples(st.just("softmax"), st.none() | temperatures)
 
@@ -122,6 +156,16 @@ slot_columns = st.builds(Columns, tables(), scans, texts)
 sql_rows = st.builds(Columns, tables(), scans)
 
 
+grades = st.builds(
+    Grade,
+    st.sampled_from(["exact", "exact to bfloat16", "off", "scores only"]),
+    st.none() | finite,
+    st.none() | finite,
+    st.none() | counts,
+    texts,
+)
+
+
 @st.composite
 def group_keys(draw: Any, width: int) -> tuple[Any, ...]:
     """Groups as an engine forms them: the keys of one column are of one type, or None."""
@@ -138,15 +182,20 @@ def hits(draw: Any) -> Hits:
     total = int(each.sum())
     ids = draw(arrays.arrays(np.int64, total))
     weights = draw(arrays.arrays(np.float32, total))
-    return Hits(ids, weights, each, groups, by, draw(scans), draw(texts))
+    return Hits(ids, weights, each, groups, by, draw(scans), draw(texts), draw(st.none() | grades))
 
 
 @st.composite
 def sums(draw: Any) -> GroupSums:
     by = draw(names.filter(bool))
-    groups = draw(group_keys(len(by)))
-    values = draw(arrays.arrays(np.float64, (draw(st.integers(1, 3)), len(groups))))
-    return GroupSums(groups, values, draw(arrays.arrays(np.int64, len(groups))), by, draw(scans), draw(texts))
+    groups, queries, numbers, total = draw(group_keys(len(by))), draw(st.integers(1, 3)), None, None
+    shape = queries, len(groups)
+    if groups and draw(st.booleans()):  # the largest of each query
+        shape, total = (queries, draw(st.integers(0, 3))), draw(counts)
+        numbers = draw(arrays.arrays(np.int64, shape, elements=st.integers(0, len(groups) - 1)))
+    values, members = draw(arrays.arrays(np.float64, shape)), draw(arrays.arrays(np.int64, len(groups)))
+    beside = map(draw, (scans, texts, st.none() | grades))
+    return GroupSums(groups, values, members, by, *beside, numbers, total)
 
 
 @st.composite
@@ -157,14 +206,6 @@ def probes(draw: Any) -> Probe:
     return Probe(draw(texts), draw(labels), draw(some), draw(some), draw(scans))
 
 
-grades = st.builds(
-    Grade,
-    st.sampled_from(["exact", "exact to bfloat16", "off", "scores only"]),
-    st.none() | finite,
-    st.none() | finite,
-    st.none() | counts,
-    texts,
-)
 layer_infos = st.builds(
     LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), grades, names, counts
 )

@@ -1,22 +1,18 @@
-"""dualform sums: attention by groups of slots."""
+"""dualform sums: attention, or contributions, by groups of slots."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
+from dualform.answers import GroupSums
 from dualform.methods import Answers
 from dualform.questions import Queries
 from dualform_client.cli.layers import LayerAnswer, asks_layers
-from dualform_client.cli.options import (
-    abs_option,
-    by_option,
-    json_option,
-    layer_option,
-    one_score,
-    query_option,
-    score_option,
-    where_option,
-)
+from dualform_client.cli.options import by_option, json_option, layer_option, query_option, where_option
+from dualform_client.cli.scores import Score, takes_score
 from dualform_client.cli.share import sample_notes, share
 from dualform_client.cli.target import asks_target
 
@@ -24,12 +20,12 @@ from dualform_client.cli.target import asks_target
 @click.command()
 @asks_target
 @asks_layers
+@takes_score
 @layer_option
 @query_option
 @by_option("Group by these slot columns.", required=True)
 @where_option
-@abs_option
-@score_option
+@click.option("--top", type=int, metavar="K", help="Only the K groups of the largest sums. Default: all groups.")
 @json_option
 def sums(
     memory: Answers,
@@ -37,27 +33,56 @@ def sums(
     queries: Queries,
     by: tuple[str, ...],
     where: str | None,
-    absolute: bool,
-    score: str | None,
+    top: int | None,
+    score: Score,
 ) -> LayerAnswer:
     """Add up attention by label, dataset, position or another column.
+
+    With --toward, what the slots brought to an output of the layer.
 
     \b
     Example:
       dualform sums runs/demo --layer layer-0 --query test-digits/17 --by dataset,label
+      dualform sums runs/demo --layer layer-2 --query test-digits/17 --by sample --toward 3 --top 10
     """
-    named = one_score(absolute, score)
-    answer = memory.group_sum(layer, queries, by, where, named)
-    counts = answer.counts.tolist()
+    answer = memory.group_sum(layer, queries, by, where, k=top, **score.asked)
+    title = f"{layer}: {score.title()} by {', '.join(by)}"
+    beside = {**score.record(answer.grade), "space": answer.space, **share(answer.scan)}
+    notes = [*sample_notes(answer.scan), *score.notes(layer, answer.grade)]
+    if answer.numbers is None:
+        return LayerAnswer({**_every(answer), **beside}, title, *_table(answer), notes)
+    title += f", the {answer.numbers.shape[1]} largest of {answer.total}"
+    found = list(_largest(answer))
+    columns = ["query", *by, "count", "sum"]
+    return LayerAnswer({"largest": found, "total": answer.total, **beside}, title, columns, _rows(found, by), notes)
+
+
+def _every(answer: GroupSums) -> dict[str, Any]:
+    """As JSON has the sums of all groups."""
     groups = [
         {**dict(zip(answer.by, key, strict=True)), "count": count}
-        for key, count in zip(answer.groups, counts, strict=True)
+        for key, count in zip(answer.groups, answer.counts.tolist(), strict=True)
     ]
-    per_query = [f"query {query}" for query in range(len(answer.sums))] if len(answer.sums) > 1 else ["sum"]
+    return {"groups": groups, "sums": answer.sums}
+
+
+def _table(answer: GroupSums) -> tuple[list[str], Iterator[list[Any]]]:
+    """Columns and rows: a row a group."""
+    queries = len(answer.sums)
+    per_query = [f"query {query}" for query in range(queries)] if queries > 1 else ["sum"]
     rows = (
         [*key, count, *answer.sums[:, g].tolist()]
-        for g, (key, count) in enumerate(zip(answer.groups, counts, strict=True))
+        for g, (key, count) in enumerate(zip(answer.groups, answer.counts.tolist(), strict=True))
     )
-    record = {"groups": groups, "sums": answer.sums, "score": named, "space": answer.space, **share(answer.scan)}
-    title, columns = f"{layer}: {named} scores by {', '.join(by)}", [*by, "count", *per_query]
-    return LayerAnswer(record, title, columns, rows, sample_notes(answer.scan))
+    return [*answer.by, "count", *per_query], rows
+
+
+def _largest(answer: GroupSums) -> Iterator[dict[str, Any]]:
+    """A record a query and group."""
+    for query in range(len(answer.sums)):
+        for key, own, count in answer.ranked(query):
+            yield {"query": query, "group": dict(zip(answer.by, key, strict=True)), "count": count, "sum": own}
+
+
+def _rows(found: list[dict[str, Any]], by: tuple[str, ...]) -> Iterator[list[Any]]:
+    return ([one["query"], *(one["group"][name] for name in by), one["count"], one["sum"]] for one in found)

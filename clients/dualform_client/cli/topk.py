@@ -1,4 +1,4 @@
-"""dualform topk: the training datapoints that a query attends to most."""
+"""dualform topk: the training datapoints that a query attends to most, or that brought most to an output."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from dualform.answers import Columns, Hits
 from dualform.methods import Answers
 from dualform.questions import Queries
 from dualform_client.cli.layers import LayerAnswer, asks_layers
-from dualform_client.cli.options import (
-    abs_option,
-    by_option,
-    json_option,
-    layer_option,
-    one_score,
-    query_option,
-    score_option,
-    where_option,
-)
+from dualform_client.cli.options import by_option, json_option, layer_option, query_option, where_option
+from dualform_client.cli.scores import Score, takes_score
 from dualform_client.cli.share import sample_notes, share
 from dualform_client.cli.target import asks_target
 
@@ -29,13 +21,12 @@ from dualform_client.cli.target import asks_target
 @click.command()
 @asks_target
 @asks_layers
+@takes_score
 @layer_option
 @query_option
 @click.option("-k", default=10, show_default=True, type=int, help="Slots for each query, or for each group of --by.")
 @where_option
 @by_option("Take the best -k of each group of these slot columns. Default: of all slots.")
-@abs_option
-@score_option
 @json_option
 def topk(
     memory: Answers,
@@ -44,28 +35,29 @@ def topk(
     k: int,
     where: str | None,
     by: tuple[str, ...] | None,
-    absolute: bool,
-    score: str | None,
+    score: Score,
 ) -> LayerAnswer:
     """List the training datapoints that a query attends to most.
+
+    With --toward, those that brought most to an output of the layer.
 
     \b
     Example:
       dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
       dualform topk runs/demo --layer "layer-*" --query test-digits/10:20 -k 1
+      dualform topk runs/demo --layer layer-2 --query test-digits/17 --toward 3
     """
-    named = one_score(absolute, score)
-    hits = memory.topk(layer, queries, k, where, by, named)
+    hits = memory.topk(layer, queries, k, where, by, **score.asked)
     found = list(_hits(hits, _slots_of(memory, hits)))
     rows = [{**hit.get("group", {}), **hit} for hit in found]
     columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
     return LayerAnswer(
-        {"hits": found, "score": named, "space": hits.space, **share(hits.scan)},
-        f"{layer}: {named} scores, {took}",
+        {"hits": found, **score.record(hits.grade), "space": hits.space, **share(hits.scan)},
+        f"{layer}: {score.title()}, {took}",
         columns,
         ([row[name] for name in columns] for row in rows),
-        sample_notes(hits.scan),
+        [*sample_notes(hits.scan), *score.notes(layer, hits.grade)],
     )
 
 

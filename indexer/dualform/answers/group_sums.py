@@ -1,4 +1,4 @@
-"""The attention that queries give to groups of training datapoints. Shapes: n queries, G groups."""
+"""The attention that queries give to groups of training datapoints. Shapes: n queries, G groups, k asked for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 from dualform.answers.scan import Scan
 
 
 @dataclass(frozen=True, eq=False)
 class GroupSums:
-    """The summed attention weight of each group, for each query (paper section 5.2, figure 5). n queries, G groups."""
+    """The summed attention weight of each group, for each query (paper section 5.2, figure 5). n queries, G groups.
+
+    Where the question had `k`, each query has its own groups: the k whose sums are largest, whatever their sign, by
+    size and then by value. `numbers` then says where they stand among `groups`, which are those of all queries.
+    `ranked` gives them by name, for either form.
+    """
 
     groups: tuple[GroupKey, ...]
     """One tuple of `by` values per group, in value order, NULLs (None) last."""
     sums: NDArray[np.float64]
-    """float64[n, G]."""
+    """float64[n, G]; with k, float64[n, min(k, total)], largest first."""
     counts: NDArray[np.int64]
     """int64[G]: slots in each group."""
     by: tuple[str, ...] = ()
@@ -26,12 +32,55 @@ class GroupSums:
     scan: Scan = field(default_factory=Scan)
     space: str = ""
     """The slot space whose slots were summed."""
+    grade: Grade | None = None
+    """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
+    numbers: NDArray[np.int64] | None = None
+    """int64[n, min(k, total)]: the group of each sum, by its place in `groups`; None without k."""
+    total: int | None = None
+    """How many groups were summed, of which `groups` are some; None without k."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of its numbers that grow with the queries."""
-        return self.sums.nbytes
+        return self.sums.nbytes + (0 if self.numbers is None else self.numbers.nbytes)
 
     def part(self, start: int, stop: int) -> GroupSums:
         """The answer to the queries from start to stop. What answering took stays that of the whole."""
-        return replace(self, sums=self.sums[start:stop])
+        if self.numbers is None:
+            return replace(self, sums=self.sums[start:stop])
+        used, numbers = np.unique(self.numbers[start:stop], return_inverse=True)
+        return replace(
+            self,
+            groups=tuple(self.groups[number] for number in used.tolist()),
+            sums=self.sums[start:stop],
+            counts=self.counts[used],
+            numbers=numbers.reshape(stop - start, self.numbers.shape[1]),
+        )
+
+    def of_largest(self, k: int) -> GroupSums:
+        """Of all groups' sums, those of the k largest of each query."""
+        sums, numbers = largest(self.sums, k)
+        return replace(self, sums=sums, numbers=numbers, total=len(self.groups)).part(0, len(sums))
+
+    def ranked(self, query: int = 0) -> list[tuple[GroupKey, float, int]]:
+        """The groups of one query, each with its sum and how many slots it has, by size of the sum, then by value."""
+        sums = self.sums[query]
+        numbers = np.arange(len(sums)) if self.numbers is None else self.numbers[query]
+        order = np.argsort(-np.abs(sums), kind="stable")
+        named = (numbers[order].tolist(), sums[order].tolist())
+        return [(self.groups[number], own, int(self.counts[number])) for number, own in zip(*named, strict=True)]
+
+
+def largest(sums: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """float64 and int64[n, min(k, G)]: each row's largest numbers of float64[n, G], whatever their sign, and where they
+    stand. By size, then by place, which also decides among those as large as the k-th.
+    """
+    sizes = np.abs(sums)
+    k = min(k, sums.shape[1])
+    found = np.empty((len(sums), k), dtype=np.int64)
+    for own, places in zip(sizes, found, strict=True):
+        least = np.partition(own, len(own) - k)[len(own) - k]
+        above, level = np.flatnonzero(own > least), np.flatnonzero(own == least)
+        chosen = np.concatenate([above, level[: k - len(above)]])
+        places[:] = chosen[np.lexsort((chosen, -own[chosen]))]
+    return np.take_along_axis(sums, found, axis=1), found

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.grade import Grade
 from dualform.answers.scan import Scan
 
 GroupKey: TypeAlias = tuple[Any, ...]
@@ -35,6 +36,8 @@ class Hits:
     scan: Scan = field(default_factory=Scan)
     space: str = ""
     """The slot space that `ids` count in."""
+    grade: Grade | None = None
+    """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
 
     @property
     def slots(self) -> Sequence[Any]:

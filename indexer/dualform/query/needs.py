@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import HELD_BYTES
 from dualform.query.sql.process import ANSWER, MEMORY, Sql
+from dualform.query.sums.group_sum import LARGEST
 from dualform.query.sums.grouping import BATCH, many
 from dualform.query.view import View
 from dualform.questions import Contribution, GroupSum, Output, TopK
@@ -48,14 +49,25 @@ def of_slots(view: View, count: int) -> int:
 def of_top_k(resolved: Resolved[TopK]) -> int:
     groups = 1 if resolved.groups is None else len(resolved.groups.counts)
     found = min(resolved.question.k * groups, resolved.selection.count)
-    return _blocks() + 8 * _COLUMNS * resolved.selection.count + 64 * len(resolved.queries) * found
+    needed = _blocks() + 8 * _COLUMNS * resolved.selection.count + 64 * len(resolved.queries) * found
+    # Of contributions: the scores of some queries, members, factors, and what they are multiplied to.
+    return needed if resolved.directed is None else needed + WORK + 8 * _COLUMNS * resolved.selection.count
 
 
 def of_group_sum(resolved: Resolved[GroupSum]) -> int:
     assert resolved.groups is not None, "a GroupSum has columns to group by"
+    if resolved.question.toward is not None and resolved.directed is None:
+        return of_contributions(resolved)
     groups, queries, entries = len(resolved.groups.counts), len(resolved.queries), resolved.selection.count
     absolute, answer = resolved.question.score == "abs", 8 * queries * groups
+    if resolved.question.k is not None:
+        # Sums of some queries are held at once, and what is kept of each.
+        answer = min(answer, LARGEST + 8 * groups) + 24 * queries * min(resolved.question.k, groups)
     needed = _blocks() + 8 * _COLUMNS * entries + 2 * answer
+    if resolved.directed is not None:
+        needed += 8 * _COLUMNS * entries
+        if not resolved.directed.shared:
+            return needed + 8 * (min(BATCH, queries) + 2) * entries
     if many(resolved.layer.d_in, groups):
         # Scores of one batch, and what they are of one query, by row and by entry.
         return needed if absolute else needed + 8 * (min(BATCH, queries) + 2) * entries
@@ -69,7 +81,7 @@ def of_output(resolved: Resolved[Output]) -> int:
     return weights + scores + 16 * len(resolved.queries) * resolved.layer.d_out
 
 
-def of_contributions(resolved: Resolved[Contribution]) -> int:
+def of_contributions(resolved: Resolved[Contribution] | Resolved[GroupSum]) -> int:
     assert resolved.groups is not None, "a Contribution has columns to group by"
     layer, groups, queries = resolved.layer.stored, len(resolved.groups.counts), len(resolved.queries)
     made, answer = 8 * layer.d_out * (layer.weight_width + 1), 8 * queries * resolved.layer.d_out

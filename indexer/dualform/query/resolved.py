@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from dualform.query.where.mask import Selection
 from dualform.questions import Contribution, GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
 from dualform.store.layer import Layer
 
+if TYPE_CHECKING:
+    from dualform.query.directed.directed_values import DirectedValues
+
 Q = TypeVar("Q", TopK, GroupSum, Output, Contribution)
 
 
@@ -37,9 +40,12 @@ class Resolved(Generic[Q]):
     queries: NDArray[np.float32]
     """float32[n, d_in], finite."""
     selection: Selection
-    """The entries that the mask leaves, at least one."""
+    """The entries that the mask leaves, at least one; of contributions, those that speak."""
     groups: Groups | None
     """None if the question has no `by`."""
+    directed: DirectedValues | None = None
+    """Of a question about contributions along a direction: what the slots' values are worth there. None also where they
+    have no values of their own, as under Adam, and groups have weights."""
     began: float = field(default_factory=time.perf_counter)
     """When the question arrived, in seconds of time.perf_counter()."""
 
@@ -54,7 +60,9 @@ class Resolved(Generic[Q]):
         slots, matching, space = len(self.selection.stays), self.selection.count, self.layer.space
         if isinstance(self.question, Output | Contribution):
             return self.view.scan(self.began, slots, matching, space=space, at_step=self.question.at_step)
-        return self.view.scan(self.began, slots, matching, self.view.backend.name, space)
+        toward = self.question.toward
+        at_step = None if toward is None else toward.at_step
+        return self.view.scan(self.began, slots, matching, self.view.backend.name, space, at_step)
 
 
 def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
@@ -64,8 +72,19 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     _require_one(layer, question)
     queries = vectors(view, layer, question.queries)
     selection = mask.require_entries(mask.selection(view, layer, question.where, check), question.where, view.datasets)
+    directed = None
+    if isinstance(question, TopK | GroupSum) and question.toward is not None:
+        from dualform.query.directed.directed_values import directed_values  # scores of keys need none of it
+        from dualform.query.weights.slot_values import WithoutValues
+
+        try:
+            directed = directed_values(view, layer, selection, question.toward, len(queries), check)
+            selection = directed.selection
+        except WithoutValues:
+            if isinstance(question, TopK):
+                raise
     groups = _groups(view, layer, question, len(queries), selection, check)
-    return Resolved(question, view, layer, queries, selection, groups, began)
+    return Resolved(question, view, layer, queries, selection, groups, directed, began)
 
 
 def _groups(
@@ -86,7 +105,12 @@ def _groups(
         bytes_each = SUM_BYTES * layer.d_out * queries
         return group_entries(view, layer, selection, question.by, check, most // bytes_each - 3)
     if isinstance(question, GroupSum):
-        return group_entries(view, layer, selection, question.by, check, most // (SUM_BYTES * (queries + 1)))
+        if question.k is None:
+            return group_entries(view, layer, selection, question.by, check, most // (SUM_BYTES * (queries + 1)))
+        found = group_entries(view, layer, selection, question.by, check)
+        bytes_each = 3 * SUM_BYTES * min(question.k, len(found.counts))  # of the sums, which groups, and their slots
+        view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time, or a smaller k.", "k")
+        return found
     groups, there = None, np.array([selection.count])
     if question.by:
         least = (COUNT_BYTES + HIT_BYTES) * queries  # a group has at least one slot

@@ -25,3 +25,8 @@ from dualform.questions.rebuilt import (
     Output as Output,
 )
 from dualform.questions.scores import GroupSum as GroupSum, TopK as TopK
+from dualform.questions.toward import (
+    Toward as Toward,
+    TowardLike as TowardLike,
+    as_toward as as_toward,
+)

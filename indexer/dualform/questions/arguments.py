@@ -54,6 +54,13 @@ def as_ids(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     return whole
 
 
+def as_k(k: int, noun: str) -> int:
+    """How many are asked for. Raises BadInput where it is no whole number above 0."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise BadInput(f"k is {k!r}.", hint=f"Ask for at least 1 {noun}.", field="k")
+    return int(k)
+
+
 def check_layer(layer: str) -> None:
     """Raises BadInput where it is no text."""
     if not isinstance(layer, str):

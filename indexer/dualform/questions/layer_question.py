@@ -35,6 +35,11 @@ class LayerQuestion(Question[Answer_co]):
         return None
 
     @property
+    def rebuilds(self) -> bool:
+        """Whether weights may have to be rebuilt for its answer, or what each slot brought to them."""
+        return False
+
+    @property
     def most_joined(self) -> int | None:
         """Most queries, of several questions of a kind, that are worth answering together; None where each adds little
         to what answering one takes.

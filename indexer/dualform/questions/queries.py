@@ -20,6 +20,40 @@ MOST_ROWS = 1_000_000
 """Rows that a text may name."""
 
 
+def finite_rows(given: Any, many: str = "queries", one: str = "query", width: str = "d") -> NDArray[np.float32]:
+    """float32[n, width] of a tensor or what NumPy makes an array of; of a single row [width] too.
+
+    Raises BadInput, whose field is `many`, for other shapes, no row at all, and numbers that are masked or not finite.
+    """
+    if np.ma.is_masked(given):
+        raise BadInput(f"{many} hold masked numbers.", hint="Give each a value, with filled().", field=many)
+    if hasattr(given, "detach"):  # a tensor, also of a type or in a place that NumPy knows nothing of
+        given = given.detach().cpu()
+        given = given.float() if given.is_floating_point() else given
+    try:
+        with np.errstate(over="ignore"):  # what overflows float32 is infinite there, and refused below
+            rows = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{many} must be numbers: {error}.", field=many) from None
+    if rows.ndim == 1:
+        rows = rows[None, :]
+    if rows.ndim != 2:
+        raise BadInput(
+            f"{many} must be float32[n, {width}] or float32[{width}], got an array of {rows.ndim} dimensions.",
+            field=many,
+        )
+    if not len(rows):
+        raise BadInput(f"{many} hold no row.", hint=f"Ask with at least one {one}.", field=many)
+    finite = np.isfinite(rows).all(axis=1)
+    if not finite.all():
+        raise BadInput(
+            f"{one} {int(np.argmin(finite))} holds NaN or infinity.",
+            hint="Scores are inner products: every number must be finite in float32.",
+            field=many,
+        )
+    return np.ascontiguousarray(rows)
+
+
 @dataclass(frozen=True)
 class Vectors:
     """Queries given as numbers: n of them, each as wide as the layer's input, d.
@@ -32,33 +66,7 @@ class Vectors:
     """float32[n, d], finite."""
 
     def __post_init__(self) -> None:
-        if np.ma.is_masked(self.rows):
-            raise BadInput("queries hold masked numbers.", hint="Give each a value, with filled().", field="queries")
-        given: Any = self.rows
-        if hasattr(given, "detach"):  # a tensor, also of a type or in a place that NumPy knows nothing of
-            given = given.detach().cpu()
-            given = given.float() if given.is_floating_point() else given
-        try:
-            with np.errstate(over="ignore"):  # what overflows float32 is infinite there, and refused below
-                rows = np.asarray(given, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"queries must be numbers: {error}.", field="queries") from None
-        if rows.ndim == 1:
-            rows = rows[None, :]
-        if rows.ndim != 2:
-            raise BadInput(
-                f"queries must be float32[n, d] or float32[d], got an array of {rows.ndim} dimensions.", field="queries"
-            )
-        if not len(rows):
-            raise BadInput("queries hold no row.", hint="Ask with at least one query.", field="queries")
-        finite = np.isfinite(rows).all(axis=1)
-        if not finite.all():
-            raise BadInput(
-                f"query {int(np.argmin(finite))} holds NaN or infinity.",
-                hint="Scores are inner products: every number must be finite in float32.",
-                field="queries",
-            )
-        object.__setattr__(self, "rows", np.ascontiguousarray(rows))
+        object.__setattr__(self, "rows", finite_rows(self.rows))
 
     @property
     def count(self) -> int:

@@ -51,6 +51,10 @@ class Output(LayerQuestion[Outputs]):
         object.__setattr__(self, "initial", as_flag(self.initial, "initial"))
 
     @property
+    def rebuilds(self) -> bool:
+        return True
+
+    @property
     def most_joined(self) -> int | None:
         return _JOINED if self.kernel == "softmax" else None
 
@@ -75,6 +79,10 @@ class Contribution(LayerQuestion[Contributions]):
             raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
         check_step(self.at_step)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
+
+    @property
+    def rebuilds(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

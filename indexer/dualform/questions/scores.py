@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-
-import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_flag, check_score
+from dualform.questions.arguments import as_by, as_flag, as_k, check_score
 from dualform.questions.layer_question import LayerQuestion
+from dualform.questions.question import Answer_co
+from dualform.questions.toward import Toward, as_toward
+
+
+class ScoreQuestion(LayerQuestion[Answer_co]):
+    """What questions about scores have in common, beside their queries. Its kinds are dataclasses with these fields."""
+
+    score: str
+    toward: Toward | None
+
+    @property
+    def kind(self) -> Hashable | None:
+        return super().kind if self.toward is None or self.toward.joins else None
+
+    @property
+    def rebuilds(self) -> bool:
+        return self.toward is not None
+
+    def _check_score(self) -> None:
+        """Raises BadInput for a score that is no name, or without the direction that it needs."""
+        check_score(self.score)
+        object.__setattr__(self, "toward", as_toward(self.score, self.toward))
 
 
 @dataclass(frozen=True)
-class TopK(LayerQuestion[Hits]):
+class TopK(ScoreQuestion[Hits]):
     """The k training datapoints that each query attends to most (paper section 5.2, figure 4).
 
     As a value, for `Answers.ask`; `Answers.topk` makes one, and says what its fields mean. Raises BadInput for what
@@ -25,17 +46,17 @@ class TopK(LayerQuestion[Hits]):
     by: tuple[str, ...] = ()
     """Columns; with any, the k best of each group."""
     score: str = "signed"
-    """The name of a score (query/score/kinds/): "signed", "abs", "cosine", or one of your own."""
+    """"signed", "abs", "cosine", one of your own (query/score/kinds/), or "contribution", with `toward`."""
     allow_partial: bool = False
     """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
+    toward: Toward | None = None
+    """Of "contribution": along which direction, and as of which step."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
-            raise BadInput(f"k is {self.k!r}.", hint="Ask for at least 1 datapoint.", field="k")
-        object.__setattr__(self, "k", int(self.k))
+        object.__setattr__(self, "k", as_k(self.k, "datapoint"))
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
-        check_score(self.score)
+        self._check_score()
         object.__setattr__(self, "allow_partial", as_flag(self.allow_partial, "allow_partial"))
 
     @property
@@ -44,7 +65,7 @@ class TopK(LayerQuestion[Hits]):
 
 
 @dataclass(frozen=True)
-class GroupSum(LayerQuestion[GroupSums]):
+class GroupSum(ScoreQuestion[GroupSums]):
     """The sum of attention weights of each group of training datapoints (paper section 5.2, figure 5).
 
     As a value, for `Answers.ask`; `Answers.group_sum` makes one, and says what its fields mean. Raises BadInput for
@@ -54,14 +75,24 @@ class GroupSum(LayerQuestion[GroupSums]):
     by: tuple[str, ...]
     where: str | None = None
     score: str = "signed"
-    """The name of a score (query/score/kinds/): "signed", "abs", "cosine", or one of your own."""
+    """As in TopK."""
     allow_partial: bool = False
     """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
+    toward: Toward | None = None
+    """As in TopK."""
+    k: int | None = None
+    """Only the k groups of each query whose sums are largest, whatever their sign; None for all groups."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
             raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
-        check_score(self.score)
+        self._check_score()
+        if self.k is not None:
+            object.__setattr__(self, "k", as_k(self.k, "group"))
         object.__setattr__(self, "allow_partial", as_flag(self.allow_partial, "allow_partial"))
+
+    @property
+    def bytes_a_query(self) -> float | None:
+        return None if self.k is None else 16.0 * self.k

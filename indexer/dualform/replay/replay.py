@@ -120,6 +120,12 @@ def _running(view: View, question: Question) -> RunningBest | RunningSums:
     """The answer to a question, to grow with the training. Slots and their columns stand in the first run's tables, so
     mask and groups are settled before a key is seen. Raises what an engine raises, and BadInput for another kind.
     """
+    if isinstance(question, TopK | GroupSum) and question.toward is not None:
+        raise BadInput(
+            "a replay answers no contributions: what a slot's value is worth is known at the end of a training.",
+            hint="Ask a memory with keys and values.",
+            field="questions",
+        )
     if isinstance(question, TopK):
         return RunningBest(resolve(view, question))
     if isinstance(question, GroupSum):

@@ -71,9 +71,9 @@ class RunningSums:
 
     def answer(self, scan: Scan) -> GroupSums:
         scan = replace(scan, slots_matching=self.resolved.selection.count, seconds=self.seconds)
-        return GroupSums(
-            self._groups.keys, self._added(), self._groups.counts, self._groups.by, scan, self.resolved.layer.space
-        )
+        groups, k = self._groups, self.resolved.question.k
+        found = GroupSums(groups.keys, self._added(), groups.counts, groups.by, scan, self.resolved.layer.space)
+        return found if k is None else found.of_largest(k)
 
     def _added(self) -> NDArray[np.float64]:
         if self._keys is None or self._of_products is None:

@@ -621,6 +621,7 @@ class TopKRequest(google.protobuf.message.Message):
     SCORE_FIELD_NUMBER: builtins.int
     SCORE_NAME_FIELD_NUMBER: builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: builtins.int
+    TOWARD_FIELD_NUMBER: builtins.int
     layer: builtins.str
     k: builtins.int
     where: builtins.str
@@ -633,6 +634,10 @@ class TopKRequest(google.protobuf.message.Message):
     def queries(self) -> Global___Queries: ...
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def toward(self) -> Global___Toward:
+        """of the score "contribution", which needs it; no other has it"""
+
     def __init__(
         self,
         *,
@@ -644,12 +649,56 @@ class TopKRequest(google.protobuf.message.Message):
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
         allow_partial: builtins.bool = ...,
+        toward: Global___Toward | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "toward", b"toward", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "toward", b"toward", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___TopKRequest: typing_extensions.TypeAlias = TopKRequest
+
+@typing.final
+class Toward(google.protobuf.message.Message):
+    """What contributions are measured along: an output of the layer, one output less another, or vectors."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: builtins.int
+    MINUS_FIELD_NUMBER: builtins.int
+    VECTORS_FIELD_NUMBER: builtins.int
+    AT_STEP_FIELD_NUMBER: builtins.int
+    ALLOW_INEXACT_FIELD_NUMBER: builtins.int
+    output: builtins.int
+    minus: builtins.int
+    """the output whose contribution is subtracted"""
+    at_step: builtins.int
+    """as in OutputRequest"""
+    allow_inexact: builtins.bool
+    @property
+    def vectors(self) -> Global___Matrix:
+        """float32[1, d_out] for all queries, or float32[n, d_out], one for each"""
+
+    def __init__(
+        self,
+        *,
+        output: builtins.int | None = ...,
+        minus: builtins.int | None = ...,
+        vectors: Global___Matrix | None = ...,
+        at_step: builtins.int | None = ...,
+        allow_inexact: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_minus", b"_minus", "_output", b"_output", "_vectors", b"_vectors", "at_step", b"at_step", "minus", b"minus", "output", b"output", "vectors", b"vectors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_minus", b"_minus", "_output", b"_output", "_vectors", b"_vectors", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "minus", b"minus", "output", b"output", "vectors", b"vectors"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_minus", b"_minus"]) -> typing.Literal["minus"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_output", b"_output"]) -> typing.Literal["output"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_vectors", b"_vectors"]) -> typing.Literal["vectors"] | None: ...
+
+Global___Toward: typing_extensions.TypeAlias = Toward
 
 @typing.final
 class TopKResponse(google.protobuf.message.Message):
@@ -661,6 +710,7 @@ class TopKResponse(google.protobuf.message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
     ids: builtins.bytes
     """int64, query after query, group after group, best first"""
     scores: builtins.bytes
@@ -677,6 +727,10 @@ class TopKResponse(google.protobuf.message.Message):
 
     @property
     def scan(self) -> Global___Scan: ...
+    @property
+    def grade(self) -> Global___Grade:
+        """of contributions; absent for scores of keys alone"""
+
     def __init__(
         self,
         *,
@@ -686,9 +740,10 @@ class TopKResponse(google.protobuf.message.Message):
         groups: Global___Columns | None = ...,
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
+        grade: Global___Grade | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "ids", b"ids", "scan", b"scan", "scores", b"scores", "space", b"space"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["counts", b"counts", "grade", b"grade", "groups", b"groups", "scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "grade", b"grade", "groups", b"groups", "ids", b"ids", "scan", b"scan", "scores", b"scores", "space", b"space"]) -> None: ...
 
 Global___TopKResponse: typing_extensions.TypeAlias = TopKResponse
 
@@ -703,6 +758,8 @@ class GroupSumRequest(google.protobuf.message.Message):
     SCORE_FIELD_NUMBER: builtins.int
     SCORE_NAME_FIELD_NUMBER: builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: builtins.int
+    TOWARD_FIELD_NUMBER: builtins.int
+    K_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
     score: Global___Score.ValueType
@@ -710,10 +767,16 @@ class GroupSumRequest(google.protobuf.message.Message):
     """of SCORE_NAMED"""
     allow_partial: builtins.bool
     """as in TopKRequest"""
+    k: builtins.int
+    """only the k groups of each query whose sums are largest, whatever their sign; absent: all"""
     @property
     def queries(self) -> Global___Queries: ...
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def toward(self) -> Global___Toward:
+        """as in TopKRequest"""
+
     def __init__(
         self,
         *,
@@ -724,9 +787,14 @@ class GroupSumRequest(google.protobuf.message.Message):
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
         allow_partial: builtins.bool = ...,
+        toward: Global___Toward | None = ...,
+        k: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "k", b"k", "queries", b"queries", "toward", b"toward", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "toward", b"toward", "where", b"where"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_k", b"_k"]) -> typing.Literal["k"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___GroupSumRequest: typing_extensions.TypeAlias = GroupSumRequest
@@ -740,19 +808,32 @@ class GroupSumResponse(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
+    NUMBERS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
     counts: builtins.bytes
     """int64[G]: slots in each group"""
     space: builtins.str
+    total: builtins.int
+    """how many groups were summed; absent without k"""
     @property
     def groups(self) -> Global___Columns:
-        """one row a group, in value order, NULLs last"""
+        """one row a group, in value order, NULLs last; with k, those that a query has"""
 
     @property
     def sums(self) -> Global___Matrix:
-        """float64[n, G]"""
+        """float64[n, G]; with k, float64[n, min(k, total)], largest first"""
 
     @property
     def scan(self) -> Global___Scan: ...
+    @property
+    def grade(self) -> Global___Grade:
+        """of contributions; absent for scores of keys alone"""
+
+    @property
+    def numbers(self) -> Global___Matrix:
+        """int64[n, min(k, total)]: the row of `groups` that each sum is of; absent without k"""
+
     def __init__(
         self,
         *,
@@ -761,9 +842,16 @@ class GroupSumResponse(google.protobuf.message.Message):
         counts: builtins.bytes = ...,
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
+        grade: Global___Grade | None = ...,
+        numbers: Global___Matrix | None = ...,
+        total: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["groups", b"groups", "scan", b"scan", "sums", b"sums"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "scan", b"scan", "space", b"space", "sums", b"sums"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_numbers", b"_numbers", "_total", b"_total", "grade", b"grade", "groups", b"groups", "numbers", b"numbers", "scan", b"scan", "sums", b"sums", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_numbers", b"_numbers", "_total", b"_total", "counts", b"counts", "grade", b"grade", "groups", b"groups", "numbers", b"numbers", "scan", b"scan", "space", b"space", "sums", b"sums", "total", b"total"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_numbers", b"_numbers"]) -> typing.Literal["numbers"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_total", b"_total"]) -> typing.Literal["total"] | None: ...
 
 Global___GroupSumResponse: typing_extensions.TypeAlias = GroupSumResponse
 

@@ -102,6 +102,22 @@ def _score_run(
     return scores
 
 
+def score_block(rows: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[r]: the canonical score of every row of float32[r, d] with one query, float32[d]."""
+    if kernels.library() is None:
+        return canonical_scores(rows, query)
+    rows, queries = np.ascontiguousarray(rows), np.ascontiguousarray(query)[None]
+    addresses = (rows.ctypes.data + 4 * rows.shape[1] * np.arange(len(rows))).astype(np.uint64)
+    scores, first = np.empty(len(rows)), np.zeros(_TASK, dtype=np.int64)
+
+    def work(_: int, start: int) -> None:
+        own = addresses[start : start + _TASK]
+        scores[start : start + len(own)] = kernels.canonical(own, first[: len(own)], queries)
+
+    divide(range(0, len(rows), _TASK), work, None if len(rows) > _TASK else 1)
+    return scores
+
+
 def score_rows(rows: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float64]:
     """float64[n, r]: the canonical score of every row of float64[r, d] with every query of float32[n, d]."""
     if kernels.library() is None:

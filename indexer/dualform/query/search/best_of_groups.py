@@ -3,12 +3,15 @@
 Shapes: n queries, m entries that the mask leaves, G groups, c candidates.
 
 The scores of all slots are held for one query at a time. A group's floor is the k-th best lower bound among its slots;
-slots that can reach it are scored again canonically.
+slots that can reach it are scored again canonically. Where slots have factors of their own, as contributions have, a
+slot's score is that of its key times its factor, and slots that share a key differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +22,11 @@ from dualform.query.search.scan import Scorer, ScorerOf, blocks
 from dualform.query.search.searcher import Ranked, Search
 from dualform.query.view import Check
 
+FactorsOf: TypeAlias = Callable[[int], NDArray[np.float64]]
+"""float64[m]: what a query multiplies the score of each entry by, in the order of Groups.entries."""
 _MATRIX_BYTES = 128 << 20
+_ROUNDING, _TINY = 2.0**-50, 2.0**-1020
+"""Above those of a few float64 operations: relative, and of products below the smallest normal number."""
 _LOOPED = 512
 """Up to so many groups are partitioned one by one; beyond it, sorting all slots is faster."""
 
@@ -36,7 +43,9 @@ class Members:
     """int64[m]: the stored row of each position's key."""
 
 
-def best_of_groups(search: Search, queries: NDArray[np.float32], scorer: ScorerOf) -> list[Ranked]:
+def best_of_groups(
+    search: Search, queries: NDArray[np.float32], scorer: ScorerOf, factors_of: FactorsOf | None = None
+) -> list[Ranked]:
     """For each query, the k best slots of group 0, then of group 1, and so on; a smaller group gives all it has."""
     rows, groups, k, check = search.rows, search.groups, search.k, search.check
     assert groups is not None, "a search without groups is best_entries'"
@@ -52,10 +61,15 @@ def best_of_groups(search: Search, queries: NDArray[np.float32], scorer: ScorerO
         scores = _all_scores(batch, rows, check)
         for i in range(len(batch.queries)):
             check()
-            errors = batch.errors_of(members.rows, i)
-            near = _candidates(scores[i][members.rows], errors, groups, members, k)
+            own, errors = scores[i][members.rows], batch.errors_of(members.rows, i)
+            factors = None if factors_of is None else factors_of(start + i)
+            if factors is not None:
+                own *= factors
+                # Of the bound itself, of both products of the factor, and of what is too small for a normal number.
+                errors = errors * np.abs(factors) * (1 + _ROUNDING) + _ROUNDING * np.abs(own) + _TINY
+            near = _candidates(own, errors, groups, members, k)
             check()
-            found.append(_ranked(batch, i, groups, members, near, k))
+            found.append(_ranked(batch, i, groups, members, near, k, factors))
     return found
 
 
@@ -86,9 +100,19 @@ def _candidates(
     return np.flatnonzero(scores + errors >= floors[groups.numbers])
 
 
-def _ranked(batch: Scorer, query: int, groups: Groups, members: Members, near: NDArray[np.int64], k: int) -> Ranked:
+def _ranked(
+    batch: Scorer,
+    query: int,
+    groups: Groups,
+    members: Members,
+    near: NDArray[np.int64],
+    k: int,
+    factors: NDArray[np.float64] | None,
+) -> Ranked:
     distinct, index = np.unique(members.rows[near], return_inverse=True)
     scores = batch.canonical(distinct, query)[index]
+    if factors is not None:
+        scores = scores * factors[near] + 0.0  # -0.0 becomes 0.0
     entries, numbers = groups.entries[near], groups.numbers[near]
     order = np.lexsort((entries, -scores, numbers))
     begins = np.searchsorted(numbers[order], np.arange(len(groups.counts)))

@@ -18,20 +18,30 @@ from dualform.questions import TopK
 
 def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     """Raises BadInput where the score is unknown, Inexact where a key is not finite."""
-    view, layer, k, groups, score = resolved.view, resolved.layer, resolved.question.k, resolved.groups, resolved.score
-    if view.shards is None:
+    view, layer, k, groups = resolved.view, resolved.layer, resolved.question.k, resolved.groups
+    if view.shards is not None and resolved.directed is None:
+        found = view.shards.best(resolved, check)
+    else:
         rows = key_rows(view, layer.name, resolved.selection, check)
         search = Search(view, layer.name, rows, groups, k, check)
-        found = best(search, score.searchers(view.backend), resolved.queries)
-    else:
-        found = view.shards.best(resolved, check)
+        found = _found(resolved, search, check)
     there = np.array([resolved.selection.count]) if groups is None else groups.counts
     counts = np.tile(np.minimum(there, k), (len(found), 1))
     entries = np.concatenate([entries for entries, _ in found]).astype(np.int64)
     scores = as_float32(np.concatenate([scores for _, scores in found]))
     keys, by = (None, ()) if groups is None else (groups.keys, groups.by)
     ids = view.snapshot.entries(layer.name).slots_of(entries)
-    return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space)
+    grade = None if resolved.directed is None else resolved.directed.grade
+    return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space, grade)
+
+
+def _found(resolved: Resolved[TopK], search: Search, check: Check) -> list[Ranked]:
+    """By query, group after group, of rows that this process reads."""
+    if resolved.directed is None:
+        return best(search, resolved.score.searchers(search.view.backend), resolved.queries)
+    from dualform.query.directed.directed_best import directed_best  # scores of keys need none of it
+
+    return directed_best(search, resolved.directed, resolved.queries, check)
 
 
 def best(search: Search, searchers: Sequence[Searcher], queries: NDArray[np.float32]) -> list[Ranked]:

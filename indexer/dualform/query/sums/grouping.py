@@ -22,7 +22,7 @@ from dualform.query.groups import Groups
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.rescoring import score_every
 from dualform.query.sums.absolute_sum import AbsoluteScan
-from dualform.query.sums.key_sums import KeySums
+from dualform.query.sums.key_sums import KeySums, key_sums
 from dualform.query.sums.stored_key_sums import stored_key_sums
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
@@ -86,15 +86,34 @@ class Grouping:
             self.rows()  # refuses, and names the slot
         return sums
 
+    def scaled_key_sums(self, name: tuple[object, ...], factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """float64[G, d]: as `key_sums`, each key times the factor float64[m] of its entry, in the order of the groups'
+        entries. `name` tells these factors from others of the layer under the same mask. Not kept on disk.
+
+        Raises Inexact where a key is not finite.
+        """
+
+        def made() -> KeySums:
+            keys = self.view.snapshot.keys(self.layer.name)
+            return key_sums(keys.passing(first=True), self.groups, self.check, factors=factors)
+
+        key = ("key sums", self.layer.name, self.selection.identity, self.groups.by, *name)
+        sums = self.view.cache.get(key, made, self.check)
+        if not sums.finite:
+            self.rows()  # refuses, and names the slot
+        return sums.sums
+
     def by_slot(
         self,
         queries: NDArray[np.float32],
         of: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
         divisors: RowDivisors | None = None,
+        factors_of: Callable[[int], NDArray[np.float64]] | None = None,
     ) -> NDArray[np.float64]:
         """float64[n, G]: the inner products of all slots, or what `of` makes of them, added in slot order.
 
-        `of` may write over them. Raises Inexact where a key is not finite.
+        `of` may write over them. `factors_of` gives float64[m] for a query: what the product of each entry is
+        multiplied by before it is added. Raises Inexact where a key is not finite.
         """
         groups, index = self.groups, None
         sums = np.empty((len(queries), len(groups.counts)))
@@ -112,6 +131,8 @@ class Grouping:
             for i, scores in enumerate(products if of is None else of(products), start):
                 self.check()
                 terms = scores if index is None else scores[index]
+                if factors_of is not None:
+                    terms = terms * factors_of(i)
                 sums[i] = np.bincount(groups.numbers, terms, minlength=len(groups.counts))
             del products, scores, terms  # as large as all else, and not to be held beside the next batch's
         return sums

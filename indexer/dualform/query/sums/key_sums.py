@@ -59,9 +59,17 @@ class BlockSums:
 class KeySummer:
     """Adds keys up, over one stretch of entries after another."""
 
-    def __init__(self, groups: int, width: int, divisors: NDArray[np.float64] | None = None) -> None:
-        """`divisors`: float64[R], of the stored rows, by which keys are divided before they are added; None for 1."""
-        self._divisors = divisors
+    def __init__(
+        self,
+        groups: int,
+        width: int,
+        divisors: NDArray[np.float64] | None = None,
+        factors: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Before they are added, keys are divided by `divisors`, float64[R] of the stored rows, or multiplied by
+        `factors`, float64[H] of the entries; None for 1.
+        """
+        self._divisors, self._factors = divisors, factors
         self._sums = np.zeros((groups, width))
         self._least, self._most = np.zeros((2, groups), dtype=np.float32)
 
@@ -75,11 +83,13 @@ class KeySummer:
             self.add_block(self._sums_of(keys, entries[block], numbers[block]))
 
     def _sums_of(self, keys: Keys, entries: NDArray[np.int64], numbers: NDArray[np.int64]) -> BlockSums:
-        if self._divisors is None and kernels.library() is not None and (found := _added_runs(keys, entries, numbers)):
+        plain = self._divisors is None and self._factors is None
+        if plain and kernels.library() is not None and (found := _added_runs(keys, entries, numbers)):
             return found
         rows = sorted_rows(keys, entries, numbers)
         divisors = None if self._divisors is None else self._divisors[_numbers(keys, rows.entries), None]
-        return added(rows, divisors)
+        factors = None if self._factors is None else self._factors[rows.entries, None]
+        return added(rows, divisors, factors)
 
     def add_block(self, block: BlockSums) -> None:
         """Add what was added up of the next block."""
@@ -94,9 +104,19 @@ class KeySummer:
         return KeySums(self._sums, one_sign, bool(np.isfinite(self._sums).all()))
 
 
-def key_sums(keys: Keys, groups: Groups, check: Check, divisors: NDArray[np.float64] | None = None) -> KeySums:
-    """`divisors` as KeySummer takes them."""
-    summer = KeySummer(len(groups.counts), keys.width, divisors)
+def key_sums(
+    keys: Keys,
+    groups: Groups,
+    check: Check,
+    divisors: NDArray[np.float64] | None = None,
+    factors: NDArray[np.float64] | None = None,
+) -> KeySums:
+    """`divisors` as KeySummer takes them; `factors` are float64[m], of the groups' entries."""
+    of_entries = None
+    if factors is not None:
+        of_entries = np.zeros(keys.entries)
+        of_entries[groups.entries] = factors
+    summer = KeySummer(len(groups.counts), keys.width, divisors, of_entries)
     summer.add(keys, groups.entries, groups.numbers, check)
     return summer.sums()
 
@@ -141,8 +161,10 @@ def _added_runs(keys: Keys, entries: NDArray[np.int64], numbers: NDArray[np.int6
     return BlockSums(numbers[order][runs], sums, least, most) if np.isfinite(sums).all() else None
 
 
-def added(rows: SortedRows, divisors: NDArray[np.float64] | None = None) -> BlockSums:
-    """The sums of one block's keys, each divided by its own of float64[b, 1]."""
+def added(
+    rows: SortedRows, divisors: NDArray[np.float64] | None = None, factors: NDArray[np.float64] | None = None
+) -> BlockSums:
+    """The sums of one block's keys, each divided by its own of float64[b, 1], or multiplied."""
     keys, runs = rows.keys, rows.runs
     least = np.minimum.reduceat(keys.min(axis=1, initial=0), runs)
     most = np.maximum.reduceat(keys.max(axis=1, initial=0), runs)
@@ -152,6 +174,8 @@ def added(rows: SortedRows, divisors: NDArray[np.float64] | None = None) -> Bloc
         wide = keys[:, columns].astype(np.float64)
         if divisors is not None:
             wide /= divisors
+        if factors is not None:
+            wide *= factors
         sums[:, columns] = added_in_order(wide, runs)
     return BlockSums(rows.groups, sums, least, most)
 

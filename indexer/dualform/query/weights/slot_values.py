@@ -28,7 +28,17 @@ from dualform.query.weights.slot_products import block_size
 from dualform.query.where.mask import Selection
 from dualform.store.layer import Layer
 
-_HINT = 'Ask with kernel="linear".'
+
+class WithoutValues(Inexact):
+    """The slots of a layer have no values of their own."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What to do instead where slots have no values of their own, in the words of the question that needs them."""
+
+    hint: str
+    field: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +52,18 @@ class SlotValues:
 
 
 def slot_values(
-    view: View, layer: Layer, selection: Selection, at_step: int | None, grade: Grade, check: Check
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    at_step: int | None,
+    grade: Grade,
+    check: Check,
+    remedy: Remedy,
 ) -> SlotValues:
-    """Of a layer that `refuse_without_values` lets pass. Raises Inexact where the parts of its weight moved apart."""
+    """Of a layer that `refuse_without_values` lets pass.
+
+    Raises WithoutValues where the parts of its weight moved apart.
+    """
     parts, allowed = _Parts.of(view, layer, at_step), _allowed(layer, grade)
     steps = view.slot_steps(layer)[selection.entries]
     asked = np.unique(steps[parts.used[:, steps].any(axis=0)])
@@ -53,33 +72,33 @@ def slot_values(
         speaks = _speaks(view, layer, check)
         if not parts.alike(speaks, asked, allowed):
             names = ", ".join(block.block_name for block in layer.weights)
-            raise Inexact(
+            raise WithoutValues(
                 f"the parts of the weight of layer {layer.name!r}, {names}, moved differently: its slots have no one "
                 "value for all of it.",
-                hint=_HINT,
-                field="kernel",
+                hint=remedy.hint,
+                field=remedy.field,
             )
     chosen, coefficients = _first(parts.used, speaks)[steps], _first(parts.per_step, speaks)
     return SlotValues(selection.entries[chosen], coefficients[steps[chosen]])
 
 
-def refuse_without_values(view: View, layer: Layer) -> None:
-    """Raises Inexact for a rule or a layer that gives its slots no values. `require` asks what was recorded."""
+def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
+    """Raises WithoutValues for a rule or a layer that gives its slots no values. `require` asks what was recorded."""
     if (optimizer := weighs_no_slot(view.snapshot, layer.parameters)) is not None:
-        raise Inexact(
+        raise WithoutValues(
             f"under {optimizer} the slots of layer {layer.name!r} have no values of their own: what one "
             "gradient brings depends on all of them.",
-            hint=_HINT,
-            field="kernel",
+            hint=remedy.hint,
+            field=remedy.field,
         )
     own = {block.block_name for block in layer.weights}
     for other in view.snapshot.layers.values():
         if other.name != layer.name and not own.isdisjoint(block.block_name for block in other.parameters):
-            raise Inexact(
+            raise WithoutValues(
                 f"layer {layer.name!r} shares a parameter with layer {other.name!r}: its weight is a sum over the "
-                "slots of both, and a softmax has one set of keys.",
-                hint=_HINT,
-                field="kernel",
+                "slots of both, and their keys are not one set.",
+                hint=remedy.hint,
+                field=remedy.field,
             )
 
 

@@ -34,7 +34,7 @@ from dualform.query.weights.rebuilt_weights import rebuild_without_slots, tied
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_products import block_size, blocks, places
 from dualform.query.weights.slot_sum import bias_sum
-from dualform.query.weights.slot_values import SlotValues, refuse_without_values, slot_values
+from dualform.query.weights.slot_values import Remedy, SlotValues, refuse_without_values, slot_values
 from dualform.query.where.mask import Selection
 from dualform.questions import Output
 from dualform.questions.arguments import check_step
@@ -45,6 +45,7 @@ _BATCH = 128
 """Queries that share one pass over keys and values."""
 _HELD_BYTES = 256 << 20
 """Of scores of stored rows that slots share."""
+_REMEDY = Remedy(hint='Ask with kernel="linear".', field="kernel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +66,9 @@ def softmax(
     at_step, temperature = question.at_step, question.temperature
     assert temperature is not None, "a softmax has one"
     check_step(at_step, view.snapshot.steps)
-    refuse_without_values(view, layer.stored)
+    refuse_without_values(view, layer.stored, _REMEDY)
     grade, standing, beside = require(view, layer.stored, at_step, question.allow_inexact, check), 0.0, np.zeros(1)
-    slots = slot_values(view, layer, selection, at_step, grade, check)
+    slots = slot_values(view, layer, selection, at_step, grade, check, _REMEDY)
     if question.initial:
         initial = rebuild_without_slots(view, layer.stored, at_step, question.allow_inexact, check).of(layer)
         beside, standing = score_rows(initial.weight, queries), initial.standing

@@ -18,10 +18,8 @@ from the canonical ones (query/search/scan.py) to the searcher that scans.
 A replay asks the same of windows of keys, which are memories of their own without values: the best of all windows are
 among the best of each, and sums add up.
 
-What this does not cover yet: a score that weighs each slot by more than its key, such as its contribution along a
-direction, alpha_t e_t. It differs between slots that share a key, needs values and coefficients, and so brings its own
-searcher and its own sums; and a direction has to travel with the question (questions/scores.py, its method, and the
-wire), because a name cannot carry it. Replay keeps no values and would have to refuse it.
+A score that weighs each slot by more than its key, as its contribution along a direction, is none of these: it differs
+between slots that share a key, and its direction travels with the question. See query/directed/.
 """
 
 from __future__ import annotations
@@ -70,6 +68,6 @@ _BY_NAME: Mapping[str, Kind] = {score.name: score for score in (Signed(), Absolu
 def named(name: str) -> Kind:
     """The score of that name. Raises BadInput where there is none."""
     if name not in _BY_NAME:
-        *names, last = (f'"{known}"' for known in _BY_NAME)
-        raise BadInput(f"score is {name!r}.", hint=f"It is {', '.join(names)} or {last}.", field="score")
+        names = ", ".join(f'"{known}"' for known in _BY_NAME)
+        raise BadInput(f"score is {name!r}.", hint=f'It is {names} or, with toward, "contribution".', field="score")
     return _BY_NAME[name]

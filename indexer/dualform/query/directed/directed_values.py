@@ -1,0 +1,143 @@
+"""What the value of each slot is worth along a direction: the second factor of its contribution.
+
+    c_t(q, u)  =  (x_t . q) v_t(u)        v_t(u)  =  a_t (delta_t . u)        u: the direction
+
+Shapes: m entries that speak, n queries, d_out outputs of the layer.
+
+Both factors are canonical: (delta_t . u) is summed in the order of canonical.py, and rounded before the coefficient
+a_t of the slot's step multiplies it. A direction that is one output, or one less another, has the bits of the vector
+that names it, but reads a column of the values in place of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Grade
+from dualform.errors import BadInput, EmptyMask, Inexact
+from dualform.query.score.rescoring import score_block
+from dualform.query.view import Check, View
+from dualform.query.weights.requirement import require
+from dualform.query.weights.slot_products import block_size, blocks, places
+from dualform.query.weights.slot_values import Remedy, refuse_without_values, slot_values
+from dualform.query.where.mask import Selection
+from dualform.questions import Toward
+from dualform.questions.arguments import check_step
+from dualform.store.layer import Layer
+
+_REMEDY = Remedy(hint="Ask group_sum or contributions: groups have weights of their own.", field="score")
+
+
+@dataclass(frozen=True, eq=False)
+class DirectedValues:
+    """Of the entries that a mask leaves and whose gradient an update before `at_step` used."""
+
+    view: View
+    layer: Layer
+    selection: Selection
+    """Those entries, at least one. No other process makes them, as `source` says."""
+    toward: Toward
+    grade: Grade
+    coefficients: NDArray[np.float64]
+    """float64[m]."""
+
+    def of(self, query: int, check: Check) -> NDArray[np.float64]:
+        """float64[m]: for the direction of one query, in the order of the entries.
+
+        Raises Inexact where a value is not finite: such a contribution has no place in any order.
+        """
+        toward, vectors = self.toward, self.toward.vectors
+        if vectors is not None:
+            return self._made(vectors.rows[query if vectors.count > 1 else 0], check)
+        asked = toward.at_step, toward.allow_inexact, toward.output, toward.minus
+        key = ("directed", self.layer.name, self.selection.identity, *asked)
+        return self.view.cache.get(key, lambda: self._made(None, check), check)
+
+    @property
+    def shared(self) -> bool:
+        """Whether all queries have the same."""
+        return self.toward.vectors is None
+
+    def _made(self, direction: NDArray[np.float32] | None, check: Check) -> NDArray[np.float64]:
+        values, entries = self.view.snapshot.values(self.layer.name), self.selection.entries
+        found = np.empty(len(entries))
+        for start, stop, part in blocks(entries, values.rows, block_size(values.width)):
+            check()
+            own = values.block(start, stop)[places(entries[part], start, stop)]
+            found[part] = self._output(own) if direction is None else score_block(own, direction)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found *= self.coefficients
+        found += 0.0  # -0.0 becomes 0.0
+        if not np.isfinite(found).all():
+            self._refuse(found)
+        return found
+
+    def _output(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+        output, minus = self.toward.output, self.toward.minus
+        assert output is not None, "a direction without vectors names an output"
+        found = values[:, output].astype(np.float64)
+        return found if minus is None else found - values[:, minus]
+
+    def _refuse(self, found: NDArray[np.float64]) -> None:
+        first = self.selection.entries[~np.isfinite(found)][:1]
+        slot = int(self.view.snapshot.entries(self.layer.name).slots_of(first)[0])
+        raise Inexact(
+            f"layer {self.layer.name!r} has values that hold NaN or infinity, first at slot {slot}.",
+            hint=f"The training diverged there; mask it out: slot < {slot}.",
+            field="where",
+        )
+
+
+def directed_values(
+    view: View, layer: Layer, selection: Selection, toward: Toward, queries: int, check: Check
+) -> DirectedValues:
+    """Raises BadInput where the layer has no such output, vectors are not as wide as it or not as many as the queries;
+    Inexact as `require` says; WithoutValues where slots have no values of their own; EmptyMask where no update before
+    `at_step` used a slot's gradient.
+    """
+    _check_width(layer, toward, queries)
+    check_step(toward.at_step, view.snapshot.steps)
+    grade = require(view, layer.stored, toward.at_step, toward.allow_inexact, check)
+    refuse_without_values(view, layer.stored, _REMEDY)
+    slots = slot_values(view, layer, selection, toward.at_step, grade, check, _REMEDY)
+    if not len(slots.entries):
+        raise EmptyMask(
+            f"no update before step {toward.at_step} used the gradient of a slot that is left.",
+            hint="Ask as of a later step.",
+            field="at_step",
+        )
+    used = replace(selection, source=None)
+    if len(slots.entries) < selection.count:
+        stays = np.zeros_like(selection.stays)
+        stays[slots.entries] = True
+        # No SQL reads like this, so no mask has this identity. Layers are updated when their optimizers are.
+        identity = f"used of {layer.name!r} before step {toward.at_step}: {selection.identity}"
+        used = Selection(identity, stays, stored=False)
+    return DirectedValues(view, layer, used, toward, grade, slots.coefficients)
+
+
+def _check_width(layer: Layer, toward: Toward, queries: int) -> None:
+    """Raises BadInput where a direction does not fit a layer's outputs or the number of queries."""
+    for number in (toward.output, toward.minus):
+        if number is not None and number >= layer.d_out:
+            raise BadInput(
+                f"layer {layer.name!r} has {layer.d_out} outputs, and toward names output {number}.",
+                hint=f"They count from 0 to {layer.d_out - 1}.",
+                field="toward",
+            )
+    if toward.vectors is None:
+        return
+    count, width = toward.vectors.rows.shape
+    if width != layer.d_out:
+        raise BadInput(
+            f"layer {layer.name!r} has {layer.d_out} outputs, and toward is {width} numbers wide.", field="toward"
+        )
+    if count not in (1, queries):
+        raise BadInput(
+            f"toward holds {count} directions for {queries} queries.",
+            hint="Give one for all of them, or one for each.",
+            field="toward",
+        )
