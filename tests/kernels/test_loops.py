@@ -7,6 +7,7 @@ state. The screen's bounds may differ in their last bits: what holds of them in 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -19,7 +20,8 @@ from dualform import kernels
 from dualform.kernels import DIRECTIONS
 from dualform.kernels.arguments import AdamUpdate
 from dualform.query.score.canonical import canonical_scores
-from dualform.query.search.codes import quantise
+from dualform.query.search.code_products import code_products
+from dualform.query.search.codes import RowFactors, quantise
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.screen import Request, screen
 from dualform.store.rows import Keys
@@ -84,6 +86,84 @@ def test_every_one_of_the_k_best_is_a_candidate(form, question, segment_rows):
     with using(form):
         found = screen(keys_of(keys, segment_rows), CodesCache(1 << 20), queries, request, lambda: None)
     assert_best_are_candidates(found, keys, queries, request)
+
+
+@FORMS
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(
+    question=questions(),
+    segment_rows=st.sampled_from([16, 33, 100]),
+    seed=SEEDS,
+    shared=st.booleans(),
+    spread=st.sampled_from([None, 0.0, 1e-3, 0.3]),
+    tails=st.sampled_from([0.0, 2.0, 60.0]),
+)
+def test_every_one_of_the_k_best_is_a_candidate_whatever_multiplies_rows(
+    form, question, segment_rows, seed, shared, spread, tails
+):
+    """Each row has two entries; of each the factor is known as far as the spread says."""
+    keys, queries, request = question
+    rng, count = np.random.default_rng(seed), 1 if shared else len(queries)
+    known = rng.uniform(-1, 1, (count, len(keys), 2)) * 10.0 ** rng.uniform(-tails, 0, (count, len(keys), 2))
+    with np.errstate(under="ignore"):
+        most, least = known.max(axis=2).astype(np.float32), known.min(axis=2).astype(np.float32)
+    beyond = None if spread is None else np.full(most.shape, spread, np.float32)
+    factors = known + (0 if spread is None else rng.uniform(-spread, spread, known.shape))
+    request = replace(request, absolute=False, factors=RowFactors(most, least, beyond))
+    with using(form):
+        found = screen(keys_of(keys, segment_rows), CodesCache(1 << 20), queries, request, lambda: None)
+    group = np.zeros(len(keys), np.int32) if request.group is None else request.group
+    for i, query in enumerate(queries):
+        assert not found.crowded[i]
+        own = set(found.rows[found.query == i].tolist())
+        scores = (canonical_scores(keys, query)[:, None] * factors[0 if shared else i]).ravel()
+        for g in range(request.groups):
+            members = np.flatnonzero(np.repeat(group, 2) == g)
+            best = members[np.lexsort((members, -scores[members]))][: request.k]
+            assert set((best // 2).tolist()) <= own
+
+
+@FORMS
+def test_rows_whose_factors_are_small_are_left_out(form):
+    rng = np.random.default_rng(0)
+    keys, queries = rng.normal(size=(5000, 64)).astype(np.float32), rng.normal(size=(30, 64)).astype(np.float32)
+    factors = rng.uniform(-1, 1, (30, 5000)).astype(np.float32)
+    request = Request(5, 1, None, False, factors=RowFactors(factors, factors, np.full_like(factors, 1e-3)))
+    with using(form):
+        found = screen(keys_of(keys, 1000), CodesCache(1 << 30), queries, request, lambda: None)
+    assert len(found.rows) < 30 * 60
+
+
+@FORMS
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(question=questions(), segment_rows=st.sampled_from([16, 33, 100]), seed=SEEDS)
+def test_products_of_codes_say_how_far_off_they_are(form, question, segment_rows, seed):
+    keys, queries, _ = question
+    rng = np.random.default_rng(seed)
+    of_row, of_query = (rng.uniform(-1, 1, len(own)).astype(np.float32) for own in (keys, queries))
+    with using(form):
+        products, errors = code_products(
+            keys_of(keys, segment_rows), CodesCache(1 << 20), queries, of_row, of_query, lambda: None
+        )
+    for i, query in enumerate(queries):
+        right = canonical_scores(keys, query) * of_row.astype(float) * float(of_query[i])
+        with np.errstate(invalid="ignore"):
+            near = np.abs(products[i].astype(float) - right) <= errors[i].astype(float) + 2.0**-100
+        assert np.all(near | ~np.isfinite(errors[i]))
+
+
+@FORMS
+def test_products_of_codes_are_near(form):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(500, 64)).astype(np.float32), rng.normal(size=(9, 64)).astype(np.float32)
+    with using(form):
+        products, errors = code_products(
+            keys_of(rows, 200), CodesCache(1 << 20), queries, np.ones(500, np.float32), np.ones(9, np.float32),
+            lambda: None,
+        )  # fmt: skip
+    assert np.all(np.abs(products - queries @ rows.T) < errors)
+    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(rows, axis=1)
+    assert np.all(errors < 0.08 * lengths)  # codes of queries have six bits where instructions take no more
 
 
 @FORMS

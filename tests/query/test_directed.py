@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dualform
+from dualform import kernels
 from dualform.errors import BadInput, EmptyMask, Inexact
 from dualform.query.score.canonical import canonical_scores
 from tests.query import arrays, oracle
@@ -50,7 +51,14 @@ def terms_of(case, rows, at_step=None):
     )
 
 
+def backend_of(case, backend):
+    """The case's memory, asked by that backend: "int8" screens, "numpy" scans."""
+    case.engine = arrays.engine(case.memory, backend)
+    return case
+
+
 asked = {
+    "backend": st.sampled_from(["numpy", "int8"]),
     "seed": st.integers(0, 2**32),
     "toward": directions,
     "label": st.none() | st.integers(0, 3),
@@ -67,8 +75,8 @@ def stay(case, label, at_step):
 
 @given(**asked, k=st.integers(1, 200), by=st.sampled_from([None, "label", ["label", "step"]]))
 @settings(deadline=None, max_examples=60)
-def test_the_best_slots_are_those_of_a_brute_force(seed, toward, label, at_step, repeats, k, by):
-    case = Case(seed, repeats=repeats)
+def test_the_best_slots_are_those_of_a_brute_force(backend, seed, toward, label, at_step, repeats, k, by):
+    case = backend_of(Case(seed, repeats=repeats), backend)
     given, rows = direction_rows(toward, len(case.queries), np.random.default_rng(seed))
     where, stays = stay(case, label, at_step)
     found = case.engine.topk("fc", case.queries, k, where, by, score="contribution", toward=given, at_step=at_step)
@@ -89,8 +97,8 @@ def test_the_best_slots_are_those_of_a_brute_force(seed, toward, label, at_step,
 
 @given(**asked)
 @settings(deadline=None, max_examples=60)
-def test_the_sums_of_groups_are_those_of_their_terms(seed, toward, label, at_step, repeats):
-    case = Case(seed, repeats=repeats)
+def test_the_sums_of_groups_are_those_of_their_terms(backend, seed, toward, label, at_step, repeats):
+    case = backend_of(Case(seed, repeats=repeats), backend)
     given, rows = direction_rows(toward, len(case.queries), np.random.default_rng(seed))
     where, stays = stay(case, label, at_step)
     how = {"score": "contribution", "toward": given, "at_step": at_step}
@@ -108,6 +116,52 @@ def test_the_sums_of_groups_are_those_of_their_terms(seed, toward, label, at_ste
         named = dict(zip(whole.groups, whole.sums[query] @ row.astype(float), strict=True))
         wanted = [named[key] for key in found.groups]
         np.testing.assert_allclose(found.sums[query], wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("where", [None, "label <> 2"])
+@pytest.mark.parametrize("by", [None, "label"])
+@pytest.mark.parametrize("toward", [3, "0-5", "vectors"])
+def test_the_screen_leaves_out_what_the_scan_would_not_find(toward, by, where, repeats):
+    rng, slots = np.random.default_rng(0), 6000
+    rows = rng.normal(size=(900 if repeats else slots, 24)).astype(np.float32)
+    values = rng.normal(size=(slots, 8)) * 10.0 ** rng.normal(size=(slots, 1))
+    start = {"fc.weight": np.zeros((8, 24), np.float32), "fc.bias": np.zeros(8, np.float32)}
+    memory = arrays.memory(
+        {"fc": rows},
+        {"label": rng.integers(0, 4, slots).tolist(), "step": (np.arange(slots) // 100).tolist()},
+        values={"fc": values.astype(np.float32)},
+        rows_of_slots={"fc": rng.integers(0, 900, slots)} if repeats else {},
+        initial=start,
+        final=start,
+    )
+    queries = rng.normal(size=(5, 24)).astype(np.float32)
+    given = rng.normal(size=(5, 8)).astype(np.float32) if toward == "vectors" else toward
+    asked = {"by": by, "where": where, "score": "contribution", "toward": given, "allow_inexact": True}
+    scan, screen = (arrays.engine(memory, backend) for backend in ("numpy", "int8"))
+    expected, found = (engine.topk("fc", queries, 7, **asked) for engine in (scan, screen))
+    assert found.ids.tobytes() == expected.ids.tobytes()
+    assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+    if kernels.library() is not None and not (repeats and by):  # a key that is of several groups is scanned
+        assert screen.tally.fallbacks == 0
+        assert 0 < screen.tally.candidates < 5 * 0.1 * len(rows)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "int8"])
+def test_worth_beyond_float32_is_ranked_all_the_same(backend):
+    """Of which the screen's factors have nothing left."""
+    rng = np.random.default_rng(0)
+    keys, values = rng.normal(size=(200, 3)).astype(np.float32), rng.normal(size=(200, 2)).astype(np.float32)
+    values[5:] *= np.float32(1e-38)
+    values[100:] *= np.float32(1e-7)
+    start = {"fc.weight": np.zeros((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    memory = arrays.memory({"fc": keys}, {"label": [0] * 200}, values={"fc": values}, initial=start, final=start)
+    engine, query = arrays.engine(memory, backend), np.float32([1, -1, 0.5])
+    terms = canonical_scores(keys, query) * (values[:, 1].astype(float) * engine.coefficients("fc", np.arange(200)))
+    for toward in (1, [0.0, 1.0]):
+        for k in (3, 30):
+            found = engine.topk("fc", query, k, score="contribution", toward=toward, allow_inexact=True)
+            assert found.ids.tolist() == oracle.best((terms + 0.0).tolist(), range(200), k)
 
 
 @pytest.mark.parametrize("by", ["label", "slot"])
@@ -229,18 +283,24 @@ def test_a_layer_without_values_is_refused():
             ask("fc", keys[0], by="label", score="contribution", toward=0)
 
 
-def test_values_that_are_not_finite_are_refused_unless_they_are_masked_out():
-    keys, values = np.ones((4, 2), dtype=np.float32), np.ones((4, 3), dtype=np.float32)
+@pytest.mark.parametrize("backend", ["numpy", "int8"])
+@pytest.mark.parametrize("toward", [1, [1.0, 1.0, 0.0]])
+def test_values_that_are_not_finite_are_refused_unless_they_are_masked_out(toward, backend):
+    keys, values = np.ones((16, 2), dtype=np.float32), np.ones((16, 3), dtype=np.float32)
     values[2, 1] = np.nan
     start = {"fc.weight": np.zeros((3, 2), np.float32), "fc.bias": np.zeros(3, np.float32)}
-    columns = {"label": [0, 1, 2, 3], "step": [0, 1, 2, 3]}
-    engine = arrays.engine(arrays.memory({"fc": keys}, columns, values={"fc": values}, initial=start, final=start))
+    columns = {"label": [0, 1, 2, 3] * 4, "step": list(range(16))}
+    memory = arrays.memory({"fc": keys}, columns, values={"fc": values}, initial=start, final=start)
+    engine = arrays.engine(memory, backend)
     how = {"score": "contribution", "allow_inexact": True}
     for ask in (engine.topk, engine.group_sum):
         with pytest.raises(Inexact, match="first at slot 2"):
-            ask("fc", keys[0], by="label", toward=1, **how)
-        assert ask("fc", keys[0], by="label", toward=1, where="slot <> 2", **how).counts.sum() == 3
-    assert engine.topk("fc", keys[0], toward=0, **how).counts.sum() == 4  # that output's values are finite
+            ask("fc", keys[0], by="label", toward=toward, **how)
+    with pytest.raises(Inexact, match="first at slot 2"):
+        engine.topk("fc", keys[0], 3, toward=toward, **how)
+    assert engine.topk("fc", keys[0], 3, "slot <> 2", toward=toward, **how).ids.tolist() == [0, 1, 3]
+    assert engine.group_sum("fc", keys[0], "label", "slot <> 2", toward=toward, **how).counts.tolist() == [4, 4, 3, 4]
+    assert engine.topk("fc", keys[0], 3, toward=0, **how).ids.tolist() == [0, 1, 2]  # that output's values are finite
 
 
 RULES = {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, MissingPackage
-from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, address
+from dualform.kernels.arguments import AdamUpdate, Candidates, CodeProducts, KeyCodes, QueryCodes, address
 from dualform.kernels.loader import FORMS, VARIABLE, load, wanted_form
 
 ROWS = 16
@@ -127,6 +127,11 @@ def quantise(codes: KeyCodes, keys: NDArray[np.float32], start: int, stop: int) 
 def screen(codes: KeyCodes, queries: QueryCodes, candidates: Candidates, begin: int, end: int) -> None:
     """Add the candidates among the groups `begin` to `end` of the codes."""
     compiled().dualform_screen(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(candidates), begin, end)
+
+
+def products(codes: KeyCodes, queries: QueryCodes, made: CodeProducts, begin: int, end: int) -> None:
+    """Write what codes say of products of the rows in the groups `begin` to `end`, and how far off it may be."""
+    compiled().dualform_products(ctypes.byref(codes), ctypes.byref(queries), ctypes.byref(made), begin, end)
 
 
 def settle(workers: Sequence[Candidates], queries: int, group: NDArray[np.int32] | None) -> None:

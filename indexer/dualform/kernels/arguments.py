@@ -77,12 +77,29 @@ class QueryCodes(_Arrays):
         ("slack", c_void_p),
         ("count", c_int64),
         ("columns", c_int64),
+        ("most", c_void_p),
+        ("least", c_void_p),
+        ("spread", c_void_p),
+        ("apart", c_int64),
         ("absolute", c_int32),
     )
     DTYPES: ClassVar[dict[str, Any]] = {
         "codes": np.int8,
-        **dict.fromkeys(("scale", "fine", "sum", "length", "residual", "slack"), np.float32),
+        **dict.fromkeys(("scale", "fine", "sum", "length", "residual", "slack", "most", "least", "spread"), np.float32),
     }
+
+
+class CodeProducts(_Arrays):
+    """products_t of kernels.h."""
+
+    _fields_ = (
+        ("of_row", c_void_p),
+        ("of_query", c_void_p),
+        ("products", c_void_p),
+        ("errors", c_void_p),
+        ("apart", c_int64),
+    )
+    DTYPES: ClassVar[dict[str, Any]] = dict.fromkeys(("of_row", "of_query", "products", "errors"), np.float32)
 
 
 class Candidates(_Arrays):

@@ -1,7 +1,7 @@
 /* The compiled loops: of questions, of recording, and of updates that are run again. Python calls them without its lock (see __init__.py).
 
    codes.c        float32 keys -> 8-bit codes and what they leave out
-   screen.c       which rows can be among the k best, by the codes alone
+   screen.c       which rows can be among the k best, by the codes alone; and products of codes
    candidates.c   those rows, and the floors that they have to reach
    exact.c        canonical scores, as query/score/canonical.py defines them
    sums.c         sums of absolute scores by group
@@ -107,8 +107,23 @@ typedef struct {
     const float *slack; /* for |low|: rounding of the sum */
     int64_t count;
     int64_t columns; /* of a query: 1 or 2 */
+    /* The greatest and the least number that multiplies the product of a row, and how far off either may be: [count]
+       [rows of the layer], or [rows of the layer] for all queries, where `apart` is 0. NULL: 1, and exact. */
+    const float *most;
+    const float *least;
+    const float *spread;
+    int64_t apart;
     int32_t absolute;
 } queries_t;
+
+/* Products that are wanted themselves, each times a number of its row and one of its query. */
+typedef struct {
+    const float *of_row;   /* [rows of the layer] */
+    const float *of_query; /* [count] */
+    float *products;       /* [count][rows of the layer], `apart` numbers from one query's to the next one's */
+    float *errors;         /* likewise: how far off they may be */
+    int64_t apart;
+} products_t;
 
 /* One worker's candidates: for each query the rows that could be among the k best of their group. */
 typedef struct {

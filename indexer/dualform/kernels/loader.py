@@ -9,9 +9,9 @@ from ctypes import POINTER, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from dualform.errors import BadInput
-from dualform.kernels.arguments import AdamUpdate, Candidates, KeyCodes, QueryCodes, Runs, Scores
+from dualform.kernels.arguments import AdamUpdate, Candidates, CodeProducts, KeyCodes, QueryCodes, Runs, Scores
 
-ABI = 20
+ABI = 21
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 FORMS = ("portable", "avx2", "avx512vnni")
 """As in kernels.h, each for processors that run the former ones, too."""
@@ -51,6 +51,7 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
         "use": (c_int32,),
         "quantise": (codes, *rows),
         "screen": (codes, queries, candidates, count, count),
+        "products": (codes, queries, POINTER(CodeProducts), count, count),
         "settle": (POINTER(candidates), count, count, address),
         "canonical": (address, address, address, count, count, address, address),
         "canonical_rows": (address, count, address, count, address, address),

@@ -1,4 +1,5 @@
-/* Which rows can be among the k best, by their codes alone: see query/search/screen.py. */
+/* Which rows can be among the k best, by their codes alone: see query/search/screen.py. And what codes say of products:
+   query/search/code_products.py. */
 
 #include "kernels.h"
 
@@ -19,24 +20,67 @@ static void multiply_portable(const uint8_t *key, const int8_t *query, int64_t w
                               key[4 * r + 2] * query[4 * q + 2] + key[4 * r + 3] * query[4 * q + 3];
 }
 
+/* What float32 may have rounded of a row's factors and of a product with them: relative, of factors far below the others
+   of their query, which lie within 1, and of products that are no normal numbers. */
+#define FACTOR_SLACK 0x1p-20f
+#define FACTOR_TINY 0x1p-100f
+#define PRODUCT_TINY 0x1p-120f
+#define ERROR_SLACK 0x1.0001p0f /* of an error that is written: above what float32 rounds of it, here and where it is read */
+
+/* A row's score and error once its factors multiply them: the best that any of its entries can have. */
+INLINE void weigh(const queries_t *queries, int64_t at, float *score, float *error) {
+    const float most = queries->most[at], least = queries->least[at];
+    const float size = fmaxf(fabsf(most), fabsf(least)), wide = fabsf(*score) + *error;
+    const float spread = queries->spread ? queries->spread[at] : 0;
+    *error = *error * size + wide * (size * FACTOR_SLACK + spread + FACTOR_TINY) + PRODUCT_TINY;
+    *score = fmaxf(*score * most, *score * least);
+}
+
+/* What the codes say of the products of a group's rows with a query, and how far off it may be. */
+INLINE void bound_group(const keys_t *keys, const queries_t *queries, int64_t g, int64_t q, const int32_t (*sums)[ROWS],
+                        float scores[ROWS], float errors[ROWS]) {
+    const int64_t row = g * ROWS;
+    const float *low = keys->low + row, *scale = keys->scale + row;
+    for (int r = 0; r < ROWS; r++) {
+        float score = low[r] * queries->sum[q] + (float)sums[0][r] * (scale[r] * queries->scale[q]);
+        if (queries->columns == 2) score += (float)sums[1][r] * (scale[r] * queries->fine[q]);
+        scores[r] = score;
+        errors[r] = keys->residual[row + r] * queries->length[q] + keys->length[row + r] * queries->residual[q] +
+                    fabsf(low[r]) * queries->slack[q];
+    }
+}
+
 /* Offers the rows of a group whose upper bound reaches the floor. */
 INLINE void judge_group(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t g, int64_t q,
                         const int32_t (*sums)[ROWS]) {
     const int64_t row = g * ROWS, there = keys->rows - row < ROWS ? keys->rows - row : ROWS;
-    const float *low = keys->low + row, *scale = keys->scale + row;
-    float lows[ROWS], highs[ROWS];
+    float scores[ROWS], errors[ROWS], lows[ROWS], highs[ROWS];
+    bound_group(keys, queries, g, q, sums, scores, errors);
+    if (queries->most)
+        for (int64_t r = 0; r < there; r++)
+            weigh(queries, q * queries->apart + keys->first + row + r, scores + r, errors + r);
     for (int r = 0; r < ROWS; r++) {
-        float score = low[r] * queries->sum[q] + (float)sums[0][r] * (scale[r] * queries->scale[q]);
-        if (queries->columns == 2) score += (float)sums[1][r] * (scale[r] * queries->fine[q]);
-        const float error = keys->residual[row + r] * queries->length[q] + keys->length[row + r] * queries->residual[q] +
-                            fabsf(low[r]) * queries->slack[q];
-        if (queries->absolute) score = fabsf(score);
-        lows[r] = score - error;
-        highs[r] = score + error;
+        const float score = queries->absolute ? fabsf(scores[r]) : scores[r];
+        lows[r] = score - errors[r];
+        highs[r] = score + errors[r];
     }
     const int32_t *group = keys->group ? keys->group + keys->first + row : NULL;
     for (int64_t r = 0; r < there; r++)
         if (!group || group[r] >= 0) dualform_offer(candidates, keys->group, q, keys->first + row + r, lows[r], highs[r]);
+}
+
+/* Writes the products of a group's rows with a query. */
+INLINE void write_group(const keys_t *keys, const queries_t *queries, const products_t *products, int64_t g, int64_t q,
+                        const int32_t (*sums)[ROWS]) {
+    const int64_t row = g * ROWS, there = keys->rows - row < ROWS ? keys->rows - row : ROWS;
+    float scores[ROWS], errors[ROWS];
+    bound_group(keys, queries, g, q, sums, scores, errors);
+    for (int64_t r = 0; r < there; r++) {
+        const int64_t at = keys->first + row + r;
+        const float factor = products->of_row[at] * products->of_query[q];
+        products->products[q * products->apart + at] = scores[r] * factor;
+        products->errors[q * products->apart + at] = (errors[r] + fabsf(scores[r]) * FACTOR_SLACK) * fabsf(factor) * ERROR_SLACK;
+    }
 }
 
 /* Whether the mask leaves a row of a group. */
@@ -47,8 +91,9 @@ INLINE int present(const keys_t *keys, int64_t g) {
     return 0;
 }
 
-INLINE void screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin, int64_t end,
-                   multiply_t *multiply) {
+/* Candidates, or `products` where it is not NULL. */
+INLINE void screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, const products_t *products,
+                   int64_t begin, int64_t end, multiply_t *multiply) {
     const int64_t columns = queries->count * queries->columns;
     sums_t sums;
     for (int64_t g = begin; g < end; g++) {
@@ -57,15 +102,20 @@ INLINE void screen(const keys_t *keys, const queries_t *queries, candidates_t *c
             const int64_t own = columns - column < TILE ? columns - column : TILE;
             multiply(keys->codes + g * keys->words * ROWS * 4, queries->codes + column * keys->words * 4, keys->words,
                      own, sums);
-            for (int64_t j = 0; j < own; j += queries->columns)
-                judge_group(keys, queries, candidates, g, (column + j) / queries->columns, (const int32_t(*)[ROWS])sums + j);
+            for (int64_t j = 0; j < own; j += queries->columns) {
+                const int64_t q = (column + j) / queries->columns;
+                if (products)
+                    write_group(keys, queries, products, g, q, (const int32_t(*)[ROWS])sums + j);
+                else
+                    judge_group(keys, queries, candidates, g, q, (const int32_t(*)[ROWS])sums + j);
+            }
         }
     }
 }
 
-static void screen_portable(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
-                            int64_t end) {
-    screen(keys, queries, candidates, begin, end, multiply_portable);
+static void screen_portable(const keys_t *keys, const queries_t *queries, candidates_t *candidates,
+                            const products_t *products, int64_t begin, int64_t end) {
+    screen(keys, queries, candidates, products, begin, end, multiply_portable);
 }
 
 #ifdef X86
@@ -105,9 +155,9 @@ AVX2 static void multiply_avx2(const uint8_t *key, const int8_t *query, int64_t 
     if (count == 1) multiply_few(key, query, words, 1, sums);
 }
 
-AVX2 static void screen_avx2(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
-                             int64_t end) {
-    screen(keys, queries, candidates, begin, end, multiply_avx2);
+AVX2 static void screen_avx2(const keys_t *keys, const queries_t *queries, candidates_t *candidates,
+                             const products_t *products, int64_t begin, int64_t end) {
+    screen(keys, queries, candidates, products, begin, end, multiply_avx2);
 }
 
 /* ---- AVX-512 VNNI ---- */
@@ -181,18 +231,51 @@ VNNI INLINE __mmask16 rows_present(const keys_t *keys, int64_t g) {
     return there;
 }
 
-VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t g, int64_t q,
-                       __mmask16 there, const __m512i sums[]) {
+/* As bound_group. */
+VNNI INLINE void bound(const keys_t *keys, const queries_t *queries, int64_t g, int64_t q, const __m512i sums[],
+                       __m512 *score, __m512 *error) {
     int64_t row = g * ROWS;
     __m512 low = _mm512_loadu_ps(keys->low + row), scale = _mm512_loadu_ps(keys->scale + row);
-    __m512 score = _mm512_mul_ps(low, _mm512_set1_ps(queries->sum[q]));
-    score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_mul_ps(scale, _mm512_set1_ps(queries->scale[q])), score);
+    *score = _mm512_mul_ps(low, _mm512_set1_ps(queries->sum[q]));
+    *score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_mul_ps(scale, _mm512_set1_ps(queries->scale[q])), *score);
     if (queries->columns == 2)
-        score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), _mm512_mul_ps(scale, _mm512_set1_ps(queries->fine[q])), score);
-    __m512 error = _mm512_mul_ps(_mm512_loadu_ps(keys->residual + row), _mm512_set1_ps(queries->length[q]));
-    error = _mm512_fmadd_ps(_mm512_loadu_ps(keys->length + row), _mm512_set1_ps(queries->residual[q]), error);
-    error = _mm512_fmadd_ps(_mm512_abs_ps(low), _mm512_set1_ps(queries->slack[q]), error);
+        *score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), _mm512_mul_ps(scale, _mm512_set1_ps(queries->fine[q])), *score);
+    *error = _mm512_mul_ps(_mm512_loadu_ps(keys->residual + row), _mm512_set1_ps(queries->length[q]));
+    *error = _mm512_fmadd_ps(_mm512_loadu_ps(keys->length + row), _mm512_set1_ps(queries->residual[q]), *error);
+    *error = _mm512_fmadd_ps(_mm512_abs_ps(low), _mm512_set1_ps(queries->slack[q]), *error);
+}
+
+/* As write_group. */
+VNNI INLINE void write_rows(const keys_t *keys, const queries_t *queries, const products_t *products, int64_t g, int64_t q,
+                       __mmask16 there, const __m512i sums[]) {
+    const int64_t at = keys->first + g * ROWS;
+    __m512 score, error;
+    bound(keys, queries, g, q, sums, &score, &error);
+    const __m512 factor =
+        _mm512_mul_ps(_mm512_maskz_loadu_ps(there, products->of_row + at), _mm512_set1_ps(products->of_query[q]));
+    error = _mm512_fmadd_ps(_mm512_abs_ps(score), _mm512_set1_ps(FACTOR_SLACK), error);
+    error = _mm512_mul_ps(error, _mm512_set1_ps(ERROR_SLACK));
+    _mm512_mask_storeu_ps(products->products + q * products->apart + at, there, _mm512_mul_ps(score, factor));
+    _mm512_mask_storeu_ps(products->errors + q * products->apart + at, there, _mm512_mul_ps(error, _mm512_abs_ps(factor)));
+}
+
+VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t g, int64_t q,
+                       __mmask16 there, const __m512i sums[]) {
+    const int64_t row = g * ROWS;
+    __m512 score, error;
+    bound(keys, queries, g, q, sums, &score, &error);
     if (queries->absolute) score = _mm512_abs_ps(score);
+    if (queries->most) {
+        const int64_t at = q * queries->apart + keys->first + row;
+        const __m512 most = _mm512_maskz_loadu_ps(there, queries->most + at);
+        const __m512 least = _mm512_maskz_loadu_ps(there, queries->least + at);
+        const __m512 size = _mm512_max_ps(_mm512_abs_ps(most), _mm512_abs_ps(least));
+        const __m512 wide = _mm512_add_ps(_mm512_abs_ps(score), error);
+        __m512 off = _mm512_fmadd_ps(size, _mm512_set1_ps(FACTOR_SLACK), _mm512_set1_ps(FACTOR_TINY));
+        if (queries->spread) off = _mm512_add_ps(off, _mm512_maskz_loadu_ps(there, queries->spread + at));
+        error = _mm512_fmadd_ps(error, size, _mm512_fmadd_ps(wide, off, _mm512_set1_ps(PRODUCT_TINY)));
+        score = _mm512_max_ps(_mm512_mul_ps(score, most), _mm512_mul_ps(score, least));
+    }
     __m512 high = _mm512_add_ps(score, error), floor;
     if (candidates->groups == 1)
         floor = _mm512_set1_ps(candidates->floors[q]);
@@ -212,8 +295,8 @@ VNNI INLINE void judge(const keys_t *keys, const queries_t *queries, candidates_
     }
 }
 
-VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
-                             int64_t end) {
+VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candidates_t *candidates,
+                             const products_t *products, int64_t begin, int64_t end) {
     const int64_t stride = keys->words * ROWS * 4, columns = queries->count * queries->columns;
     for (int64_t g = begin; g < end; g += 2) {
         const __mmask16 there[2] = {rows_present(keys, g), g + 1 < end ? rows_present(keys, g + 1) : 0};
@@ -232,8 +315,13 @@ VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candi
             else
                 (own <= 4 ? multiply_4 : multiply_12)(a, b, query, keys->words, sums);
             for (int i = 0; i < 2; i++)
-                for (int64_t j = 0; there[i] && j < own; j += queries->columns)
-                    judge(keys, queries, candidates, g + i, (column + j) / queries->columns, there[i], sums[i] + j);
+                for (int64_t j = 0; there[i] && j < own; j += queries->columns) {
+                    const int64_t q = (column + j) / queries->columns;
+                    if (products)
+                        write_rows(keys, queries, products, g + i, q, there[i], sums[i] + j);
+                    else
+                        judge(keys, queries, candidates, g + i, q, there[i], sums[i] + j);
+                }
         }
     }
 }
@@ -242,5 +330,11 @@ VNNI static void screen_vnni(const keys_t *keys, const queries_t *queries, candi
 /* Groups of rows begin to end of a segment. */
 void dualform_screen(const keys_t *keys, const queries_t *queries, candidates_t *candidates, int64_t begin,
                      int64_t end) {
-    CALL(screen, keys, queries, candidates, begin, end);
+    CALL(screen, keys, queries, candidates, NULL, begin, end);
+}
+
+/* The products of the same rows. */
+void dualform_products(const keys_t *keys, const queries_t *queries, const products_t *products, int64_t begin,
+                       int64_t end) {
+    CALL(screen, keys, queries, NULL, products, begin, end);
 }

@@ -50,8 +50,11 @@ def of_top_k(resolved: Resolved[TopK]) -> int:
     groups = 1 if resolved.groups is None else len(resolved.groups.counts)
     found = min(resolved.question.k * groups, resolved.selection.count)
     needed = _blocks() + 8 * _COLUMNS * resolved.selection.count + 64 * len(resolved.queries) * found
+    if resolved.directed is None:
+        return needed
     # Of contributions: the scores of some queries, members, factors, and what they are multiplied to.
-    return needed if resolved.directed is None else needed + WORK + 8 * _COLUMNS * resolved.selection.count
+    entries = resolved.view.snapshot.entries(resolved.layer.name).count
+    return needed + WORK + 8 * _COLUMNS * resolved.selection.count + 32 * entries
 
 
 def of_group_sum(resolved: Resolved[GroupSum]) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import Grade
 from dualform.errors import BadInput, EmptyMask, Inexact
-from dualform.query.score.rescoring import score_block
+from dualform.query.score.rescoring import score_block, score_pairs
 from dualform.query.view import Check, View
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_products import block_size, blocks, places
@@ -27,6 +27,7 @@ from dualform.query.where.mask import Selection
 from dualform.questions import Toward
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
+from dualform.store.rows import Rows
 
 _REMEDY = Remedy(hint="Ask group_sum or contributions: groups have weights of their own.", field="score")
 
@@ -56,6 +57,20 @@ class DirectedValues:
         key = ("directed", self.layer.name, self.selection.identity, *asked)
         return self.view.cache.get(key, lambda: self._made(None, check), check)
 
+    def of_entries(self, queries: NDArray[np.int64], entries: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
+        """float64[c]: the same of some entries that speak, int64[c], each for the direction of its query."""
+        own = np.searchsorted(self.selection.entries, entries)
+        if self.toward.vectors is None:
+            return self.of(0, check)[own]
+        vectors, values = self.toward.vectors.rows, self.view.snapshot.values(self.layer.name)
+        rows = entries if values.order is None else values.order[entries]
+        number = queries if len(vectors) > 1 else np.zeros(len(queries), dtype=np.int64)
+        found = score_pairs(Rows(values.sources, values.width), rows, number, vectors, check)
+        found *= self.coefficients[own]
+        if not np.isfinite(found).all():
+            self._refuse(found, entries)
+        return found + 0.0  # -0.0 becomes 0.0
+
     @property
     def shared(self) -> bool:
         """Whether all queries have the same."""
@@ -72,7 +87,7 @@ class DirectedValues:
             found *= self.coefficients
         found += 0.0  # -0.0 becomes 0.0
         if not np.isfinite(found).all():
-            self._refuse(found)
+            self._refuse(found, entries)
         return found
 
     def _output(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -81,8 +96,8 @@ class DirectedValues:
         found = values[:, output].astype(np.float64)
         return found if minus is None else found - values[:, minus]
 
-    def _refuse(self, found: NDArray[np.float64]) -> None:
-        first = self.selection.entries[~np.isfinite(found)][:1]
+    def _refuse(self, found: NDArray[np.float64], entries: NDArray[np.int64]) -> None:
+        first = entries[~np.isfinite(found)].min(keepdims=True)
         slot = int(self.view.snapshot.entries(self.layer.name).slots_of(first)[0])
         raise Inexact(
             f"layer {self.layer.name!r} has values that hold NaN or infinity, first at slot {slot}.",
@@ -102,21 +117,39 @@ def directed_values(
     check_step(toward.at_step, view.snapshot.steps)
     grade = require(view, layer.stored, toward.at_step, toward.allow_inexact, check)
     refuse_without_values(view, layer.stored, _REMEDY)
-    slots = slot_values(view, layer, selection, toward.at_step, grade, check, _REMEDY)
-    if not len(slots.entries):
+
+    def made() -> _Speaking:
+        slots = slot_values(view, layer, selection, toward.at_step, grade, check, _REMEDY)
+        used = replace(selection, source=None)
+        if len(slots.entries) < selection.count:
+            stays = np.zeros_like(selection.stays)
+            stays[slots.entries] = True
+            # No SQL reads like this, so no mask has this identity. Layers are updated when their optimizers are.
+            identity = f"used of {layer.name!r} before step {toward.at_step}: {selection.identity}"
+            used = Selection(identity, stays, stored=False)
+        return _Speaking(used, slots.coefficients)
+
+    key = ("speaking", layer.name, selection.identity, toward.at_step, toward.allow_inexact)
+    speaking = view.cache.get(key, made, check)
+    if not speaking.selection.count:
         raise EmptyMask(
             f"no update before step {toward.at_step} used the gradient of a slot that is left.",
             hint="Ask as of a later step.",
             field="at_step",
         )
-    used = replace(selection, source=None)
-    if len(slots.entries) < selection.count:
-        stays = np.zeros_like(selection.stays)
-        stays[slots.entries] = True
-        # No SQL reads like this, so no mask has this identity. Layers are updated when their optimizers are.
-        identity = f"used of {layer.name!r} before step {toward.at_step}: {selection.identity}"
-        used = Selection(identity, stays, stored=False)
-    return DirectedValues(view, layer, used, toward, grade, slots.coefficients)
+    return DirectedValues(view, layer, speaking.selection, toward, grade, speaking.coefficients)
+
+
+@dataclass(frozen=True, eq=False)
+class _Speaking:
+    """Entries with their coefficients, float64[m]."""
+
+    selection: Selection
+    coefficients: NDArray[np.float64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.selection.nbytes + self.coefficients.nbytes
 
 
 def _check_width(layer: Layer, toward: Toward, queries: int) -> None:

@@ -107,13 +107,14 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
             if kept is not None:
                 own[:] = kept
             else:
-                _measure(source, slice(start, last), own, check)
+                measure_rows(source, slice(start, last), own, check)
         return found
 
     return view.cache.get(("norms", layer, start, last), measure, check)
 
 
-def _measure(source: KeySource, columns: slice, found: NDArray[np.float64], check: Check) -> None:
+def measure_rows(source: KeySource, columns: slice, found: NDArray[np.float64], check: Check) -> None:
+    """Write the norm of some columns of each row of a source to float64[R]."""
     source = source.passing()  # the norms are kept, and codes are as a rule read instead of keys
     size = max(1, _NORM_BYTES // (4 * max(1, source.width)))  # whole blocks of the file, of narrow layers, too
     for first in range(0, source.rows, size):

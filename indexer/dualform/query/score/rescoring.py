@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.kernels.workers import divide
 from dualform.query.score.canonical import canonical_scores
-from dualform.store.rows import Keys
+from dualform.store.rows import Rows
 from dualform.store.sources.segment_rows import FEW_ROWS
 
 HELD_BYTES = 256 << 20
@@ -27,7 +27,7 @@ _TASK = 512
 
 
 def score_pairs(
-    keys: Keys,
+    keys: Rows,
     rows: NDArray[np.int64],
     query: NDArray[np.int64],
     queries: NDArray[np.float32],
@@ -50,7 +50,7 @@ def score_pairs(
     return scores
 
 
-def _runs(keys: Keys, indexes: list[int]) -> Iterator[list[int]]:
+def _runs(keys: Rows, indexes: list[int]) -> Iterator[list[int]]:
     """Numbers of key sources, in order, that together take at most HELD_BYTES; a larger one goes alone."""
     run, size = list[int](), 0
     for index in indexes:
@@ -64,7 +64,7 @@ def _runs(keys: Keys, indexes: list[int]) -> Iterator[list[int]]:
         yield run
 
 
-def _parts(keys: Keys, run: list[int], pairs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _parts(keys: Rows, run: list[int], pairs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """The pairs of a run; those of keys that are made for each of them, so many at once as take HELD_BYTES."""
     made = any(keys.sources[index].made for index in run)
     size = max(1, HELD_BYTES // (4 * max(1, keys.width))) if made else max(1, len(pairs))
@@ -73,7 +73,7 @@ def _parts(keys: Keys, run: list[int], pairs: NDArray[np.int64]) -> Iterator[NDA
 
 
 def _score_run(
-    keys: Keys,
+    keys: Rows,
     run: list[int],
     rows: NDArray[np.int64],
     number: NDArray[np.int64],
@@ -136,7 +136,7 @@ def score_rows(rows: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArr
 
 
 def score_every(
-    keys: Keys, rows: NDArray[np.int64], queries: NDArray[np.float32], check: Callable[[], None]
+    keys: Rows, rows: NDArray[np.int64], queries: NDArray[np.float32], check: Callable[[], None]
 ) -> NDArray[np.float64]:
     """float64[n, m]: the canonical score of every one of some rows int64[m] with every query of float32[n, d]."""
     scores = np.empty((len(queries), len(rows)))

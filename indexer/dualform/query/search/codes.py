@@ -103,6 +103,29 @@ def _fill(made: Codes, keys: NDArray[np.float32]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class RowFactors:
+    """What multiplies the inner products of stored rows, within -1 and 1: between the greatest and the least factor of
+    the entries that have the row's key.
+    """
+
+    most: NDArray[np.float32]
+    """float32[n, all rows of the layer], or float32[1, …] for all queries."""
+    least: NDArray[np.float32]
+    """Likewise; the same array where each row has one entry."""
+    spread: NDArray[np.float32] | None = None
+    """Likewise: how far off they may be, beyond what float32 rounds of them; None for no further."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.most.nbytes + self.least.nbytes + (0 if self.spread is None else self.spread.nbytes)
+
+    def as_arguments(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None, int]:
+        """Arrays, and the numbers from one query's to the next one's."""
+        count, rows = self.most.shape
+        return self.most, self.least, self.spread, rows if count > 1 else 0
+
+
+@dataclass(frozen=True, eq=False)
 class QueryCodes:
     """Queries."""
 
@@ -113,8 +136,13 @@ class QueryCodes:
     """float32[6, n]: scale, scale of the second codes, sum, and upper bounds of |q|, of |r| and of the rounding of the
     sum."""
 
-    def as_argument(self, absolute: bool) -> arguments.QueryCodes:
-        return arguments.QueryCodes(self.codes, *self.numbers, self.numbers.shape[1], self.columns, absolute)
+    def as_argument(self, absolute: bool, factors: RowFactors | None = None) -> arguments.QueryCodes:
+        """`factors`: of these queries, or of all."""
+        most, least, spread, apart = (None, None, None, 0) if factors is None else factors.as_arguments()
+        count = self.numbers.shape[1]
+        return arguments.QueryCodes(
+            self.codes, *self.numbers, count, self.columns, most, least, spread, apart, absolute
+        )
 
 
 def can_quantise(queries: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -40,6 +40,8 @@ class DeviceScreen:
     processor. `room` says how many bytes of the device are free: copies are kept there while they are enough.
     """
 
+    weighs = False
+
     def __init__(self, torch: Any, device: str, room: Callable[[], int], codes: CodesCache) -> None:
         self._torch, self._device, self._room, self.codes = torch, device, room, codes
         # By what a source's rows are: the object that says so may be another at each question.

@@ -8,7 +8,7 @@ greatest lower bound of its group is beaten by k others, whatever the exact scor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.kernels import arguments
 from dualform.kernels.workers import cores, divide
-from dualform.query.search.codes import Codes, quantise_queries
+from dualform.query.search.codes import Codes, RowFactors, quantise_queries
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.stored_codes import StoredCodes
 from dualform.query.view import Check
@@ -29,7 +29,7 @@ from dualform.store.sources.key_source import KeySource
 _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
 _LEAST_CAPACITY = 4096
-_FEW_QUERIES, _MANY_ROWS = 2, 256
+FEW_QUERIES, _MANY_ROWS = 2, 256
 _CANDIDATE_BYTES = 64 << 20
 """Of candidates and floors that the workers hold together."""
 
@@ -46,6 +46,8 @@ class Request:
     """Whether rows rank by the absolute value of the inner product."""
     sources: Sequence[KeySource] | None = None
     """The key sources of which the mask leaves a row; None for all."""
+    factors: RowFactors | None = None
+    """What rows' inner products are multiplied by before they rank. Only a screen that `weighs` heeds it."""
 
     @property
     def capacity(self) -> int:
@@ -73,6 +75,8 @@ class Screen(Protocol):
     """Who leaves out the rows that k others beat, by what it keeps of them."""
 
     codes: CodesCache
+    weighs: bool
+    """Whether it takes factors of rows."""
 
     def candidates(
         self,
@@ -95,6 +99,7 @@ class CompiledScreen:
     """By the compiled loops, on the processor."""
 
     codes: CodesCache
+    weighs: bool = True
 
     def candidates(
         self,
@@ -134,7 +139,6 @@ class _WorkerCandidates:
         self.high = np.empty((count, request.capacity), np.float32)
         self.counts = np.zeros(count, np.int64)
         self.crowded = np.zeros(count, np.uint8)
-        self.room = Room()
         arrays = (self.best, self.held, self.floors, self.rows, self.high, self.counts, self.crowded)
         self.argument = arguments.Candidates(request.k, request.groups, request.capacity, *arrays)
 
@@ -153,19 +157,40 @@ def screen(
     `norms`: float64[R], the canonical norms of the keys, to be stored with codes that are made.
     """
     # With few queries and many rows to find, second codes cost less than the candidates that they rule out.
-    columns = 2 if len(queries) <= _FEW_QUERIES and request.k * request.groups >= _MANY_ROWS else 1
+    columns = 2 if len(queries) <= FEW_QUERIES and request.k * request.groups >= _MANY_ROWS else 1
     coded = quantise_queries(queries, columns)
     workers = [_WorkerCandidates(len(queries), request) for _ in range(cores())]
-    query = coded.as_argument(request.absolute)
+    query = coded.as_argument(request.absolute, request.factors)
 
-    def work(worker: int, task: _Task) -> None:
-        check()
-        argument, begin, end = task.argument(workers[worker].room)
+    def work(worker: int, argument: arguments.KeyCodes, begin: int, end: int) -> None:
         kernels.screen(argument, query, workers[worker].argument, begin, end)
 
     sources = keys.sources if request.sources is None else request.sources
-    fits = sum(Codes.bytes_of(source.rows, keys.width) for source in sources) <= codes.most_bytes
-    tasks = _Tasks(codes, request.group, norms)
+    for_each(work, sources, codes, check, request.group, norms)
+    return _together(workers, request)
+
+
+def for_each(
+    work: Callable[[int, arguments.KeyCodes, int, int], None],
+    sources: Sequence[KeySource],
+    codes: CodesCache,
+    check: Check,
+    group: NDArray[np.int32] | None = None,
+    norms: NDArray[np.float64] | None = None,
+) -> None:
+    """Call `work` with a worker's number, codes of some rows, and of their groups of rows the first and one past the
+    last, until all rows of the sources have had their turn.
+
+    `group`, int32[R], goes along with the codes; `norms`, float64[R], is stored with those that are made.
+    """
+    rooms = [Room() for _ in range(cores())]
+
+    def one(worker: int, task: _Task) -> None:
+        check()
+        work(worker, *task.argument(rooms[worker]))
+
+    fits = sum(Codes.bytes_of(source.rows, source.width) for source in sources) <= codes.most_bytes
+    tasks = _Tasks(codes, group, norms)
     passing = {source.identity: codes.passing(source, fits) for source in sources}
     if fits:
         # All codes fit the cache. Made here, each takes all cores; below, one worker makes it and the others wait.
@@ -173,8 +198,7 @@ def screen(
             check()
             if passing[source.identity] is None:
                 tasks.codes_of(source)
-    divide((task for source in sources for task in tasks.of(source, passing[source.identity])), work, len(workers))
-    return _together(workers, request)
+    divide((task for source in sources for task in tasks.of(source, passing[source.identity])), one, len(rooms))
 
 
 class _Task(Protocol):

@@ -35,7 +35,7 @@ class ScreenSearcher:
 
     def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked | None]:
         found: list[Ranked | None] = [None] * len(queries)
-        request = _request(search, self.screen, self.score)
+        request = request_of(search, self.screen, self.score.screens_absolute)
         if request is None:
             return found
         able = np.flatnonzero(can_quantise(queries))
@@ -69,8 +69,8 @@ class ScreenSearcher:
         ]
 
 
-def _request(search: Search, screen: Screen, score: ProductScore) -> Request | None:
-    """What the screen should look for; None if it could not help."""
+def request_of(search: Search, screen: Screen, absolute: bool) -> Request | None:
+    """What the screen should look for; None if it could not help. `absolute` as Request has it."""
     rows, groups = search.rows, search.groups
     count = 1 if groups is None else len(groups.counts)
     if not 0 < rows.keys.width <= WIDEST or search.k * count * _ONE_IN > rows.keys.rows:
@@ -81,7 +81,7 @@ def _request(search: Search, screen: Screen, score: ProductScore) -> Request | N
     coded = sum(Codes.bytes_of(source.rows, source.width) for source in made.sources if source.made)
     if not made.alone or coded > screen.codes.most_bytes:
         return None
-    return Request(search.k, count, made.of_row, score.screens_absolute, made.sources)
+    return Request(search.k, count, made.of_row, absolute, made.sources)
 
 
 @dataclass(frozen=True, eq=False)

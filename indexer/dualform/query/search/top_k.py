@@ -24,7 +24,7 @@ def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     else:
         rows = key_rows(view, layer.name, resolved.selection, check)
         search = Search(view, layer.name, rows, groups, k, check)
-        found = _found(resolved, search, check)
+        found = _found(resolved, search)
     there = np.array([resolved.selection.count]) if groups is None else groups.counts
     counts = np.tile(np.minimum(there, k), (len(found), 1))
     entries = np.concatenate([entries for entries, _ in found]).astype(np.int64)
@@ -35,13 +35,13 @@ def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space, grade)
 
 
-def _found(resolved: Resolved[TopK], search: Search, check: Check) -> list[Ranked]:
+def _found(resolved: Resolved[TopK], search: Search) -> list[Ranked]:
     """By query, group after group, of rows that this process reads."""
     if resolved.directed is None:
         return best(search, resolved.score.searchers(search.view.backend), resolved.queries)
     from dualform.query.directed.directed_best import directed_best  # scores of keys need none of it
 
-    return directed_best(search, resolved.directed, resolved.queries, check)
+    return directed_best(search, resolved.directed, resolved.queries)
 
 
 def best(search: Search, searchers: Sequence[Searcher], queries: NDArray[np.float32]) -> list[Ranked]:
