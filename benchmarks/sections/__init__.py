@@ -24,6 +24,7 @@ REPEATED = {
     "sums": "sums by group",
     "canonical": "what canonical answers cost",
     "forms": "forms of the compiled loops",
+    "contributions": "contributions along a direction",
     "growth": "time and memory as the memory grows",
     "weights": "masked weights of the whole network",
     "adamw": "masked weights of networks trained under AdamW",
