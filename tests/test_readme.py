@@ -52,7 +52,7 @@ def test_the_readme_is_read_in_a_few_minutes():
 
 def test_every_example_is_about_fifteen_lines():
     assert EXAMPLES.keys() == {
-        "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "toward", "ledger",
+        "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "toward", "gradients", "ledger",
     }  # fmt: skip
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
@@ -79,6 +79,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     recorded = run("record")
     asked = run("ask")
     assert len(run("toward", asked)["pushed"].ranked()) == 10
+    assert len(run("gradients", {**recorded, **asked})["helped"].ranked(17)) == 10
     ledger = run("ledger", recorded)["ledger"]
     assert ledger.sums.shape == (20, 500)
     assert abs(ledger.residual).max() < 0.01 * abs(ledger.final - ledger.initial).max()

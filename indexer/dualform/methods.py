@@ -12,15 +12,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Hits, Weights
+from dualform.answers import GroupSums, Hits, Weights
 from dualform.errors import BadInput
 from dualform.questions import (
     Contribution,
+    ExampleGradients,
+    GradientSum,
+    GradientTopK,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -38,12 +41,16 @@ from dualform.questions import (
     Verification,
     as_by,
     as_ids,
+    as_layer_names,
     as_queries,
     as_toward,
 )
+from dualform.questions.gradients import GRADIENT
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -85,8 +92,8 @@ class _Methods:
     @_asks
     def topk(
         self,
-        layer: str,
-        queries: QueriesLike | None = None,
+        layer: str | Sequence[str],
+        queries: QueriesLike | ExampleGradients | None = None,
         k: int = 10,
         where: str | None = None,
         by: str | Sequence[str] | None = None,
@@ -98,14 +105,16 @@ class _Methods:
         inputs: Any = None,
         model: nn.Module | None = None,
         allow_partial: bool = False,
-    ) -> TopK:
+    ) -> Question[Hits]:
         """Hits: the k slots that each query attends to most, or the k of each group.
 
         Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such; with
         "cosine" they are divided by the lengths of key and query. With score="contribution" they are what a slot
         brought to the layer's output along a direction u, (x_t . q) a_t (delta_t . u): `toward` is an output's number,
         "3-8" for output 3 less output 8, or float32[d_out] or [n, d_out]; `at_step` and `allow_inexact` are as in
-        `output`. Where `inputs` of a `model` are given in place of
+        `output`. With score="gradient" they are dot products of gradients, of a slot and of an example's own loss,
+        whose gradients are given as the queries (`gradients`), in one layer, several in a list, or "*", all of them
+        together; no `by` then. Where `inputs` of a `model` are given in place of
         queries, those are what the layer takes when the model runs on them (`queries`). With `allow_partial`, a memory
         on several machines is answered without the shards that do not answer: `scan.missing` names them.
         Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite, and for "contribution"
@@ -113,13 +122,16 @@ class _Methods:
         does not answer.
         """
         own = as_toward(score, toward, at_step, allow_inexact)
-        return TopK(layer, _given(queries), k, where, as_by(by), score, allow_partial, own)
+        if score == GRADIENT:
+            _refuse_beside_gradients(by=by, allow_partial=allow_partial)
+            return GradientTopK(as_layer_names(layer), _gradients(queries), k, where)
+        return TopK(cast("str", layer), _given(queries), k, where, as_by(by), score, allow_partial, own)
 
     @_asks
     def group_sum(
         self,
-        layer: str,
-        queries: QueriesLike | None = None,
+        layer: str | Sequence[str],
+        queries: QueriesLike | ExampleGradients | None = None,
         by: str | Sequence[str] = (),
         where: str | None = None,
         score: str = "signed",
@@ -131,7 +143,7 @@ class _Methods:
         inputs: Any = None,
         model: nn.Module | None = None,
         allow_partial: bool = False,
-    ) -> GroupSum:
+    ) -> Question[GroupSums]:
         """GroupSums: the sum of the scores that each query gives to each group, or, with `k`, to the k groups of the
         largest sums alone, whatever their sign. `score`, `toward`, `at_step`, `allow_inexact`, `inputs`, `model` and
         `allow_partial` are as in `topk`.
@@ -139,7 +151,10 @@ class _Methods:
         Raises as `topk`.
         """
         own = as_toward(score, toward, at_step, allow_inexact)
-        return GroupSum(layer, _given(queries), as_by(by), where, score, allow_partial, own, k)
+        if score == GRADIENT:
+            _refuse_beside_gradients(allow_partial=allow_partial)
+            return GradientSum(as_layer_names(layer), _gradients(queries), as_by(by), where, k)
+        return GroupSum(cast("str", layer), _given(queries), as_by(by), where, score, allow_partial, own, k)
 
     @_asks
     def output(
@@ -244,12 +259,24 @@ class _Methods:
         return Verification()
 
 
-def _given(queries: QueriesLike | None) -> Queries:
+def _given(queries: QueriesLike | ExampleGradients | None) -> Queries:
     if queries is None:
         raise BadInput(
             "there are no queries.", hint="Give queries, or inputs= and model= to take them from.", field="queries"
         )
-    return as_queries(queries)
+    return as_queries(cast("QueriesLike", queries))  # which refuses whatever else is given
+
+
+def _gradients(queries: Any) -> ExampleGradients:
+    """The questions refuse whatever else is given."""
+    return cast("ExampleGradients", queries)
+
+
+def _refuse_beside_gradients(**given: object) -> None:
+    """Raises BadInput for what questions about gradients do not take."""
+    for name, value in given.items():
+        if value:
+            raise BadInput(f'score="{GRADIENT}" takes no {name}.', field=name)
 
 
 def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Module, Any, str]:
@@ -297,6 +324,19 @@ class Answers(_Methods, ABC):
         from dualform.live.queries import queries
 
         return queries(model, inputs, self.info(), batch_size, batch_dim)
+
+    def gradients(
+        self, model: nn.Module, inputs: Any, labels: Any, loss: Loss, batch_size: int = 256, batch_dim: int = 0
+    ) -> ExampleGradients:
+        """The gradients of examples' own losses in each recorded layer with values: what score="gradient" is asked
+        with. `loss` gives a number for each example of what the model returns and the labels, as
+        cross_entropy(…, reduction="none") does.
+
+        See dualform.live.gradients.
+        """
+        from dualform.live.gradients import gradients
+
+        return gradients(model, inputs, labels, loss, self.info(), batch_size, batch_dim)
 
     def _ask_by_inputs(self, question: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         from dualform.live.queries import of_layer
@@ -353,6 +393,14 @@ class AsyncAnswers(_Methods, ABC):
         from dualform.live.queries import queries
 
         return queries(model, inputs, await self.info(), batch_size, batch_dim)
+
+    async def gradients(
+        self, model: nn.Module, inputs: Any, labels: Any, loss: Loss, batch_size: int = 256, batch_dim: int = 0
+    ) -> ExampleGradients:
+        """As Answers.gradients."""
+        from dualform.live.gradients import gradients
+
+        return gradients(model, inputs, labels, loss, await self.info(), batch_size, batch_dim)
 
     async def _ask_by_inputs(self, question: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         from dualform.live.queries import of_layer

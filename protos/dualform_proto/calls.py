@@ -11,6 +11,8 @@ from google.protobuf.message import Message
 from dualform.errors import BadInput
 from dualform.questions import (
     Contribution,
+    GradientSum,
+    GradientTopK,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -23,7 +25,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_proto import contributions, info, lookups, rebuilt, scores
+from dualform_proto import contributions, gradients, info, lookups, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -56,6 +58,22 @@ CALLS: dict[type[Question[Any]], Call] = {
         scores.decode_group_sum,
         scores.encode_group_sums,
         scores.decode_group_sums,
+        scores.check_group_sums,
+    ),
+    GradientTopK: Call(
+        "GradientTopK",
+        gradients.encode_gradient_top_k,
+        gradients.decode_gradient_top_k,
+        gradients.encode_gradient_hits,
+        gradients.decode_gradient_hits,
+    ),
+    GradientSum: Call(
+        "GradientSum",
+        gradients.encode_gradient_sum,
+        gradients.decode_gradient_sum,
+        gradients.encode_gradient_sums,
+        gradients.decode_gradient_sums,
+        scores.check_group_sums,
     ),
     Output: Call(
         "Output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.errors import BadInput
 from dualform.questions import ProbeRows, Queries, SlotKeys, Vectors
@@ -25,12 +26,17 @@ def encode_queries(queries: Queries) -> pb.Queries:
 def decode_queries(message: pb.Queries) -> Queries:
     kind = message.WhichOneof("queries")
     if kind == "vectors":
-        if message.vectors.cols < 1:
-            raise BadInput("queries are 0 numbers wide.", field="queries")
-        return Vectors(decode_matrix(message.vectors, np.float32, "queries"))
+        return Vectors(decode_rows(message.vectors, "queries"))
     if kind == "slots":
         return SlotKeys(tuple(message.slots.slots))
     if kind == "probe":
         rows = tuple(message.probe.rows.rows) if message.probe.HasField("rows") else None
         return ProbeRows(message.probe.probe, rows)
     raise BadInput("the question holds no queries.", hint="Give vectors, probe rows or slots.", field="queries")
+
+
+def decode_rows(message: pb.Matrix, what: str) -> NDArray[np.float32]:
+    """float32[n, d]. Raises BadInput where d is 0: so many rows as nobody could hold take no bytes then."""
+    if message.cols < 1:
+        raise BadInput(f"{what} are 0 numbers wide.", field=what)
+    return decode_matrix(message, np.float32, what)

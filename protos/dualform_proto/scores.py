@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from dualform.answers import GroupSums, Hits
-from dualform.errors import BadInput
-from dualform.questions import GroupSum, TopK, Toward, Vectors
+from dualform.errors import BadInput, ServiceError
+from dualform.questions import GradientSum, GroupSum, TopK, Toward, Vectors
 from dualform.questions.queries import finite_rows
 from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
 from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
-from dualform_proto.queries import decode_queries, encode_queries
+from dualform_proto.queries import decode_queries, decode_rows, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -146,6 +146,16 @@ def decode_group_sums(message: pb.GroupSumResponse) -> GroupSums:
     )
 
 
+def check_group_sums(question: GroupSum | GradientSum, answer: GroupSums) -> None:
+    """Raises ServiceError where the k largest groups were asked for, and all came."""
+    if question.k is not None and answer.numbers is None:
+        raise ServiceError(
+            "the server knows nothing of k in a sum by group: it is of an earlier version, and answered all groups.",
+            hint="Ask without k.",
+            field="k",
+        )
+
+
 def _encode_toward(toward: Toward | None) -> pb.Toward | None:
     if toward is None:
         return None
@@ -162,7 +172,7 @@ def _decode_toward(message: pb.TopKRequest | pb.GroupSumRequest) -> Toward | Non
     if not message.HasField("toward"):
         return None
     said = message.toward
-    vectors = decode_matrix(said.vectors, np.float32, "toward") if said.HasField("vectors") else None
+    vectors = decode_rows(said.vectors, "toward") if said.HasField("vectors") else None
     return Toward(
         output=said.output if said.HasField("output") else None,
         minus=said.minus if said.HasField("minus") else None,

@@ -10,13 +10,33 @@ import pytest
 
 from dualform import ProbeRows, SlotKeys, Toward, Vectors, errors
 from dualform.answers import Scan
-from dualform.questions import Contribution, GroupSum, MaskCancellation, NetworkWeights, Output, TopK
+from dualform.questions import (
+    Contribution,
+    ExampleGradients,
+    GradientSum,
+    GradientTopK,
+    GroupSum,
+    LayerGradients,
+    MaskCancellation,
+    NetworkWeights,
+    Output,
+    TopK,
+)
 from tests.wire.values import same
 
 RNG = np.random.default_rng(0)
 ALONG = RNG.normal(size=(3, 5)).astype(np.float32)
 """A direction for each of three queries."""
 WIDE, NARROW = RNG.normal(size=(3, 6)).astype(np.float32), RNG.normal(size=(2, 5)).astype(np.float32)
+
+OTHER = LayerGradients(WIDE[:1], WIDE[:1], np.zeros(1, dtype=np.int64))
+GRADIENTS = ExampleGradients(
+    2,
+    {
+        "0": LayerGradients(WIDE[:2], RNG.normal(size=(2, 5)), np.array([0, 1])),
+        "2": LayerGradients(NARROW, RNG.normal(size=(2, 4)), np.array([0, 1])),
+    },
+)
 
 QUESTIONS: dict[str, tuple[Any, ...]] = {
     "info": ("info",),
@@ -57,6 +77,10 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
         GroupSum("2", ProbeRows("test"), ("sample",), None, "contribution", toward=1, k=3),
     ),
     "the largest sums": ("ask", GroupSum("0", Vectors(WIDE), ("dataset", "label"), k=2)),
+    "best by gradient": ("ask", GradientTopK((), GRADIENTS, 4)),
+    "best by gradient in one layer, masked": ("topk", ["2"], GRADIENTS, 4, "label <> 1", None, "gradient"),
+    "sums by gradient": ("group_sum", "*", GRADIENTS, "sample", None, "gradient"),
+    "the largest sums by gradient": ("ask", GradientSum(("2", "0"), GRADIENTS, ("dataset", "label"), "step > 0", 2)),
     "output": ("output", "0", WIDE),
     "output masked": ("output", "2", "test", "dataset = 'first'"),
     "output earlier": ("output", "0", "test", None, 2),
@@ -119,6 +143,13 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
         errors.BadInput,
         "toward",
     ),
+    "a score of gradients without any": (("topk", "*", WIDE, 3, None, None, "gradient"), errors.BadInput, "queries"),
+    "gradients of another network": (
+        ("ask", GradientTopK((), ExampleGradients(1, {"0": OTHER}))),
+        errors.BadInput,
+        "queries",
+    ),
+    "gradients in a layer that there is not": (("ask", GradientTopK(("nix",), GRADIENTS)), errors.NotFound, "layer"),
     "directions of another width": (
         ("ask", TopK("0", Vectors(WIDE), score="contribution", toward=np.ones(99))),
         errors.BadInput,

@@ -32,6 +32,8 @@ from dualform.methods import Answers
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import (
     Contribution,
+    GradientSum,
+    GradientTopK,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -111,6 +113,14 @@ class Canned(Answers):
         match question:
             case TopK() | GroupSum() | Output() | Contribution():
                 return self._scanned(question)
+            case GradientTopK():
+                return Hits(
+                    np.array([3, 1]), np.array([2.5, -1], np.float32), np.array([[2]]), None, (), SCAN, "sample"
+                )
+            case GradientSum():
+                keys = tuple((key,) * len(question.by) for key in (3, None))
+                sums = GroupSums(keys, np.array([[1.5, -2.5]]), np.array([3, 1]), question.by, SCAN, "sample")
+                return sums if question.k is None else sums.of_largest(question.k)
             case NetworkWeights():
                 arrays = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7)}
                 return Weights(arrays, {"fc": OFF}, {"fc": 0.5}, ("steps",), {"sample": 3}, SCAN, ("norm.weight",))

@@ -17,8 +17,12 @@ import pytest
 
 from dualform.questions import (
     Contribution,
+    ExampleGradients,
+    GradientSum,
+    GradientTopK,
     GroupSum,
     Inventory,
+    LayerGradients,
     MaskCancellation,
     NetworkWeights,
     Output,
@@ -41,12 +45,19 @@ from tests.reliability import report, rounds
 
 SEED, SLOTS, WIDTH = 29, 60, 4
 QUERY = Vectors(np.ones((2, WIDTH), np.float32))
+GRADIENTS = ExampleGradients(
+    2, {"fc": LayerGradients(np.ones((3, WIDTH), np.float32), np.ones((3, 2), np.float32), np.array([0, 1, 1]))}
+)
 QUESTIONS = [
     Inventory(),
     TopK("fc", QUERY, 3, "label <> 1", ("label",), "abs"),
     TopK("fc", SlotKeys((1, 5)), 3, "dataset LIKE 'm%'"),
     TopK("fc", ProbeRows("test", (0, 1)), 2, score="cosine"),
     GroupSum("fc", QUERY, ("label", "dataset"), "slot < 50"),
+    TopK("fc", QUERY, 3, score="contribution", toward="0-1"),
+    GroupSum("fc", QUERY, ("label",), score="contribution", toward=np.ones((2, 2)), k=1),
+    GradientTopK((), GRADIENTS, 3, "label <> 1"),
+    GradientSum(("fc",), GRADIENTS, ("label",), "slot < 50", 2),
     Output("fc", QUERY, "label = 1", 1),
     Output("fc", QUERY, kernel="softmax", temperature=0.5),
     Contribution("fc", QUERY, ("label",), "slot < 50", 1),

@@ -15,6 +15,8 @@ METHODS = {
         "Info",
         "TopK",
         "GroupSum",
+        "GradientTopK",
+        "GradientSum",
         "Output",
         "Contributions",
         "Weights",

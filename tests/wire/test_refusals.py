@@ -9,11 +9,12 @@ from dualform.answers import Columns
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
 from dualform.questions.arguments import KERNELS
-from dualform_proto import columns, lookups, matrix, queries, rebuilt, scores
+from dualform_proto import columns, gradients, lookups, matrix, queries, rebuilt, scores
 from dualform_proto.calls import call_of
 from dualform_proto.v1 import dualform_pb2 as pb
 
 F32 = pb.ELEMENT_TYPE_FLOAT32
+ONE = pb.Matrix(rows=1, cols=1, dtype=F32, data=bytes(4))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,50 @@ def test_a_question_without_queries():
 def test_queries_without_width_are_refused_before_they_take_memory():
     with pytest.raises(BadInput, match="queries are 0 numbers wide"):
         queries.decode_queries(pb.Queries(vectors=pb.Matrix(rows=2**60, cols=0, dtype=F32)))
+
+
+def test_directions_and_gradients_without_width_are_refused_before_they_take_memory():
+    wide = pb.Matrix(rows=2**60, cols=0, dtype=F32)
+    asked = pb.TopKRequest(
+        layer="l", k=1, queries=pb.Queries(probe=pb.ProbeRows(probe="p")), score=pb.SCORE_NAMED,
+        score_name="contribution", toward=pb.Toward(vectors=wide),
+    )  # fmt: skip
+    with pytest.raises(BadInput, match="toward are 0 numbers wide"):
+        scores.decode_topk(asked)
+    for own in (pb.LayerGradients(keys=wide), pb.LayerGradients(keys=ONE, errors=wide)):
+        with pytest.raises(BadInput, match="are 0 numbers wide"):
+            gradients.decode_gradient_top_k(
+                pb.GradientTopKRequest(k=1, examples=pb.ExampleGradients(count=1, layers=[own]))
+            )
+
+
+def test_examples_that_nothing_is_said_of_are_refused_before_they_take_memory():
+    rows = np.zeros(1, np.int64).tobytes()
+    one = pb.LayerGradients(layer="l", keys=ONE, errors=ONE, examples=rows)
+    for count, layers in ((2**62, [one]), (2**62, []), (1, []), (0, [one]), (-1, [one])):
+        with pytest.raises(BadInput, match="examples"):
+            gradients.decode_gradient_sum(
+                pb.GradientSumRequest(by=["label"], examples=pb.ExampleGradients(count=count, layers=layers))
+            )
+    with pytest.raises(BadInput, match="layer 'l' twice"):
+        gradients.decode_gradient_top_k(
+            pb.GradientTopKRequest(k=1, examples=pb.ExampleGradients(count=1, layers=[one, one]))
+        )
+
+
+def test_sums_whose_groups_are_not_there():
+    message = pb.GroupSumResponse(
+        sums=matrix.encode_matrix(np.ones((1, 1))), numbers=matrix.encode_matrix(np.ones((1, 1), np.int64))
+    )
+    with pytest.raises(BadInput, match=r"numbers are int64\[1, 1\] of 0 groups"):
+        scores.decode_group_sums(message)
+
+
+def test_all_groups_in_answer_to_k_of_them_are_refused():
+    question = GroupSum("l", Vectors(np.ones((1, 2))), ("label",), k=1)
+    message = pb.GroupSumResponse(groups=pb.Columns(rows=0), sums=matrix.encode_matrix(np.ones((1, 0))))
+    with pytest.raises(ServiceError, match="of an earlier version"):
+        call_of(question).answer(question, message)
 
 
 def test_queries_that_are_not_finite():

@@ -12,7 +12,19 @@ from hypothesis import given, settings, strategies as st
 from dualform.errors import BadInput
 from dualform.questions import LayerQuestion, Question
 from dualform.questions.scores import ScoreQuestion
-from dualform_proto import columns, contributions, grade, info, lookups, matrix, queries, rebuilt, scan, scores
+from dualform_proto import (
+    columns,
+    contributions,
+    grade,
+    gradients,
+    info,
+    lookups,
+    matrix,
+    queries,
+    rebuilt,
+    scan,
+    scores,
+)
 from dualform_proto.calls import CALLS, call_of
 from dualform_proto.v1 import dualform_pb2 as pb
 from tests.wire import values
@@ -20,6 +32,8 @@ from tests.wire import values
 CASES = {
     "TopK": (values.topks, scores.encode_topk, scores.decode_topk),
     "GroupSum": (values.group_sums, scores.encode_group_sum, scores.decode_group_sum),
+    "GradientTopK": (values.gradient_top_ks, gradients.encode_gradient_top_k, gradients.decode_gradient_top_k),
+    "GradientSum": (values.gradient_sums, gradients.encode_gradient_sum, gradients.decode_gradient_sum),
     "Output": (values.outputs, rebuilt.encode_output, rebuilt.decode_output),
     "Contribution": (values.contributions, contributions.encode_contribution, contributions.decode_contribution),
     "NetworkWeights": (values.network_weights, rebuilt.encode_weights, rebuilt.decode_weights),

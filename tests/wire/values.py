@@ -30,7 +30,11 @@ from dualform.answers import (
 )
 from dualform.questions import (
     Contribution,
+    ExampleGradients,
+    GradientSum,
+    GradientTopK,
     GroupSum,
+    LayerGradients,
     MaskCancellation,
     NetworkWeights,
     Output,
@@ -109,6 +113,28 @@ def group_sum_questions(draw: Any) -> GroupSum:
 
 
 topks, group_sums = topk_questions(), group_sum_questions()
+
+
+@st.composite
+def example_gradients(draw: Any) -> ExampleGradients:
+    """Of up to three examples, each with a row in the first layer."""
+    count, layers = draw(st.integers(1, 3)), draw(st.lists(texts, min_size=1, max_size=3, unique=True))
+    numbers = {"elements": st.floats(width=32, allow_nan=False, allow_infinity=False)}
+    found = {}
+    for number, layer in enumerate(layers):
+        more = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))
+        examples = np.array([*range(count), *more] if number == 0 else more, dtype=np.int64)
+        keys, errors = (
+            draw(matrices(np.float32, st.just(len(examples)), st.integers(1, 3), **numbers)) for _ in range(2)
+        )
+        found[layer] = LayerGradients(keys, errors, examples)
+    return ExampleGradients(count, found)
+
+
+gradient_top_ks = st.builds(GradientTopK, names, example_gradients(), st.integers(1, 2**62), st.none() | texts)
+gradient_sums = st.builds(
+    GradientSum, names, example_gradients(), names.filter(bool), st.none() | texts, st.none() | st.integers(1, 2**62)
+)
 temperatures = st.floats(0, exclude_min=True, allow_infinity=False)
 kernels = st.just(("linear", None)) | st.tuples(st.just("softmax"), st.none() | temperatures)
 

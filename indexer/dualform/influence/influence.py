@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from torch import Tensor
 
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_by
+from dualform.record.example_signals import Examples, Loss
 from dualform.record.model_arguments import Inputs
 
-Loss: TypeAlias = Callable[[Any, Any], Tensor]
-"""Of what the model returns and the labels: a loss for each example, as `cross_entropy(…, reduction="none")`."""
 Method: TypeAlias = Literal["first-order", "path"]
 METHODS = ("first-order", "path")
 
@@ -59,6 +57,10 @@ class Influence:
         if not 0 <= self.tail < 1:
             hint = "Give 0, to follow each slot to the end, or a share of its largest part in an update."
             raise BadInput(f"tail is {self.tail!r}.", hint=hint, field="tail")
+
+    @property
+    def examples(self) -> Examples:
+        return Examples(f"influence {self.name!r}", self.inputs, self.labels, self.loss, self.batch_dim)
 
     @property
     def places(self) -> list[tuple[float, float]]:

@@ -1,7 +1,7 @@
 """A training walked through from its record, with examples in tow: what each update did to their losses, and whose.
 
-At each update the examples go forward and backward at the weights as they were (signals.py); the dot products of their
-gradients with what each slot brought to the update are summed by group:
+At each update the examples go forward and backward at the weights as they were (record/example_signals.py); the dot
+products of their gradients with what each slot brought to the update are summed by group:
 
     L(w_after) - L(w_before)  =  the integral over r from 0 to 1 of grad L(w_before + r D) . D        D: the update
 
@@ -25,7 +25,6 @@ from dualform.influence.block_scores import BlockScores, Row
 from dualform.influence.followed_blocks import BlockUpdate, FollowedBlock
 from dualform.influence.influence import Influence
 from dualform.influence.products import along, by_example, sides
-from dualform.influence.signals import SignalPasses, Signals, tensors
 from dualform.influence.slot_window import SlotWindow
 from dualform.query.engine import CACHE_BYTES
 from dualform.query.groups import group_entries
@@ -34,6 +33,7 @@ from dualform.query.view import Check, View, never
 from dualform.query.weights import other_parameters
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
+from dualform.record.example_signals import SignalPasses, Signals, tensors
 from dualform.record.module_taps import taps_named
 from dualform.record.open_models import recorded_parameters
 from dualform.record.wrappers import whole_model
@@ -71,7 +71,8 @@ class _Walk:
         self._grades = {name: require(view, layer, None, allow_inexact, check) for name, layer in self._layers.items()}
         taps = taps_named(model, self._layers.keys())
         _check_model(view, self._layers, taps, model)
-        self._passes = SignalPasses(model, list(taps.values()), self._layers, influence)
+        batch_dims = {name: layer.batch_dim for name, layer in self._layers.items()}
+        self._passes = SignalPasses(model, list(taps.values()), batch_dims, influence.examples)
         self._blocks = [FollowedBlock(view, holders) for holders in _holders(view, self._layers)]
         self._groups, self._counts, numbers = _groups(view, self._layers, tuple(influence.by), check)
         windows = {name: SlotWindow(view, layer, numbers[name]) for name, layer in self._layers.items()}

@@ -46,7 +46,7 @@ def queries(
     layers = {layer.name: layer for layer in info.layers}
     taker = ProbeTaker(lambda tap: layers[tap.name].batch_dim if tap.name in layers else 0)
     with _listening(model, layers.keys(), taker) as taps:
-        _check(taps.values(), layers)
+        check_widths(taps.values(), layers)
         taker.run(model, inputs, batch_size, batch_dim)
     found = {name: rows for name, rows in taker.queries().items() if name in layers}
     if not found:
@@ -55,7 +55,7 @@ def queries(
             hint="Give the model that was recorded, with the names that its layers had.",
             field="model",
         )
-    _tell_of_other_weights(model, info)
+    tell_of_other_weights(model, info)
     return {name: Vectors(own) for layer, rows in found.items() for name, own in _with_views(layers[layer], rows)}
 
 
@@ -100,7 +100,8 @@ def _raise(tap: Tap, error: RecordingError) -> None:
     raise error
 
 
-def _check(taps: Iterable[Tap], layers: Mapping[str, LayerInfo]) -> None:
+def check_widths(taps: Iterable[Tap], layers: Mapping[str, LayerInfo]) -> None:
+    """Raises BadInput where a layer of the model is of other widths than the memory's."""
     for tap in taps:
         layer = layers[tap.name]
         if (tap.d_in, tap.d_out) != (layer.d_in, layer.d_out):
@@ -112,7 +113,8 @@ def _check(taps: Iterable[Tap], layers: Mapping[str, LayerInfo]) -> None:
             )
 
 
-def _tell_of_other_weights(model: nn.Module, info: MemoryInfo) -> None:
+def tell_of_other_weights(model: nn.Module, info: MemoryInfo) -> None:
+    """Warns where some are not those that the training ended with."""
     own = state_of(model) if info.final else {}
     other = [name for name, array in own.items() if info.final.get(name) not in (None, digest_of(array))]
     if other:

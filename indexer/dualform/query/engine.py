@@ -32,6 +32,8 @@ from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
 from dualform.questions import (
     Contribution,
+    GradientSum,
+    GradientTopK,
     GroupSum,
     Inventory,
     MaskCancellation,
@@ -57,6 +59,7 @@ CACHE_BYTES = 1 << 30
 Bound: TypeAlias = int | str | MemoryBudget
 """Bytes, a text as "2 GB", or a budget that several memories share."""
 _FEWER_QUERIES = "Ask with fewer queries at once, or by fewer groups"
+_FEWER_EXAMPLES = "Ask with fewer examples at once, or by fewer groups"
 StopSignal: TypeAlias = Callable[[], bool]
 """Returns True once nobody waits for the answer any more."""
 
@@ -180,6 +183,7 @@ class Engine(Answers):
                     return self._sql.run(question.text, check, view.bounds.answer_bytes)
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
+        from dualform.query.gradients.answers import gradient_sum, gradient_top_k
         from dualform.query.weights import certificate, contributions
 
         match question:
@@ -191,6 +195,12 @@ class Engine(Answers):
                 parts = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_contributions(parts), check, _FEWER_QUERIES):
                     return contributions.contributions(parts, check)
+            case GradientTopK():
+                with self._room(lambda: needs.of_gradients(view, question), check, _FEWER_EXAMPLES):
+                    return gradient_top_k(view, question, check)
+            case GradientSum():
+                with self._room(lambda: needs.of_gradients(view, question), check, _FEWER_EXAMPLES):
+                    return gradient_sum(view, question, check)
             case NetworkWeights():
                 with self._room(lambda: needs.of_weights(view), check):
                     return network.weights(view, question, check)

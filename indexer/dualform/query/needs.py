@@ -17,7 +17,7 @@ from dualform.query.sql.process import ANSWER, MEMORY, Sql
 from dualform.query.sums.group_sum import LARGEST
 from dualform.query.sums.grouping import BATCH, many
 from dualform.query.view import View
-from dualform.questions import Contribution, GroupSum, Output, TopK
+from dualform.questions import Contribution, GradientSum, GradientTopK, GroupSum, Output, TopK
 from dualform.store.layer import Layer
 from dualform.store.weights import WEIGHTS
 
@@ -93,6 +93,15 @@ def of_contributions(resolved: Resolved[Contribution] | Resolved[GroupSum]) -> i
         + (groups + 3) * (2 * made + answer)
         + groups * resolved.selection.count
     )
+
+
+def of_gradients(view: View, question: GradientTopK | GradientSum) -> int:
+    """Of the scores of some examples, groups and sums, and the examples' own rows of a layer in float64."""
+    slots = sum(view.snapshot.count(space) for space in view.snapshot.spaces)
+    rows = max((2 * (own.keys.size + own.errors.size) for own in question.examples.layers.values()), default=0)
+    groups = slots if isinstance(question, GradientSum) else 0
+    kept = min(question.k or groups, slots) * question.examples.count
+    return _blocks() + WORK + 8 * (_COLUMNS * slots + 4 * groups + rows + 3 * kept)
 
 
 def of_weights(view: View, layer: Layer | None = None) -> int:

@@ -1,6 +1,13 @@
 """Questions to a memory, as plain values. The type of a question says the type of its answer."""
 
 from dualform.questions.arguments import as_by as as_by, as_ids as as_ids, as_masks as as_masks
+from dualform.questions.gradients import (
+    ExampleGradients as ExampleGradients,
+    GradientSum as GradientSum,
+    GradientTopK as GradientTopK,
+    LayerGradients as LayerGradients,
+    as_layer_names as as_layer_names,
+)
 from dualform.questions.layer_question import LayerQuestion as LayerQuestion
 from dualform.questions.lookups import (
     Inventory as Inventory,

@@ -856,6 +856,162 @@ class GroupSumResponse(google.protobuf.message.Message):
 Global___GroupSumResponse: typing_extensions.TypeAlias = GroupSumResponse
 
 @typing.final
+class ExampleGradients(google.protobuf.message.Message):
+    """The gradients of examples' own losses, as far as recorded layers have them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """n"""
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LayerGradients]: ...
+    def __init__(
+        self,
+        *,
+        count: builtins.int = ...,
+        layers: collections.abc.Iterable[Global___LayerGradients] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "layers", b"layers"]) -> None: ...
+
+Global___ExampleGradients: typing_extensions.TypeAlias = ExampleGradients
+
+@typing.final
+class LayerGradients(google.protobuf.message.Message):
+    """Of one layer: e_j x_j^T for each row j, one for each example or, where the layer sees tokens, one for each token."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: builtins.int
+    KEYS_FIELD_NUMBER: builtins.int
+    ERRORS_FIELD_NUMBER: builtins.int
+    EXAMPLES_FIELD_NUMBER: builtins.int
+    layer: builtins.str
+    examples: builtins.bytes
+    """int64[r]: the example that each row is of, from 0"""
+    @property
+    def keys(self) -> Global___Matrix:
+        """float32[r, d_in]: what the layer took"""
+
+    @property
+    def errors(self) -> Global___Matrix:
+        """float32[r, d_out]: of the loss, with respect to the layer's output"""
+
+    def __init__(
+        self,
+        *,
+        layer: builtins.str = ...,
+        keys: Global___Matrix | None = ...,
+        errors: Global___Matrix | None = ...,
+        examples: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["errors", b"errors", "keys", b"keys"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["errors", b"errors", "examples", b"examples", "keys", b"keys", "layer", b"layer"]) -> None: ...
+
+Global___LayerGradients: typing_extensions.TypeAlias = LayerGradients
+
+@typing.final
+class GradientTopKRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: builtins.int
+    EXAMPLES_FIELD_NUMBER: builtins.int
+    WHERE_FIELD_NUMBER: builtins.int
+    K_FIELD_NUMBER: builtins.int
+    where: builtins.str
+    k: builtins.int
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """over which dot products are summed; none: all that have keys and values"""
+
+    @property
+    def examples(self) -> Global___ExampleGradients: ...
+    def __init__(
+        self,
+        *,
+        layers: collections.abc.Iterable[builtins.str] | None = ...,
+        examples: Global___ExampleGradients | None = ...,
+        where: builtins.str | None = ...,
+        k: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_where", b"_where", "examples", b"examples", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "examples", b"examples", "k", b"k", "layers", b"layers", "where", b"where"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
+
+Global___GradientTopKRequest: typing_extensions.TypeAlias = GradientTopKRequest
+
+@typing.final
+class GradientTopKResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HITS_FIELD_NUMBER: builtins.int
+    @property
+    def hits(self) -> Global___TopKResponse: ...
+    def __init__(
+        self,
+        *,
+        hits: Global___TopKResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["hits", b"hits"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["hits", b"hits"]) -> None: ...
+
+Global___GradientTopKResponse: typing_extensions.TypeAlias = GradientTopKResponse
+
+@typing.final
+class GradientSumRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: builtins.int
+    EXAMPLES_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    WHERE_FIELD_NUMBER: builtins.int
+    K_FIELD_NUMBER: builtins.int
+    where: builtins.str
+    k: builtins.int
+    """as in GroupSumRequest"""
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def examples(self) -> Global___ExampleGradients: ...
+    @property
+    def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        layers: collections.abc.Iterable[builtins.str] | None = ...,
+        examples: Global___ExampleGradients | None = ...,
+        by: collections.abc.Iterable[builtins.str] | None = ...,
+        where: builtins.str | None = ...,
+        k: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "examples", b"examples", "k", b"k", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "by", b"by", "examples", b"examples", "k", b"k", "layers", b"layers", "where", b"where"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_k", b"_k"]) -> typing.Literal["k"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
+
+Global___GradientSumRequest: typing_extensions.TypeAlias = GradientSumRequest
+
+@typing.final
+class GradientSumResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUMS_FIELD_NUMBER: builtins.int
+    @property
+    def sums(self) -> Global___GroupSumResponse: ...
+    def __init__(
+        self,
+        *,
+        sums: Global___GroupSumResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sums", b"sums"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["sums", b"sums"]) -> None: ...
+
+Global___GradientSumResponse: typing_extensions.TypeAlias = GradientSumResponse
+
+@typing.final
 class OutputRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

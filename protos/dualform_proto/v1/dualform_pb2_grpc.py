@@ -49,6 +49,16 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.GroupSumRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.GroupSumResponse.FromString,
                 _registered_method=True)
+        self.GradientTopK = channel.unary_unary(
+                '/dualform.v1.Memory/GradientTopK',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientTopKRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientTopKResponse.FromString,
+                _registered_method=True)
+        self.GradientSum = channel.unary_unary(
+                '/dualform.v1.Memory/GradientSum',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientSumRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientSumResponse.FromString,
+                _registered_method=True)
         self.Output = channel.unary_unary(
                 '/dualform.v1.Memory/Output',
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.OutputRequest.SerializeToString,
@@ -110,6 +120,20 @@ class MemoryServicer(object):
 
     def GroupSum(self, request, context):
         """The summed attention weight of each group of training datapoints.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GradientTopK(self, request, context):
+        """The k training datapoints whose gradients' dot products with an example's own are greatest, summed over layers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GradientSum(self, request, context):
+        """The sum of those dot products over each group of training datapoints.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,6 +212,16 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.GroupSum,
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.GroupSumRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.GroupSumResponse.SerializeToString,
+            ),
+            'GradientTopK': grpc.unary_unary_rpc_method_handler(
+                    servicer.GradientTopK,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientTopKRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientTopKResponse.SerializeToString,
+            ),
+            'GradientSum': grpc.unary_unary_rpc_method_handler(
+                    servicer.GradientSum,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientSumRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.GradientSumResponse.SerializeToString,
             ),
             'Output': grpc.unary_unary_rpc_method_handler(
                     servicer.Output,
@@ -311,6 +345,60 @@ class Memory(object):
             '/dualform.v1.Memory/GroupSum',
             dualform__proto_dot_v1_dot_dualform__pb2.GroupSumRequest.SerializeToString,
             dualform__proto_dot_v1_dot_dualform__pb2.GroupSumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GradientTopK(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/GradientTopK',
+            dualform__proto_dot_v1_dot_dualform__pb2.GradientTopKRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.GradientTopKResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GradientSum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/GradientSum',
+            dualform__proto_dot_v1_dot_dualform__pb2.GradientSumRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.GradientSumResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -78,6 +78,38 @@ _MemoryGroupSumType = typing_extensions.TypeVar(
     ],
 )
 
+_MemoryGradientTopKType = typing_extensions.TypeVar(
+    '_MemoryGradientTopKType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientTopKRequest,
+        dualform_proto.v1.dualform_pb2.GradientTopKResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientTopKRequest,
+        dualform_proto.v1.dualform_pb2.GradientTopKResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientTopKRequest,
+        dualform_proto.v1.dualform_pb2.GradientTopKResponse,
+    ],
+)
+
+_MemoryGradientSumType = typing_extensions.TypeVar(
+    '_MemoryGradientSumType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientSumRequest,
+        dualform_proto.v1.dualform_pb2.GradientSumResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientSumRequest,
+        dualform_proto.v1.dualform_pb2.GradientSumResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientSumRequest,
+        dualform_proto.v1.dualform_pb2.GradientSumResponse,
+    ],
+)
+
 _MemoryOutputType = typing_extensions.TypeVar(
     '_MemoryOutputType',
     grpc.UnaryUnaryMultiCallable[
@@ -206,7 +238,7 @@ _MemoryVerifyType = typing_extensions.TypeVar(
     ],
 )
 
-class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType]):
+class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType]):
     @typing.overload
     def __init__(self: MemoryStub[
         grpc.UnaryUnaryMultiCallable[
@@ -220,6 +252,14 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.GroupSumRequest,
             dualform_proto.v1.dualform_pb2.GroupSumResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.GradientTopKRequest,
+            dualform_proto.v1.dualform_pb2.GradientTopKResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.GradientSumRequest,
+            dualform_proto.v1.dualform_pb2.GradientSumResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.OutputRequest,
@@ -270,6 +310,14 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.GroupSumResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.GradientTopKRequest,
+            dualform_proto.v1.dualform_pb2.GradientTopKResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.GradientSumRequest,
+            dualform_proto.v1.dualform_pb2.GradientSumResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.OutputRequest,
             dualform_proto.v1.dualform_pb2.OutputResponse,
         ],
@@ -312,6 +360,12 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
     GroupSum: _MemoryGroupSumType
     """The summed attention weight of each group of training datapoints."""
 
+    GradientTopK: _MemoryGradientTopKType
+    """The k training datapoints whose gradients' dot products with an example's own are greatest, summed over layers."""
+
+    GradientSum: _MemoryGradientSumType
+    """The sum of those dot products over each group of training datapoints."""
+
     Output: _MemoryOutputType
     """A layer's output when only the slots of a mask speak."""
 
@@ -348,6 +402,14 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.GroupSumRequest,
         dualform_proto.v1.dualform_pb2.GroupSumResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientTopKRequest,
+        dualform_proto.v1.dualform_pb2.GradientTopKResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.GradientSumRequest,
+        dualform_proto.v1.dualform_pb2.GradientSumResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.OutputRequest,
@@ -407,6 +469,22 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[dualform_proto.v1.dualform_pb2.GroupSumResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.GroupSumResponse]]:
         """The summed attention weight of each group of training datapoints."""
+
+    @abc.abstractmethod
+    def GradientTopK(
+        self,
+        request: dualform_proto.v1.dualform_pb2.GradientTopKRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.GradientTopKResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.GradientTopKResponse]]:
+        """The k training datapoints whose gradients' dot products with an example's own are greatest, summed over layers."""
+
+    @abc.abstractmethod
+    def GradientSum(
+        self,
+        request: dualform_proto.v1.dualform_pb2.GradientSumRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.GradientSumResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.GradientSumResponse]]:
+        """The sum of those dot products over each group of training datapoints."""
 
     @abc.abstractmethod
     def Output(

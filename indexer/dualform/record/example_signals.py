@@ -9,10 +9,10 @@ Shapes: n examples, r rows of a layer's calls, d_in and d_out of the layer.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,13 +21,33 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from dualform.errors import BadInput, RecordingError
-from dualform.influence.influence import Influence
 from dualform.record.followed_rows import FollowedRows, Rows
-from dualform.record.model_arguments import Arguments, device_of
+from dualform.record.model_arguments import Arguments, Inputs, device_of
 from dualform.record.probes import evaluating, uncompiled
 from dualform.record.taps import Tap
 from dualform.rules.update_rule import Doubles
-from dualform.store.layer import Layer
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+"""Of what the model returns and the labels: a loss for each example, as `cross_entropy(…, reduction="none")`."""
+
+
+class SharedRows(BadInput):
+    """Rows of a layer that are of several examples together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Whose losses are differentiated."""
+
+    what: str
+    """As refusals call them: "influence 'test'"."""
+    inputs: Inputs
+    """Of n examples, as `Recorder.probe` takes them."""
+    labels: Any
+    """What `loss` is given beside the model's output: a tensor or array whose first axis is the examples."""
+    loss: Loss
+    batch_dim: int = 0
+    """The axis of examples in `inputs`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,34 +73,46 @@ class SignalPasses:
     """Passes of some examples through a network, whose layers are tapped from `attached` on."""
 
     def __init__(
-        self, model: nn.Module, taps: Sequence[Tap], layers: Mapping[str, Layer], influence: Influence
+        self,
+        model: nn.Module,
+        taps: Sequence[Tap],
+        batch_dims: Mapping[str, int],
+        examples: Examples,
+        start: int = 0,
+        stop: int | None = None,
     ) -> None:
-        """Raises BadInput for inputs that hold no examples, or another number of them than labels."""
-        self._model, self._taps, self._layers, self._influence = model, taps, layers, influence
+        """`batch_dims`: by layer, which axis of its keys is the batch. Of the examples those from start to stop.
+
+        Raises BadInput for inputs that hold no examples, or another number of them than labels.
+        """
+        self._model, self._taps, self._batch_dims, self._examples = model, taps, batch_dims, examples
         device = device_of(model)
-        given = Arguments(influence.inputs, influence.batch_dim, device)
-        self.count = given.examples
+        given = Arguments(examples.inputs, examples.batch_dim, device)
+        self.available = given.examples
+        """How many there are."""
+        stop = given.examples if stop is None else min(stop, given.examples)
+        self.count = stop - start
         """n."""
-        self._places, self._named = given.part(0, self.count)
-        self._labels = self._checked_labels(device)
+        self._places, self._named = given.part(start, stop)
+        self._labels = self._checked_labels(device)[start:stop]
         self._taker: _Taker | None = None
         self._told_apart = False
         """Whether it was seen that each row of a layer is of one example."""
 
     def _checked_labels(self, device: torch.device | None) -> Tensor:
-        given, name = self._influence.labels, self._influence.name
+        given, what = self._examples.labels, self._examples.what
         try:
             labels = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError):
             raise BadInput(
-                f"the labels of influence {name!r} are {type(given).__name__}, of which no tensor can be made.",
+                f"the labels of {what} are {type(given).__name__}, of which no tensor can be made.",
                 hint="Give a tensor or an array whose first axis is the examples.",
                 field="labels",
             ) from None
         found = len(labels) if labels.dim() else 0
-        if found != self.count:
+        if found != self.available:
             raise BadInput(
-                f"influence {name!r} has {self.count} examples and {found} labels.",
+                f"{what} has {self.available} examples and {found} labels.",
                 hint="Give a label for each.",
                 field="labels",
             )
@@ -114,7 +146,7 @@ class SignalPasses:
             losses = self._losses(given)
             if not losses.requires_grad:
                 raise BadInput(
-                    f"the loss of influence {self._influence.name!r} has no gradient: it depends on no parameter.",
+                    f"the loss of {self._examples.what} has no gradient: it depends on no parameter.",
                     hint="Give a loss of the model's output that torch can differentiate.",
                     field="loss",
                 )
@@ -160,19 +192,18 @@ class SignalPasses:
 
     def _losses(self, weights: Mapping[str, Tensor]) -> Tensor:
         output = functional_call(self._model, dict(weights), tuple(self._places), dict(self._named))
-        losses = self._influence.loss(output, self._labels)
-        name = self._influence.name
+        losses, what = self._examples.loss(output, self._labels), self._examples.what
         if not isinstance(losses, Tensor) or losses.shape != (self.count,):
             said = f"{list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise BadInput(
-                f"the loss of influence {name!r} gives {said} for {self.count} examples.",
+                f"the loss of {what} gives {said} for {self.count} examples.",
                 hint='Give one number an example, as cross_entropy(…, reduction="none") does.',
                 field="loss",
             )
         if not torch._C._are_functorch_transforms_active() and not bool(losses.isfinite().all()):
             where = int(torch.nonzero(~losses.isfinite())[0])
             raise BadInput(
-                f"the loss of influence {name!r} is {losses[where].item()} of example {where}.",
+                f"the loss of {what} is {losses[where].item()} of example {where}.",
                 hint="Give examples and a loss that are finite all the way.",
                 field="loss",
             )
@@ -213,7 +244,7 @@ class SignalPasses:
 
     def _rows(self, tap: Tap, key: Tensor, error: Tensor) -> tuple[Doubles, Doubles, NDArray[np.int64]]:
         """Of one call: keys, errors and the example of each row."""
-        axis = self._layers[tap.name].batch_dim if len(tap.key_form.leading(key)) > 1 else 0
+        axis = self._batch_dims[tap.name] if len(tap.key_form.leading(key)) > 1 else 0
         owned = tap.key_form.owned(key.detach().movedim(axis, 0))
         keys = torch.cat([rows for _, rows in tap.key_form.blocks(owned)]).double().numpy()
         errors = error.detach().movedim(axis, 0).reshape(len(keys), -1).double().cpu().numpy()
@@ -234,10 +265,10 @@ def _check_apart(
             raise _shared(name)
 
 
-def _shared(layer: str) -> BadInput:
-    return BadInput(
+def _shared(layer: str) -> SharedRows:
+    return SharedRows(
         f"rows of layer {layer!r} are not those of single examples: several share one, or the model chooses them.",
-        hint="Follow one example at a time, each with an Influence of its own.",
+        hint="Take one example at a time.",
         field="inputs",
     )
 

@@ -1,0 +1,128 @@
+"""The answers to GradientTopK and GradientSum, from the scores of all slots that a mask leaves.
+
+Shapes: n examples, T slots of a space, G groups.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import GroupKey, GroupSums, Hits
+from dualform.answers.group_sums import largest
+from dualform.errors import BadInput
+from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, SUM_BYTES
+from dualform.query.gradients.scores import GradientScores, gradient_scores
+from dualform.query.groups import Groups, group
+from dualform.query.score.canonical import as_float32
+from dualform.query.search.cells import best_of_cells
+from dualform.query.view import Check, View
+from dualform.query.where.mask import Selection
+from dualform.questions.gradients import GradientSum, GradientTopK
+
+BYTES = 128 << 20
+"""Of the scores of some examples that are held at once."""
+
+
+def gradient_top_k(view: View, question: GradientTopK, check: Check) -> Hits:
+    """Raises as `gradient_scores`, and BadInput for layers of several slot spaces."""
+    began = time.perf_counter()
+    scores = gradient_scores(view, question.layers, question.where, question.examples, check)
+    if len(scores.spaces) > 1:
+        raise BadInput(
+            f"the layers have slots of several spaces, {', '.join(scores.spaces)}, which have no one order.",
+            hint="Name layers of one space, or sum by columns of the sample: group_sum.",
+            field="layer",
+        )
+    (space,) = scores.spaces
+    stays, count = scores.stays(space), question.examples.count
+    slots = np.flatnonzero(stays)
+    each = min(question.k, len(slots))
+    view.bounds.require(
+        count, COUNT_BYTES + HIT_BYTES * each, "Ask with at most {} examples at a time, or a smaller k.", "k"
+    )
+    ids, found = np.empty((count, each), dtype=np.int64), np.empty((count, each))
+    for part in parts(count, len(stays)):
+        for example, own in zip(part, scores.of(space, part, check), strict=True):
+            ids[example], found[example] = _best(own[slots], slots, each)
+    counts = np.full((count, 1), each, dtype=np.int64)
+    scan = view.scan(began, len(stays), len(slots), view.backend.name, space)
+    return Hits(ids.ravel(), as_float32(found.ravel()), counts, None, (), scan, space)
+
+
+def _best(
+    scores: NDArray[np.float64], slots: NDArray[np.int64], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The k best of some slots, by score descending and then by slot."""
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    near = np.flatnonzero(scores >= least)
+    kept = near[best_of_cells(np.zeros(len(near), dtype=np.int64), scores[near], slots[near], k)]
+    return slots[kept], scores[kept]
+
+
+def gradient_sum(view: View, question: GradientSum, check: Check) -> GroupSums:
+    """Raises as `gradient_scores`, and BadInput for layers of several slot spaces unless `by` names columns of the
+    sample alone.
+    """
+    began = time.perf_counter()
+    scores = gradient_scores(view, question.layers, question.where, question.examples, check)
+    count, k = question.examples.count, question.k
+    most = inf if k is not None else view.bounds.answer_bytes // (SUM_BYTES * (count + 1))
+    own = {space: _groups(scores, space, question.by, check, most) for space in scores.spaces}
+    keys = _together(view, own, question.by)
+    number = {key: place for place, key in enumerate(keys)}
+    places = {space: np.array([number[key] for key in groups.keys], dtype=np.int64) for space, groups in own.items()}
+    counts = np.zeros(len(keys), dtype=np.int64)
+    for space, groups in own.items():
+        counts[places[space]] += groups.counts
+    each = SUM_BYTES * (len(keys) if k is None else 3 * min(k, len(keys)))
+    view.bounds.require(count, each, "Ask with at most {} examples at a time, or by fewer groups.", "by")
+    sums, numbers = [], []
+    for part in parts(count, max(view.snapshot.space(space).count for space in own)):
+        found = np.zeros((len(part), len(keys)))
+        for space, groups in own.items():
+            for total, slots in zip(found, scores.of(space, part, check), strict=True):
+                total[places[space]] += np.bincount(groups.numbers, slots[groups.entries], len(groups.keys))
+        if k is not None:
+            found, chosen = largest(found, k)
+            numbers.append(chosen)
+        sums.append(found)
+    spaces = list(own)
+    space = spaces[0] if len(spaces) == 1 else ""
+    slots = sum(view.snapshot.space(one).count for one in spaces)
+    scan = view.scan(began, slots, int(counts.sum()), view.backend.name, space or None)
+    answer = GroupSums(keys, np.concatenate(sums), counts, question.by, scan, space)
+    if k is None:
+        return answer
+    whole = GroupSums(keys, answer.sums, counts, question.by, scan, space, None, np.concatenate(numbers), len(keys))
+    return whole.part(0, count)
+
+
+def parts(examples: int, slots: int) -> Iterator[range]:
+    """Examples whose scores of all slots take BYTES."""
+    size = max(1, BYTES // (8 * max(1, slots)))
+    return (range(start, min(start + size, examples)) for start in range(0, examples, size))
+
+
+def _groups(scores: GradientScores, space: str, by: tuple[str, ...], check: Check, most: float) -> Groups:
+    """Of the slots of a space that stay, at most so many."""
+    stays = scores.stays(space)
+    return group(scores.view.snapshot.space(space), None, Selection("", stays), by, check, most)
+
+
+def _together(view: View, own: dict[str, Groups], by: tuple[str, ...]) -> tuple[GroupKey, ...]:
+    """The groups of all spaces, in value order. Raises BadInput where a column says different things in them."""
+    if len(own) > 1:
+        for name in own:
+            if not view.snapshot.space(name).sample_columns.issuperset(by):
+                raise BadInput(
+                    f"the layers have slots of several spaces, {', '.join(own)}.",
+                    hint="Group by columns of the sample alone, or name layers of one space.",
+                    field="by",
+                )
+    keys = dict.fromkeys(key for groups in own.values() for key in groups.keys)
+    return tuple(sorted(keys, key=lambda key: [(value is None, 0 if value is None else value) for value in key]))

@@ -1,0 +1,149 @@
+"""The dot product of every slot's gradient with that of each example.
+
+    g_t(example)  =  sum over layers, shared blocks and the example's rows j of (left_t . left_j) (right_t . right_j)
+
+which for a layer of its own is the sum of (x_t . q_j + number of biases) (delta_t . e_j). delta_t is what was
+recorded: the slot's share of the gradient of its batch's loss, whatever the optimizer made of it. Every dot product of
+two rows is canonical (score/canonical.py), and they are added in one order, so that an example has the same bits
+however many are asked with it.
+
+Shapes: n examples, T slots of a space, b slots of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput, Inexact, NotFound
+from dualform.query.gradients.parts import Products, Rows, pairings
+from dualform.query.view import Check, View
+from dualform.query.weights.slot_products import blocks, places
+from dualform.query.where import mask
+from dualform.query.where.mask import Selection
+from dualform.questions.gradients import ExampleGradients
+from dualform.store.layer import Layer
+
+_BLOCK_BYTES = 8 << 20
+"""Of the keys and values of some slots in float64: the cache of the processor holds a part of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class GradientScores:
+    """Of the slots that a mask leaves of some layers."""
+
+    view: View
+    layers: Mapping[str, Layer]
+    """Those that are summed over, in their order; of one slot space or several."""
+    selections: Mapping[str, Selection]
+    """By layer: its entries that stay."""
+    examples: ExampleGradients
+
+    @property
+    def spaces(self) -> list[str]:
+        """In the order of the layers."""
+        return list(dict.fromkeys(layer.space for layer in self.layers.values()))
+
+    def stays(self, space: str) -> NDArray[np.bool_]:
+        """bool[T]: the slots that some layer has and the mask leaves."""
+        found = np.zeros(self.view.snapshot.space(space).count, dtype=bool)
+        for name, layer in self.layers.items():
+            if layer.space == space:
+                found[self._slots(name)] = True
+        return found
+
+    def of(self, space: str, examples: range, check: Check) -> NDArray[np.float64]:
+        """float64[examples, T]: 0 for slots that do not stay. Raises Inexact where one is not finite."""
+        found = np.zeros((len(examples), self.view.snapshot.space(space).count))
+        paired = pairings(self.layers)
+        rows = [self._rows_of(example) for example in examples]
+        for name, layer in self.layers.items():
+            if layer.space != space:
+                continue
+            slots = self._slots(name)
+            for part, products in self._products(layer, self.selections[name].entries, check):
+                for own, given in zip(found, rows, strict=True):
+                    check()
+                    own[slots[part]] += products.with_rows(paired[name], given)
+        found += 0.0  # -0.0 becomes 0.0
+        if not np.isfinite(found).all():
+            slot = int(np.flatnonzero(~np.isfinite(found).all(axis=0))[0])
+            raise Inexact(
+                f"slot {slot} of space {space!r} has keys or values that hold NaN or infinity.",
+                hint=f"The training diverged there; mask it out: slot < {slot}.",
+                field="where",
+            )
+        return found
+
+    def _slots(self, layer: str) -> NDArray[np.int64]:
+        return self.view.snapshot.entries(layer).slots_of(self.selections[layer].entries)
+
+    def _rows_of(self, example: int) -> dict[str, Rows]:
+        found = {}
+        for name in self.layers:
+            if (own := self.examples.layers.get(name)) is not None:
+                rows = own.of(example)
+                found[name] = Rows(own.keys[rows], own.errors[rows])
+        return found
+
+    def _products(self, layer: Layer, entries: NDArray[np.int64], check: Check) -> Iterator[tuple[slice, Products]]:
+        """Blocks of the entries that stay: where they are among those, and their products to be made."""
+        keys, values = self.view.snapshot.keys(layer.name), self.view.snapshot.values(layer.name)
+        size = int(np.clip(_BLOCK_BYTES // (8 * (layer.d_in + layer.d_out)), 64, 8192))
+        for start, stop, part in blocks(entries, keys.entries, size):
+            check()
+            chosen = places(entries[part], start, stop)
+            yield part, Products(Rows(keys.entry_block(start, stop)[chosen], values.block(start, stop)[chosen]))
+
+
+def gradient_scores(
+    view: View, names: Sequence[str], where: str | None, examples: ExampleGradients, check: Check
+) -> GradientScores:
+    """Raises NotFound for a layer that there is not, Inexact for one without keys or values, BadInput where the
+    examples' gradients do not fit the layers, EmptyMask where the mask leaves no slot of any.
+    """
+    every = {layer.name: layer for layer in view.snapshot.layers.values()}
+    asked = [view.snapshot.layer(name).stored.name for name in names]
+    layers = {
+        name: layer
+        for name, layer in every.items()
+        if (name in asked if asked else layer.parameters and layer.keys and layer.values)
+    }
+    without = [name for name, layer in layers.items() if not (layer.parameters and layer.keys and layer.values)]
+    if without or not layers:
+        which = f"{', '.join(map(repr, without))} were recorded without" if without else "no layer was recorded with"
+        raise Inexact(
+            f"{which} keys and values, of which gradients are made.",
+            hint="Record the training with both, or name other layers.",
+            field="layer",
+        )
+    _check_fit(layers, examples)
+    selections = {name: mask.selection(view, layer, where, check) for name, layer in layers.items()}
+    if not any(selection.count for selection in selections.values()):
+        first = next(iter(selections.values()))
+        mask.require_entries(first, where, view.datasets)
+    return GradientScores(view, layers, selections, examples)
+
+
+def _check_fit(layers: Mapping[str, Layer], examples: ExampleGradients) -> None:
+    """Raises NotFound where no layer has a gradient of the examples, BadInput for other widths."""
+    known = [name for name in layers if name in examples.layers]
+    if not known:
+        raise NotFound(
+            f"the examples have no gradients in {', '.join(map(repr, layers))}.",
+            hint=f"They have some in {', '.join(map(repr, examples.layers)) or 'no layer'}.",
+            field="queries",
+        )
+    for name in known:
+        own, layer = examples.layers[name], layers[name]
+        widths = own.keys.shape[1], own.errors.shape[1]
+        if widths != (layer.d_in, layer.d_out):
+            raise BadInput(
+                f"layer {name!r} takes {layer.d_in} numbers to {layer.d_out}, and the examples' gradients there are of "
+                f"{widths[0]} to {widths[1]}.",
+                hint="Take them from the model that was recorded.",
+                field="queries",
+            )

@@ -1,0 +1,155 @@
+"""Questions about dot products of gradients: of training datapoints with those of an example's own loss.
+
+Shapes: n examples, r rows of a layer, which are one for each example or, where it sees tokens, one for each token; d_in
+and d_out of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import GroupSums, Hits
+from dualform.errors import BadInput
+from dualform.questions.arguments import as_by, as_k
+from dualform.questions.queries import finite_rows
+from dualform.questions.question import Question
+
+GRADIENT = "gradient"
+"""The name of the score."""
+EVERY_LAYER = "*"
+
+
+@dataclass(frozen=True, eq=False)
+class LayerGradients:
+    """What the gradients of examples are made of in one layer: e_j x_j^T for each row j, and e_j of a bias.
+
+    Raises BadInput for arrays that do not fit each other, and numbers that are not finite.
+    """
+
+    keys: NDArray[np.float32]
+    """float32[r, d_in]: what the layer took."""
+    errors: NDArray[np.float32]
+    """float32[r, d_out]: the gradient of each example's own loss with respect to the layer's output."""
+    examples: NDArray[np.int64]
+    """int64[r]: the example that each row is of."""
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "errors"):
+            object.__setattr__(self, name, finite_rows(getattr(self, name), name, "row"))
+        examples = np.asarray(self.examples)
+        if examples.dtype.kind not in "iu" or examples.shape != (len(self.keys),):
+            raise BadInput(
+                f"examples are {examples.dtype}{list(examples.shape)} of {len(self.keys)} keys.",
+                hint="Name the example of each row, by number.",
+                field="examples",
+            )
+        if len(self.errors) != len(self.keys):
+            raise BadInput(f"there are {len(self.errors)} errors of {len(self.keys)} keys.", field="errors")
+        object.__setattr__(self, "examples", examples.astype(np.int64))
+
+    def of(self, example: int) -> NDArray[np.int64]:
+        """int64: its rows, in order."""
+        return np.flatnonzero(self.examples == example)
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleGradients:
+    """The gradients of n examples' own losses, as far as layers that were recorded have them."""
+
+    count: int
+    """n."""
+    layers: Mapping[str, LayerGradients]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int | np.integer) or self.count < 1:
+            raise BadInput(f"there are {self.count!r} examples.", hint="Give at least one.", field="queries")
+        for name, layer in self.layers.items():
+            if ((layer.examples < 0) | (layer.examples >= self.count)).any():
+                raise BadInput(
+                    f"layer {name!r} has rows of examples that are none of the {self.count}.", field="queries"
+                )
+        there = [np.unique(layer.examples) for layer in self.layers.values()]
+        known = len(np.unique(np.concatenate(there))) if there else 0
+        if known != self.count:
+            raise BadInput(
+                f"{self.count - known} of {self.count} examples have no row in any layer.",
+                hint="Number the examples from 0, and give each a row.",
+                field="queries",
+            )
+        object.__setattr__(self, "count", int(self.count))
+        object.__setattr__(self, "layers", dict(self.layers))
+
+
+@dataclass(frozen=True)
+class GradientTopK(Question[Hits]):
+    """The k training datapoints whose gradients' dot products with an example's are greatest: a step against them
+    would have lowered its loss most.
+
+    As a value, for `Answers.ask`; `Answers.topk` with score="gradient" makes one. Raises BadInput for what cannot be
+    asked of any memory.
+    """
+
+    layers: tuple[str, ...]
+    """Names, over which dot products are summed; empty for all that have keys and values."""
+    examples: ExampleGradients
+    k: int = 10
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", _as_layers(self.layers))
+        object.__setattr__(self, "k", as_k(self.k, "datapoint"))
+        _check_examples(self.examples)
+
+
+@dataclass(frozen=True)
+class GradientSum(Question[GroupSums]):
+    """The sum of those dot products over each group of training datapoints.
+
+    As a value, for `Answers.ask`; `Answers.group_sum` with score="gradient" makes one. Raises BadInput for what cannot
+    be asked of any memory.
+    """
+
+    layers: tuple[str, ...]
+    """As in GradientTopK."""
+    examples: ExampleGradients
+    by: tuple[str, ...]
+    where: str | None = None
+    k: int | None = None
+    """As in GroupSum."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", _as_layers(self.layers))
+        object.__setattr__(self, "by", as_by(self.by))
+        if not self.by:
+            raise BadInput("by names no column.", hint='Group by a slot column, for example by="sample".', field="by")
+        if self.k is not None:
+            object.__setattr__(self, "k", as_k(self.k, "group"))
+        _check_examples(self.examples)
+
+
+def as_layer_names(layer: str | Sequence[str]) -> tuple[str, ...]:
+    """Of what a method is given as its layer: "*" for all, which is no name here; one name, or several."""
+    return () if layer == EVERY_LAYER else _as_layers((layer,) if isinstance(layer, str) else layer)
+
+
+def _as_layers(layers: Any) -> tuple[str, ...]:
+    names = tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise BadInput(f"layers are {layers!r}.", hint='Name layers, or give "*" for all.', field="layer")
+    if len(set(names)) < len(names):
+        raise BadInput(f"a layer is named twice: {', '.join(names)}.", field="layer")
+    return names
+
+
+def _check_examples(examples: Any) -> None:
+    if not isinstance(examples, ExampleGradients):
+        raise BadInput(
+            f'score="gradient" is asked with gradients of examples, not with {type(examples).__name__}.',
+            hint="Take them with memory.gradients(model, inputs, labels, loss).",
+            field="queries",
+        )

@@ -1,0 +1,274 @@
+"""Dot products of gradients, against autograd in float64: of each slot's share of its batch's loss, and of examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
+from dualform.questions import ExampleGradients, LayerGradients
+from dualform.record.example_signals import Examples, SignalPasses
+
+CLASSES, ROWS, STEPS, TESTS = 3, 4, 5, 3
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(4, 6, 3, groups=2), nn.Linear(6, CLASSES, bias=False)
+
+    def forward(self, images):
+        return self.head(self.conv(images).relu().mean((2, 3)))
+
+
+class Words(nn.Module):
+    """A table, a recurrent layer and a head whose weight is the table's."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.lstm, self.head = (
+            nn.Embedding(CLASSES, 4),
+            nn.LSTM(4, 4, batch_first=True),
+            nn.Linear(4, CLASSES),
+        )
+        self.head.weight = self.words.weight
+
+    def forward(self, words):
+        return self.head(self.lstm(self.words(words))[0]).mean(1)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, tokens):
+        return self.head(self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+NETWORKS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES)), lambda n: torch.randn(n, 5)),
+    "images": (Images, lambda n: torch.randn(n, 4, 5, 5)),
+    "words": (Words, lambda n: torch.randint(0, CLASSES, (n, 6))),
+    "attention": (Attention, lambda n: torch.randn(n, 3, 4)),
+}
+
+
+def loss(output, labels):
+    return nn.functional.cross_entropy(output, labels, reduction="none")
+
+
+class Case:
+    """A network recorded for some steps, and what autograd makes of each sample's loss at the weights of its step."""
+
+    def __init__(self, name, path):
+        torch.manual_seed(0)
+        build, draw = NETWORKS[name]
+        self.model = build()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.5)
+        self.gradients = []
+        with dualform.Recorder(self.model, optimizer, path, quiet=True) as recorder:
+            for step in range(STEPS):
+                inputs, labels = draw(ROWS), torch.randint(0, CLASSES, (ROWS,))
+                self.gradients += [self.gradient_of(inputs[i : i + 1], labels[i : i + 1]) for i in range(ROWS)]
+                with recorder.step(label=labels, sample=torch.arange(ROWS) + ROWS * step):
+                    optimizer.zero_grad()
+                    loss(self.model(inputs), labels).sum().backward()
+                    optimizer.step()
+        self.tests = draw(TESTS), torch.randint(0, CLASSES, (TESTS,))
+        self.memory = dualform.open(path)
+        self.asked = self.memory.gradients(self.model, *self.tests, loss)
+
+    def gradient_of(self, inputs, labels):
+        """By parameter, float64: of one sample's loss, at the weights as they are."""
+        double = {name: own.detach().double().requires_grad_() for name, own in self.model.named_parameters()}
+        inputs = inputs.double() if inputs.is_floating_point() else inputs
+        found = torch.func.functional_call(self.model, double, (inputs,))
+        return dict(zip(double, torch.autograd.grad(loss(found, labels).sum(), list(double.values())), strict=True))
+
+    def dot_products(self, names=None):
+        """float64[tests, samples]: of all parameters, or of some."""
+        tests = [self.gradient_of(self.tests[0][i : i + 1], self.tests[1][i : i + 1]) for i in range(TESTS)]
+        return np.array(
+            [
+                [sum(float((one[name] * other[name]).sum()) for name in names or one) for other in self.gradients]
+                for one in tests
+            ]
+        )
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def case(request, tmp_path_factory):
+    return Case(request.param, tmp_path_factory.mktemp("gradients") / "m")
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory):
+    return Case("mlp", tmp_path_factory.mktemp("gradients") / "m")
+
+
+def test_sums_by_sample_are_autograds(case):
+    found = case.memory.group_sum("*", case.asked, by="sample", score="gradient")
+    assert found.groups == tuple((sample,) for sample in range(ROWS * STEPS))
+    right = case.dot_products()
+    assert np.abs(found.sums - right).max() <= 1e-5 * np.abs(right).max()
+
+
+def test_one_layer_has_its_own_parameters(mlp):
+    for layer in ("0", "2"):
+        found = mlp.memory.group_sum(layer, mlp.asked, by="sample", score="gradient")
+        right = mlp.dot_products([f"{layer}.weight", f"{layer}.bias"])
+        assert np.abs(found.sums - right).max() <= 1e-5 * np.abs(right).max()
+    both = mlp.memory.group_sum(["2", "0"], mlp.asked, by="sample", score="gradient").sums
+    assert both.tobytes() == mlp.memory.group_sum("*", mlp.asked, by="sample", score="gradient").sums.tobytes()
+
+
+def test_the_best_slots_are_those_of_all_scores(mlp):
+    every = mlp.memory.group_sum("*", mlp.asked, by="slot", score="gradient").sums
+    for k, where in ((3, None), (100, None), (4, "label <> 1")):
+        found = mlp.memory.topk("*", mlp.asked, k, where, score="gradient")
+        stays = np.ones(ROWS * STEPS, bool)
+        if where:
+            stays = np.array([record["label"] != 1 for record in mlp.memory.slots(range(ROWS * STEPS)).records()])
+        slots = np.flatnonzero(stays)
+        for own, scores, sums in zip(found.slots, found.scores, every, strict=True):
+            best = slots[np.lexsort((slots, -sums[slots]))][:k]
+            assert own.tolist() == best.tolist()
+            assert scores.tobytes() == sums[best].astype(np.float32).tobytes()
+
+
+def test_examples_are_answered_alone_as_together(case, monkeypatch):
+    together = case.memory.group_sum("*", case.asked, by="sample", score="gradient").sums
+    monkeypatch.setattr("dualform.query.gradients.answers.BYTES", 1)  # one example at a time
+    assert case.memory.group_sum("*", case.asked, by="sample", score="gradient").sums.tobytes() == together.tobytes()
+    for i in range(TESTS):
+        own = {
+            name: LayerGradients(one.keys[one.of(i)], one.errors[one.of(i)], np.zeros(len(one.of(i)), dtype=int))
+            for name, one in case.asked.layers.items()
+        }
+        alone = case.memory.group_sum("*", ExampleGradients(1, own), by="sample", score="gradient")
+        assert alone.sums.tobytes() == together[i : i + 1].tobytes()
+
+
+def test_the_largest_groups_are_those_of_all_sums(case):
+    whole = case.memory.group_sum("*", case.asked, by="label", score="gradient")
+    found = case.memory.group_sum("*", case.asked, by="label", score="gradient", k=2)
+    for example in range(TESTS):
+        assert found.ranked(example) == whole.ranked(example)[:2]
+    assert found.total == len(whole.groups)
+
+
+def test_a_mask_leaves_its_slots_alone(mlp):
+    whole = mlp.memory.group_sum("*", mlp.asked, by="label", score="gradient")
+    found = mlp.memory.group_sum("*", mlp.asked, by="label", where="label <> 1", score="gradient")
+    assert found.groups == tuple(key for key in whole.groups if key != (1,))
+    kept = [place for place, key in enumerate(whole.groups) if key != (1,)]
+    assert found.sums.tobytes() == np.ascontiguousarray(whole.sums[:, kept]).tobytes()
+    assert found.counts.tolist() == whole.counts[kept].tolist()
+
+
+def test_batches_of_examples_give_the_same_gradients(case):
+    one = case.memory.gradients(case.model, *case.tests, loss, batch_size=1)
+    for name, own in case.asked.layers.items():
+        assert own.examples.tolist() == one.layers[name].examples.tolist()
+        np.testing.assert_allclose(own.errors, one.layers[name].errors, rtol=1e-5, atol=1e-7)
+
+
+def test_rows_that_examples_share_are_taken_one_example_at_a_time(tmp_path):
+    class Places(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.head = nn.Embedding(3, 4), nn.Linear(4, CLASSES)
+
+        def forward(self, tokens):
+            return self.head((tokens + self.places(torch.arange(3))).tanh().mean(1))
+
+    torch.manual_seed(0)
+    model = Places()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for _ in range(2):
+            with recorder.step():
+                optimizer.zero_grad()
+                loss(model(torch.randn(4, 3, 4)), torch.zeros(4, dtype=torch.long)).sum().backward()
+                optimizer.step()
+    memory = dualform.open(tmp_path / "m")
+    found = memory.gradients(model, torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.long), loss)
+    assert found.layers["places"].examples.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_model_is_left_as_it_was(mlp):
+    mlp.model.train()
+    before = {name: own.clone() for name, own in mlp.model.state_dict().items()}
+    mlp.model.zero_grad()
+    state = torch.get_rng_state()
+    mlp.memory.gradients(mlp.model, *mlp.tests, loss)
+    assert mlp.model.training
+    assert all(own.grad is None for own in mlp.model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(own, before[name]) for name, own in mlp.model.state_dict().items())
+
+
+def test_what_does_not_fit_is_refused(mlp):
+    ask = mlp.memory.group_sum
+    with pytest.raises(BadInput, match="asked with gradients of examples"):
+        ask("*", np.ones((1, 5)), by="sample", score="gradient")
+    with pytest.raises(BadInput, match="asked with gradients of examples"):
+        mlp.memory.topk("*", "test/17", score="gradient")
+    with pytest.raises(BadInput, match="takes no by"):
+        mlp.memory.topk("*", mlp.asked, by="label", score="gradient")
+    with pytest.raises(BadInput, match="takes no toward"):
+        mlp.memory.topk("*", mlp.asked, score="gradient", toward=1)
+    with pytest.raises(BadInput, match="named twice"):
+        ask(["0", "0"], mlp.asked, by="sample", score="gradient")
+    with pytest.raises(BadInput, match="by names no column"):
+        ask("*", mlp.asked, score="gradient")
+    with pytest.raises(NotFound, match="nix"):
+        ask("nix", mlp.asked, by="sample", score="gradient")
+    with pytest.raises(EmptyMask):
+        ask("*", mlp.asked, by="sample", score="gradient", where="label > 99")
+    one = LayerGradients(np.ones((1, 5)), np.ones((1, 5)), np.zeros(1, dtype=int))
+    with pytest.raises(BadInput, match="are of 5 to 5"):
+        ask("*", ExampleGradients(1, {"0": one}), by="sample", score="gradient")
+    with pytest.raises(NotFound, match="no gradients in"):
+        ask("2", ExampleGradients(1, {"0": one}), by="sample", score="gradient")
+    with pytest.raises(BadInput, match="none of the 1"):
+        ExampleGradients(1, {"0": LayerGradients(np.ones((1, 5)), np.ones((1, 5)), np.ones(1, dtype=int))})
+    with pytest.raises(BadInput, match="there are 2 errors of 1 keys"):
+        LayerGradients(np.ones((1, 5)), np.ones((2, 5)), np.zeros(1, dtype=int))
+    with pytest.raises(BadInput, match="holds NaN"):
+        LayerGradients(np.full((1, 5), np.nan), np.ones((1, 5)), np.zeros(1, dtype=int))
+
+
+def test_losses_and_labels_that_do_not_fit_are_refused(mlp):
+    inputs, labels = mlp.tests
+    with pytest.raises(BadInput, match="one number an example") as refused:
+        mlp.memory.gradients(mlp.model, inputs, labels, nn.functional.cross_entropy)
+    assert refused.value.field == "loss"
+    with pytest.raises(BadInput, match="3 examples and 2 labels"):
+        mlp.memory.gradients(mlp.model, inputs, labels[:2], loss)
+    with pytest.raises(BadInput, match="is nan of example 1"):
+        mlp.memory.gradients(mlp.model, inputs, labels, lambda output, _: output[:, 0] / torch.tensor([1.0, 0, 1]) * 0)
+    with pytest.raises(BadInput, match="none of the layers"):
+        mlp.memory.gradients(nn.Linear(5, 3), inputs, labels, loss)
+
+
+def test_a_memory_without_values_is_refused(tmp_path):
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", values=False, quiet=True) as recorder, recorder.step():
+        loss(model(torch.randn(2, 5)), torch.tensor([0, 1])).sum().backward()
+        optimizer.step()
+    memory = dualform.open(tmp_path / "m")
+    one = LayerGradients(np.ones((1, 5)), np.ones((1, 6)), np.zeros(1, dtype=int))
+    with pytest.raises(Inexact, match="keys and values"):
+        memory.topk("*", ExampleGradients(1, {"0": one}), score="gradient")
+
+
+def test_passes_of_a_part_of_the_examples_take_their_labels(mlp):
+    examples = Examples("some", *mlp.tests, loss)
+    part = SignalPasses(mlp.model, [], {}, examples, 1, 9)
+    assert (part.count, part.available) == (TESTS - 1, TESTS)
