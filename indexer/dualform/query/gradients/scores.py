@@ -4,7 +4,7 @@
 
 which for a layer of its own is the sum of (x_t . q_j + number of biases) (delta_t . e_j). delta_t is what was
 recorded: the slot's share of the gradient of its batch's loss, whatever the optimizer made of it. Every dot product of
-two rows is canonical (score/canonical.py), and they are added in one order, so that an example has the same bits
+two rows is canonical (query/score/canonical.py), and they are added in one order, so that an example has the same bits
 however many are asked with it.
 
 Shapes: n examples, T slots of a space, b slots of a block.
