@@ -30,6 +30,7 @@ from dualform.questions import (
     NetworkWeights,
     Output,
     ProbeLookup,
+    ProbeRows,
     Queries,
     QueriesLike,
     Question,
@@ -113,8 +114,8 @@ class _Methods:
         brought to the layer's output along a direction u, (x_t . q) a_t (delta_t . u): `toward` is an output's number,
         "3-8" for output 3 less output 8, or float32[d_out] or [n, d_out]; `at_step` and `allow_inexact` are as in
         `output`. With score="gradient" they are dot products of gradients, of a slot and of an example's own loss,
-        whose gradients are given as the queries (`gradients`), in one layer, several in a list, or "*", all of them
-        together; no `by` then. Where `inputs` of a `model` are given in place of
+        whose gradients are the queries (`gradients`), or those of a probe that was taken with a loss: in one layer,
+        several in a list, or "*", all of them together; no `by` then. Where `inputs` of a `model` are given in place of
         queries, those are what the layer takes when the model runs on them (`queries`). With `allow_partial`, a memory
         on several machines is answered without the shards that do not answer: `scan.missing` names them.
         Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite, and for "contribution"
@@ -267,9 +268,9 @@ def _given(queries: QueriesLike | ExampleGradients | None) -> Queries:
     return as_queries(cast("QueriesLike", queries))  # which refuses whatever else is given
 
 
-def _gradients(queries: Any) -> ExampleGradients:
-    """The questions refuse whatever else is given."""
-    return cast("ExampleGradients", queries)
+def _gradients(queries: Any) -> ExampleGradients | ProbeRows:
+    """A probe's examples may be named by a text; the questions refuse whatever else is given."""
+    return cast("ExampleGradients | ProbeRows", as_queries(queries) if isinstance(queries, str) else queries)
 
 
 def _refuse_beside_gradients(**given: object) -> None:

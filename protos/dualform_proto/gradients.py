@@ -9,10 +9,10 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions import ExampleGradients, GradientSum, GradientTopK, LayerGradients
+from dualform.questions import ExampleGradients, GradientSum, GradientTopK, LayerGradients, ProbeRows
 from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.matrix import decode_numbers, encode_matrix, encode_numbers
-from dualform_proto.queries import decode_rows
+from dualform_proto.queries import decode_probe_rows, decode_rows, encode_probe_rows
 from dualform_proto.scores import decode_group_sums, decode_hits, encode_group_sums, encode_hits
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -67,7 +67,9 @@ def decode_gradient_sums(message: pb.GradientSumResponse) -> GroupSums:
     return decode_group_sums(message.sums)
 
 
-def _encode_examples(examples: ExampleGradients) -> pb.ExampleGradients:
+def _encode_examples(examples: ExampleGradients | ProbeRows) -> pb.Examples:
+    if isinstance(examples, ProbeRows):
+        return pb.Examples(probe=encode_probe_rows(examples))
     layers = [
         pb.LayerGradients(
             layer=encode_text(name, "layer"),
@@ -77,15 +79,20 @@ def _encode_examples(examples: ExampleGradients) -> pb.ExampleGradients:
         )
         for name, own in examples.layers.items()
     ]
-    return pb.ExampleGradients(count=encode_int64(examples.count, "queries"), layers=layers)
+    return pb.Examples(gradients=pb.ExampleGradients(count=encode_int64(examples.count, "queries"), layers=layers))
 
 
-def _decode_examples(message: pb.ExampleGradients) -> ExampleGradients:
+def _decode_examples(message: pb.Examples) -> ExampleGradients | ProbeRows:
+    kind = message.WhichOneof("examples")
+    if kind == "probe":
+        return decode_probe_rows(message.probe)
+    if kind != "gradients":
+        raise BadInput("the question holds no examples.", hint="Give gradients, or a probe's rows.", field="queries")
     found = {}
-    for said in message.layers:
+    for said in message.gradients.layers:
         if said.layer in found:
             raise BadInput(f"the examples have gradients in layer {said.layer!r} twice.", field="queries")
         keys, errors = decode_rows(said.keys, "keys"), decode_rows(said.errors, "errors")
         examples = decode_numbers(said.examples, np.int64, "examples", len(keys))
         found[said.layer] = LayerGradients(keys, errors, examples)
-    return ExampleGradients(message.count, found)
+    return ExampleGradients(message.gradients.count, found)

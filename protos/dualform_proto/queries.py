@@ -17,10 +17,7 @@ def encode_queries(queries: Queries) -> pb.Queries:
         return pb.Queries(vectors=encode_matrix(queries.rows))
     if isinstance(queries, SlotKeys):
         return pb.Queries(slots=pb.SlotKeys(slots=[encode_int64(slot, "queries") for slot in queries.slots]))
-    probe = pb.ProbeRows(probe=encode_text(queries.probe, "queries"))
-    if queries.rows is not None:
-        probe.rows.CopyFrom(pb.RowNumbers(rows=[encode_int64(row, "queries") for row in queries.rows]))
-    return pb.Queries(probe=probe)
+    return pb.Queries(probe=encode_probe_rows(queries))
 
 
 def decode_queries(message: pb.Queries) -> Queries:
@@ -30,8 +27,7 @@ def decode_queries(message: pb.Queries) -> Queries:
     if kind == "slots":
         return SlotKeys(tuple(message.slots.slots))
     if kind == "probe":
-        rows = tuple(message.probe.rows.rows) if message.probe.HasField("rows") else None
-        return ProbeRows(message.probe.probe, rows)
+        return decode_probe_rows(message.probe)
     raise BadInput("the question holds no queries.", hint="Give vectors, probe rows or slots.", field="queries")
 
 
@@ -40,3 +36,14 @@ def decode_rows(message: pb.Matrix, what: str) -> NDArray[np.float32]:
     if message.cols < 1:
         raise BadInput(f"{what} are 0 numbers wide.", field=what)
     return decode_matrix(message, np.float32, what)
+
+
+def encode_probe_rows(queries: ProbeRows) -> pb.ProbeRows:
+    probe = pb.ProbeRows(probe=encode_text(queries.probe, "queries"))
+    if queries.rows is not None:
+        probe.rows.CopyFrom(pb.RowNumbers(rows=[encode_int64(row, "queries") for row in queries.rows]))
+    return probe
+
+
+def decode_probe_rows(message: pb.ProbeRows) -> ProbeRows:
+    return ProbeRows(message.probe, tuple(message.rows.rows) if message.HasField("rows") else None)

@@ -143,6 +143,11 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
         errors.BadInput,
         "toward",
     ),
+    "gradients of a probe that has none": (
+        ("topk", "*", "test", 3, None, None, "gradient"),
+        errors.BadInput,
+        "queries",
+    ),
     "a score of gradients without any": (("topk", "*", WIDE, 3, None, None, "gradient"), errors.BadInput, "queries"),
     "gradients of another network": (
         ("ask", GradientTopK((), ExampleGradients(1, {"0": OTHER}))),

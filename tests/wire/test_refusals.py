@@ -111,9 +111,16 @@ def test_directions_and_gradients_without_width_are_refused_before_they_take_mem
         scores.decode_topk(asked)
     for own in (pb.LayerGradients(keys=wide), pb.LayerGradients(keys=ONE, errors=wide)):
         with pytest.raises(BadInput, match="are 0 numbers wide"):
-            gradients.decode_gradient_top_k(
-                pb.GradientTopKRequest(k=1, examples=pb.ExampleGradients(count=1, layers=[own]))
-            )
+            gradients.decode_gradient_top_k(pb.GradientTopKRequest(k=1, examples=examples_of(1, [own])))
+
+
+def examples_of(count, layers):
+    return pb.Examples(gradients=pb.ExampleGradients(count=count, layers=layers))
+
+
+def test_a_question_about_gradients_without_examples():
+    with pytest.raises(BadInput, match="holds no examples"):
+        gradients.decode_gradient_top_k(pb.GradientTopKRequest(k=1))
 
 
 def test_examples_that_nothing_is_said_of_are_refused_before_they_take_memory():
@@ -121,13 +128,9 @@ def test_examples_that_nothing_is_said_of_are_refused_before_they_take_memory():
     one = pb.LayerGradients(layer="l", keys=ONE, errors=ONE, examples=rows)
     for count, layers in ((2**62, [one]), (2**62, []), (1, []), (0, [one]), (-1, [one])):
         with pytest.raises(BadInput, match="examples"):
-            gradients.decode_gradient_sum(
-                pb.GradientSumRequest(by=["label"], examples=pb.ExampleGradients(count=count, layers=layers))
-            )
+            gradients.decode_gradient_sum(pb.GradientSumRequest(by=["label"], examples=examples_of(count, layers)))
     with pytest.raises(BadInput, match="layer 'l' twice"):
-        gradients.decode_gradient_top_k(
-            pb.GradientTopKRequest(k=1, examples=pb.ExampleGradients(count=1, layers=[one, one]))
-        )
+        gradients.decode_gradient_top_k(pb.GradientTopKRequest(k=1, examples=examples_of(1, [one, one])))
 
 
 def test_sums_whose_groups_are_not_there():

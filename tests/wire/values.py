@@ -131,9 +131,11 @@ def example_gradients(draw: Any) -> ExampleGradients:
     return ExampleGradients(count, found)
 
 
-gradient_top_ks = st.builds(GradientTopK, names, example_gradients(), st.integers(1, 2**62), st.none() | texts)
+probe_examples = st.builds(ProbeRows, texts, st.none() | st.lists(int64s, min_size=1, max_size=4).map(tuple))
+examples = example_gradients() | probe_examples
+gradient_top_ks = st.builds(GradientTopK, names, examples, st.integers(1, 2**62), st.none() | texts)
 gradient_sums = st.builds(
-    GradientSum, names, example_gradients(), names.filter(bool), st.none() | texts, st.none() | st.integers(1, 2**62)
+    GradientSum, names, examples, names.filter(bool), st.none() | texts, st.none() | st.integers(1, 2**62)
 )
 temperatures = st.floats(0, exclude_min=True, allow_infinity=False)
 kernels = st.just(("linear", None)) | st.tuples(st.just("softmax"), st.none() | temperatures)

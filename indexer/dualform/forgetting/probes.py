@@ -37,12 +37,12 @@ def _queries(view: View, probe: str, layer: Layer) -> set[bytes]:
     """The queries of a layer in a probe, of all runs that have one of the name, as they are and in its key's type."""
     found = set[bytes]()
     for run in view.snapshot.runs:
-        if probe not in run.manifest.probes or layer.name not in run.probe(probe).layers:
+        if probe not in run.manifest.probes:
             continue
-        queries = run.probe(probe).queries(layer.name)
-        found |= set(_digests(queries))
-        if half := next((name for name in UNIT_ROUNDOFF if name in (layer.source, layer.dtype)), None):
-            found |= set(_digests(rounded(queries.astype(np.float64), half).astype(np.float32)))
+        for queries in run.probe(probe).keys(layer.name):
+            found |= set(_digests(queries))
+            if half := next((name for name in UNIT_ROUNDOFF if name in (layer.source, layer.dtype)), None):
+                found |= set(_digests(rounded(queries.astype(np.float64), half).astype(np.float32)))
     return found
 
 

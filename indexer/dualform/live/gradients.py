@@ -5,17 +5,15 @@ Shapes: n examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput
 from dualform.live.queries import BATCH, check_widths, tell_of_other_weights
-from dualform.questions import ExampleGradients, LayerGradients
-from dualform.record.example_signals import Examples, LayerSignals, Loss, SharedRows, SignalPasses
+from dualform.questions import ExampleGradients
+from dualform.record.example_signals import Examples, Loss, example_gradients
 from dualform.record.model_arguments import Inputs
 from dualform.record.module_taps import taps_named
 from dualform.record.wrappers import whole_model
@@ -52,36 +50,6 @@ def gradients(
     examples = Examples("gradients", inputs, labels, loss, batch_dim)
     batch_dims = {name: layer.batch_dim for name, layer in layers.items()}
 
-    def passes(size: int) -> Iterator[tuple[int, dict[str, LayerSignals]]]:
-        start, stop = 0, 1
-        while start < stop:
-            own = SignalPasses(model, list(taps.values()), batch_dims, examples, start, start + size)
-            weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            with own.attached():
-                yield start, dict(own.signals(weights).layers)
-            start, stop = start + own.count, own.available
-
-    try:
-        found = list(passes(batch_size))
-    except SharedRows:
-        found = list(passes(1))
+    found = example_gradients(model, list(taps.values()), batch_dims, examples, batch_size)
     tell_of_other_weights(model, info)
-    return ExampleGradients(*_together(found))
-
-
-def _together(found: list[tuple[int, dict[str, LayerSignals]]]) -> tuple[int, dict[str, LayerGradients]]:
-    """How many examples there are, and their rows by layer."""
-    count = 0
-    parts: dict[str, list[LayerGradients]] = {}
-    for start, layers in found:
-        for name, own in layers.items():
-            examples = own.examples + start
-            count = max(count, int(examples.max(initial=-1)) + 1)
-            keys, errors = own.keys.astype(np.float32), own.errors.astype(np.float32)
-            parts.setdefault(name, []).append(LayerGradients(keys, errors, examples))
-    return count, {
-        name: LayerGradients(
-            *(np.concatenate([getattr(part, array) for part in own]) for array in ("keys", "errors", "examples"))
-        )
-        for name, own in parts.items()
-    }
+    return found

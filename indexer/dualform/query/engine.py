@@ -184,6 +184,7 @@ class Engine(Answers):
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
         from dualform.query.gradients.answers import gradient_sum, gradient_top_k
+        from dualform.query.gradients.examples import examples_of
         from dualform.query.weights import certificate, contributions
 
         match question:
@@ -196,11 +197,13 @@ class Engine(Answers):
                 with self._room(lambda: needs.of_contributions(parts), check, _FEWER_QUERIES):
                     return contributions.contributions(parts, check)
             case GradientTopK():
-                with self._room(lambda: needs.of_gradients(view, question), check, _FEWER_EXAMPLES):
-                    return gradient_top_k(view, question, check)
+                examples = examples_of(view, question.examples)
+                with self._room(lambda: needs.of_gradients(view, question, examples), check, _FEWER_EXAMPLES):
+                    return gradient_top_k(view, question, examples, check)
             case GradientSum():
-                with self._room(lambda: needs.of_gradients(view, question), check, _FEWER_EXAMPLES):
-                    return gradient_sum(view, question, check)
+                examples = examples_of(view, question.examples)
+                with self._room(lambda: needs.of_gradients(view, question, examples), check, _FEWER_EXAMPLES):
+                    return gradient_sum(view, question, examples, check)
             case NetworkWeights():
                 with self._room(lambda: needs.of_weights(view), check):
                     return network.weights(view, question, check)

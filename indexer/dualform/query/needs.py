@@ -17,7 +17,7 @@ from dualform.query.sql.process import ANSWER, MEMORY, Sql
 from dualform.query.sums.group_sum import LARGEST
 from dualform.query.sums.grouping import BATCH, many
 from dualform.query.view import View
-from dualform.questions import Contribution, GradientSum, GradientTopK, GroupSum, Output, TopK
+from dualform.questions import Contribution, ExampleGradients, GradientSum, GradientTopK, GroupSum, Output, TopK
 from dualform.store.layer import Layer
 from dualform.store.weights import WEIGHTS
 
@@ -95,12 +95,12 @@ def of_contributions(resolved: Resolved[Contribution] | Resolved[GroupSum]) -> i
     )
 
 
-def of_gradients(view: View, question: GradientTopK | GradientSum) -> int:
+def of_gradients(view: View, question: GradientTopK | GradientSum, examples: ExampleGradients) -> int:
     """Of the scores of some examples, groups and sums, and the examples' own rows of a layer in float64."""
     slots = sum(view.snapshot.count(space) for space in view.snapshot.spaces)
-    rows = max((2 * (own.keys.size + own.errors.size) for own in question.examples.layers.values()), default=0)
+    rows = max((2 * (own.keys.size + own.errors.size) for own in examples.layers.values()), default=0)
     groups = slots if isinstance(question, GradientSum) else 0
-    kept = min(question.k or groups, slots) * question.examples.count
+    kept = min(question.k or groups, slots) * examples.count
     return _blocks() + WORK + 8 * (_COLUMNS * slots + 4 * groups + rows + 3 * kept)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_by, as_k
-from dualform.questions.queries import finite_rows
+from dualform.questions.queries import ProbeRows, finite_rows
 from dualform.questions.question import Question
 
 GRADIENT = "gradient"
@@ -55,6 +55,15 @@ class LayerGradients:
     def of(self, example: int) -> NDArray[np.int64]:
         """int64: its rows, in order."""
         return np.flatnonzero(self.examples == example)
+
+    def chosen(self, examples: Sequence[int]) -> LayerGradients | None:
+        """The rows of some examples, which are numbered anew in the order given; None where they have none."""
+        rows = [self.of(example) for example in examples]
+        every = np.concatenate(rows)
+        if not len(every):
+            return None
+        numbers = np.repeat(np.arange(len(rows)), [len(own) for own in rows])
+        return LayerGradients(self.keys[every], self.errors[every], numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +105,8 @@ class GradientTopK(Question[Hits]):
 
     layers: tuple[str, ...]
     """Names, over which dot products are summed; empty for all that have keys and values."""
-    examples: ExampleGradients
+    examples: ExampleGradients | ProbeRows
+    """Or those of a probe that was taken with a loss, by their numbers; None for all of them."""
     k: int = 10
     where: str | None = None
 
@@ -116,7 +126,8 @@ class GradientSum(Question[GroupSums]):
 
     layers: tuple[str, ...]
     """As in GradientTopK."""
-    examples: ExampleGradients
+    examples: ExampleGradients | ProbeRows
+    """As in GradientTopK."""
     by: tuple[str, ...]
     where: str | None = None
     k: int | None = None
@@ -147,9 +158,11 @@ def _as_layers(layers: Any) -> tuple[str, ...]:
 
 
 def _check_examples(examples: Any) -> None:
-    if not isinstance(examples, ExampleGradients):
+    if not isinstance(examples, ExampleGradients | ProbeRows):
         raise BadInput(
             f'score="gradient" is asked with gradients of examples, not with {type(examples).__name__}.',
-            hint="Take them with memory.gradients(model, inputs, labels, loss).",
+            hint="Take them with memory.gradients(model, inputs, labels, loss), or name a probe taken with loss=.",
             field="queries",
         )
+    if isinstance(examples, ProbeRows) and examples.rows == ():
+        raise BadInput("there are 0 examples.", hint="Give at least one.", field="queries")

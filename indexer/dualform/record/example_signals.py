@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from dualform.errors import BadInput, RecordingError
+from dualform.questions.gradients import ExampleGradients, LayerGradients
 from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.model_arguments import Arguments, Inputs, device_of
 from dualform.record.probes import evaluating, uncompiled
@@ -251,6 +252,47 @@ class SignalPasses:
         if self.count > 1 and tap.key_form.leading(key)[axis] != self.count:
             raise _shared(tap.name)
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
+
+
+def example_gradients(
+    model: nn.Module, taps: Sequence[Tap], batch_dims: Mapping[str, int], examples: Examples, batch_size: int
+) -> ExampleGradients:
+    """What the examples' losses send back to tapped layers, at the model's own weights, batch by batch.
+
+    Where rows of a layer are of several examples together, the examples run one by one. Raises as SignalPasses.
+    """
+
+    def passes(size: int) -> Iterator[tuple[int, Mapping[str, LayerSignals]]]:
+        start, stop = 0, 1
+        while start < stop:
+            own = SignalPasses(model, taps, batch_dims, examples, start, start + size)
+            weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            with own.attached():
+                yield start, own.signals(weights).layers
+            start, stop = start + own.count, own.available
+
+    try:
+        found = list(passes(batch_size))
+    except SharedRows:
+        found = list(passes(1))
+    count, parts = 0, dict[str, list[LayerGradients]]()
+    for start, layers in found:
+        for name, own in layers.items():
+            count = max(count, start + int(own.examples.max(initial=-1)) + 1)
+            keys, errors = own.keys.astype(np.float32), own.errors.astype(np.float32)
+            parts.setdefault(name, []).append(LayerGradients(keys, errors, own.examples + start))
+    if not parts:
+        raise BadInput(
+            f"no gradient of the loss of {examples.what} reaches a layer that the memory has values of.",
+            hint="Give a loss of the model's output, and the model that was recorded.",
+            field="loss",
+        )
+    arrays = ("keys", "errors", "examples")
+    joined = {
+        name: LayerGradients(*(np.concatenate([getattr(part, array) for part in own]) for array in arrays))
+        for name, own in parts.items()
+    }
+    return ExampleGradients(count, joined)
 
 
 def _check_apart(

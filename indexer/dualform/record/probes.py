@@ -67,11 +67,13 @@ class ProbeTaker:
         return torch.cat(self._outputs).numpy() if self._outputs else None
 
 
-def labels_of(label: Any) -> NDArray[np.int64] | None:
-    """int64[n]. Raises BadInput for labels that are no integers."""
+def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
+    """int64[n]. Raises BadInput for labels that are no integers; with `others` they are None."""
     if label is None:
         return None
     given = as_array("label", label)
+    if others and (given.dtype.kind not in "iu" or given.ndim != 1):
+        return None
     if given.dtype.kind not in "iu":
         raise BadInput(f"label holds {given.dtype}.", hint="Labels are integers.", field="label")
     return given.reshape(-1).astype(np.int64)

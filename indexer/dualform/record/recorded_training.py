@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, DualformError, RecordingError
+from dualform.questions.gradients import ExampleGradients
 from dualform.record.collector import Collector
+from dualform.record.example_signals import Examples, example_gradients
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
 from dualform.record.model_arguments import Inputs
+from dualform.record.module_taps import taps_named
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import UpdateHooks, around_each_update
 from dualform.record.plan import Plan
@@ -81,21 +84,33 @@ class RecordedTraining:
         batch_size: int,
         batch_dim: int,
         store: bool,
+        traced: Examples | None = None,
     ) -> None:
-        """Run the model on test examples, and `store` what its layers take. There is a memory."""
+        """Run the model on test examples, and `store` what its layers take, and what the loss of `traced` sends back to
+        them. There is a memory.
+        """
         assert self.ongoing is not None
         self.collector.probe = taker = ProbeTaker(self.ongoing.axis_of)
         try:
             taker.run(self.plan.model, inputs, batch_size, batch_dim)
+            # Taps of their own: those of the training go on taking what they see for a probe's, which is done.
+            gradients = None if traced is None else self._gradients(traced, batch_size)
         finally:
             self.collector.probe = None
         if store:
             try:
-                self.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs()))
+                self.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs(), gradients=gradients))
             except BadInput:
                 raise
             except DualformError as error:
                 self.fail(error)
+
+    def _gradients(self, examples: Examples, batch_size: int) -> ExampleGradients:
+        """Of the recorded layers with values."""
+        assert self.ongoing is not None
+        batch_dims, valued = self.ongoing.batch_dims(), {tap.name for tap in self._taps if tap.values}
+        taps = taps_named(self.plan.model, valued & batch_dims.keys())
+        return example_gradients(self.plan.model, list(taps.values()), batch_dims, examples, batch_size)
 
     def attach(self) -> None:
         self._attached = True

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
 from dualform.record.budget_plan import BudgetPlan
+from dualform.record.example_signals import Examples, Loss
 from dualform.record.found_layers import FoundLayers
 from dualform.record.join_hook import Joinable
 from dualform.record.model_arguments import Inputs
@@ -270,6 +271,7 @@ class Recorder(Joinable):
         label: Any = None,
         batch_size: int = 1024,
         batch_dim: int = 0,
+        loss: Loss | None = None,
         **named: Any,
     ) -> None:
         """Store test examples as queries under a name, with the model's answers as it is now.
@@ -281,7 +283,12 @@ class Recorder(Joinable):
         those of its first call. Of several ranks the first one's are stored; where they hold parts of a model that
         `fully_shard` parted, all of them take the probe.
 
-        Raises BadInput for a name that is taken, RecordingError before the first recorded step.
+        With `loss`, the gradients of the examples' own losses are stored too, for questions with score="gradient": what
+        it makes of the model's answers and `label`, a number for each example, as cross_entropy(…, reduction="none")
+        does. `label` is then whatever it takes, and is stored where it is integers.
+
+        Raises BadInput for a name that is taken, and for a loss that is not one finite number an example;
+        RecordingError before the first recorded step.
         """
         self._require_open("probe")
         if named and inputs is not None:
@@ -296,7 +303,17 @@ class Recorder(Joinable):
         if training.ongoing is None:
             why = f"Take probes after it; so far: {training.why_empty}."
             raise RecordingError("there is no memory before the first recorded step.", hint=why)
-        training.probe(name, inputs, labels_of(label), batch_size, batch_dim, store=not others)
+        traced = None
+        if loss is not None:
+            if training.plan.sharded:
+                raise BadInput(
+                    "loss= is not taken where fully_shard has parted the model.",
+                    hint="Take the gradients of the whole model: memory.gradients.",
+                    field="loss",
+                )
+            traced = Examples(f"probe {name!r}", inputs, label, loss, batch_dim)
+        labels = labels_of(label, others=traced is not None)
+        training.probe(name, inputs, labels, batch_size, batch_dim, store=not others, traced=traced)
 
     def _run_out(self) -> None:
         self._training.run_out()

@@ -112,6 +112,10 @@ class Recording:
         queries = {name: rows for name, rows in probe.queries.items() if name in recorded}
         self.batches.add_probe(replace(probe, queries=queries, steps=self.steps + self._midway))
 
+    def batch_dims(self) -> dict[str, int]:
+        """By recorded layer, which axis of its keys is the batch."""
+        return {name: self._spaces.axis_of(name) for name in self._layers.names}
+
     def updating(self, number: int, record: StepRecord | None) -> None:
         """The gradients of an optimizer are what they will be, and the weights have not moved yet; `record`: the step
         that runs.

@@ -103,7 +103,8 @@ class Sampler:
 
     def charge_probe(self, probe: ProbeArrays) -> None:
         """Raises BadInput, and charges nothing, where a probe does not fit, or would leave no room for another step."""
-        arrays = [own for own in (*probe.queries.values(), probe.labels, probe.outputs) if own is not None]
+        layers = dict.fromkeys([*probe.queries, *(() if probe.gradients is None else probe.gradients.layers)])
+        arrays = [*probe.arrays.values(), *(own for layer in layers for own in probe.arrays_of(layer).values())]
         size = sum(own.nbytes for own in arrays) + _FILE * len(arrays)
         self._budget.measure()
         if size > self._budget.spare:

@@ -12,7 +12,7 @@ from dualform.store.manifest import FILE, Manifest
 
 _FOLDERS = re.compile(r"(shard|run)-\d{5}(-\d+)?")
 _WEIGHTS = re.compile(r"(initial|final|buffers|forgotten-\d{5})\.safetensors(\.tmp)?")
-_OF_PROBES = re.compile(r"(queries-.*|labels|outputs)\.npy(\.tmp)?")
+_OF_PROBES = re.compile(r"((queries|errors|examples|error-keys)-.*|labels|outputs)\.npy(\.tmp)?")
 
 
 def leftovers(folder: Path) -> list[Path]:

@@ -1,10 +1,15 @@
-"""Probes on disk: probes/NAME/ holds one .npy file per layer's queries, and the labels and outputs where known."""
+"""Probes on disk: probes/NAME/ holds one .npy file per layer's queries, and the labels and outputs where known.
+
+Where a probe was taken with a loss it also holds, by layer, what the gradients of its examples' losses are made of:
+error signals, the example of each row, and the keys of those rows where they are others than the queries, as those of a
+layer that is called several times are.
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -14,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
+from dualform.questions.gradients import ExampleGradients, LayerGradients
 from dualform.store.durable_files import checksum, make_folders, write_whole
 from dualform.store.forks import held_back
 from dualform.store.layer import Layer
@@ -39,6 +45,25 @@ class ProbeArrays:
     """float32[rows, outputs] of the whole model; None where it does not return such a matrix."""
     steps: int = 0
     """How many steps of the run had moved the weights that it was taken by."""
+    gradients: ExampleGradients | None = None
+    """Of the examples' own losses; None of a probe that was taken without one."""
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Of the whole model, by the name of their file."""
+        found = {"labels.npy": self.labels, "outputs.npy": self.outputs}
+        return {name: array for name, array in found.items() if array is not None}
+
+    def arrays_of(self, layer: str) -> dict[str, NDArray[Any]]:
+        """Of one layer, by what stands before its folder in the name of their file."""
+        found: dict[str, NDArray[Any]] = {}
+        if layer in self.queries:
+            found["queries"] = self.queries[layer]
+        if self.gradients is not None and (own := self.gradients.layers.get(layer)) is not None:
+            found |= {"errors": own.errors, "examples": own.examples}
+            if layer not in self.queries or not np.array_equal(own.keys, self.queries[layer]):
+                found["error-keys"] = own.keys
+        return found
 
 
 def probes_until(entries: Mapping[str, dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
@@ -61,11 +86,10 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
     folder = memory / "probes" / name
     make_folders(folder)
     layers = {layer.name: layer for layer in manifest.layers}
-    arrays: dict[str, NDArray[Any]] = {_file(layers[layer]): rows for layer, rows in queries.items()}
-    if probe.labels is not None:
-        arrays["labels.npy"] = probe.labels
-    if probe.outputs is not None:
-        arrays["outputs.npy"] = probe.outputs
+    traced = [] if probe.gradients is None else list(probe.gradients.layers)
+    arrays = dict(probe.arrays)
+    for layer in dict.fromkeys([*queries, *traced]):
+        arrays |= {_file(layers[layer], kind): array for kind, array in probe.arrays_of(layer).items()}
     files = {}
     for file, array in arrays.items():
         stream = io.BytesIO()
@@ -74,11 +98,14 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
         write_whole(folder / file, content)
         files[f"probes/{name}/{file}"] = FileMark(len(content), checksum(content))
     rows = len(next(iter(queries.values()))) if queries else 0
-    return files, {"rows": rows, "layers": list(queries), "steps": probe.steps}
+    entry: dict[str, Any] = {"rows": rows, "layers": list(queries), "steps": probe.steps}
+    if probe.gradients is not None:
+        entry |= {"examples": probe.gradients.count, "gradients": traced}
+    return files, entry
 
 
-def _file(layer: Layer) -> str:
-    return f"queries-{layer.folder}.npy"
+def _file(layer: Layer, kind: str = "queries") -> str:
+    return f"{kind}-{layer.folder}.npy"
 
 
 class StoredProbe:
@@ -88,6 +115,10 @@ class StoredProbe:
         self.name = name
         self.rows: int = manifest.probes[name]["rows"]
         self.layers: tuple[str, ...] = tuple(manifest.probes[name]["layers"])
+        self.examples: int | None = manifest.probes[name].get("examples")
+        """How many examples have gradients; None of a probe that was taken without a loss."""
+        self.traced: tuple[str, ...] = tuple(manifest.probes[name].get("gradients", ()))
+        """Layers that it has gradients in."""
         self._memory, self._manifest = memory, manifest
 
     @property
@@ -108,9 +139,28 @@ class StoredProbe:
                 hint=f"It holds those of {', '.join(self.layers)}.",
                 field="layer",
             )
-        found = self._array(_file(next(known for known in self._manifest.layers if known.name == layer)))
+        found = self._array(_file(self._layer(layer)))
         assert found is not None
         return found
+
+    def gradients(self, layer: str) -> LayerGradients:
+        """What the gradients of its examples are made of in a layer, one of `traced`."""
+        own = self._layer(layer)
+        errors, examples = self._array(_file(own, "errors")), self._array(_file(own, "examples"))
+        keys = self._array(_file(own, "error-keys"))
+        assert errors is not None
+        assert examples is not None
+        return LayerGradients(self.queries(layer) if keys is None else keys, errors, examples)
+
+    def keys(self, layer: str) -> Iterator[NDArray[np.float32]]:
+        """Everything that the layer took, float32[…, d_in] each."""
+        if layer in self.layers:
+            yield self.queries(layer)
+        if layer in self.traced:
+            yield self.gradients(layer).keys
+
+    def _layer(self, name: str) -> Layer:
+        return next(known for known in self._manifest.layers if known.name == name)
 
     def _array(self, file: str) -> NDArray[Any] | None:
         inside = f"probes/{self.name}/{file}"

@@ -912,6 +912,32 @@ class LayerGradients(google.protobuf.message.Message):
 Global___LayerGradients: typing_extensions.TypeAlias = LayerGradients
 
 @typing.final
+class Examples(google.protobuf.message.Message):
+    """Examples of a question about gradients."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GRADIENTS_FIELD_NUMBER: builtins.int
+    PROBE_FIELD_NUMBER: builtins.int
+    @property
+    def gradients(self) -> Global___ExampleGradients: ...
+    @property
+    def probe(self) -> Global___ProbeRows:
+        """of a probe that was taken with a loss, by number"""
+
+    def __init__(
+        self,
+        *,
+        gradients: Global___ExampleGradients | None = ...,
+        probe: Global___ProbeRows | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "probe", b"probe"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "probe", b"probe"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["examples", b"examples"]) -> typing.Literal["gradients", "probe"] | None: ...
+
+Global___Examples: typing_extensions.TypeAlias = Examples
+
+@typing.final
 class GradientTopKRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -926,12 +952,12 @@ class GradientTopKRequest(google.protobuf.message.Message):
         """over which dot products are summed; none: all that have keys and values"""
 
     @property
-    def examples(self) -> Global___ExampleGradients: ...
+    def examples(self) -> Global___Examples: ...
     def __init__(
         self,
         *,
         layers: collections.abc.Iterable[builtins.str] | None = ...,
-        examples: Global___ExampleGradients | None = ...,
+        examples: Global___Examples | None = ...,
         where: builtins.str | None = ...,
         k: builtins.int = ...,
     ) -> None: ...
@@ -973,14 +999,14 @@ class GradientSumRequest(google.protobuf.message.Message):
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
-    def examples(self) -> Global___ExampleGradients: ...
+    def examples(self) -> Global___Examples: ...
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
         self,
         *,
         layers: collections.abc.Iterable[builtins.str] | None = ...,
-        examples: Global___ExampleGradients | None = ...,
+        examples: Global___Examples | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
         where: builtins.str | None = ...,
         k: builtins.int | None = ...,

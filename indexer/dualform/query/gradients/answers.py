@@ -22,16 +22,16 @@ from dualform.query.score.canonical import as_float32
 from dualform.query.search.cells import best_of_cells
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
-from dualform.questions.gradients import GradientSum, GradientTopK
+from dualform.questions.gradients import ExampleGradients, GradientSum, GradientTopK
 
 BYTES = 128 << 20
 """Of the scores of some examples that are held at once."""
 
 
-def gradient_top_k(view: View, question: GradientTopK, check: Check) -> Hits:
+def gradient_top_k(view: View, question: GradientTopK, examples: ExampleGradients, check: Check) -> Hits:
     """Raises as `gradient_scores`, and BadInput for layers of several slot spaces."""
     began = time.perf_counter()
-    scores = gradient_scores(view, question.layers, question.where, question.examples, check)
+    scores = gradient_scores(view, question.layers, question.where, examples, check)
     if len(scores.spaces) > 1:
         raise BadInput(
             f"the layers have slots of several spaces, {', '.join(scores.spaces)}, which have no one order.",
@@ -39,7 +39,7 @@ def gradient_top_k(view: View, question: GradientTopK, check: Check) -> Hits:
             field="layer",
         )
     (space,) = scores.spaces
-    stays, count = scores.stays(space), question.examples.count
+    stays, count = scores.stays(space), examples.count
     slots = np.flatnonzero(stays)
     each = min(question.k, len(slots))
     view.bounds.require(
@@ -64,13 +64,13 @@ def _best(
     return slots[kept], scores[kept]
 
 
-def gradient_sum(view: View, question: GradientSum, check: Check) -> GroupSums:
+def gradient_sum(view: View, question: GradientSum, examples: ExampleGradients, check: Check) -> GroupSums:
     """Raises as `gradient_scores`, and BadInput for layers of several slot spaces unless `by` names columns of the
     sample alone.
     """
     began = time.perf_counter()
-    scores = gradient_scores(view, question.layers, question.where, question.examples, check)
-    count, k = question.examples.count, question.k
+    scores = gradient_scores(view, question.layers, question.where, examples, check)
+    count, k = examples.count, question.k
     most = inf if k is not None else view.bounds.answer_bytes // (SUM_BYTES * (count + 1))
     own = {space: _groups(scores, space, question.by, check, most) for space in scores.spaces}
     keys = _together(view, own, question.by)
