@@ -27,4 +27,5 @@ def record(path: Path, steps: int = 6) -> Path:
                 nn.functional.cross_entropy(model(images[index]), labels[index]).backward()
                 optimizer.step()
         recorder.probe("test", images[:7], label=labels[:7])
+        recorder.probe("traced", images[:5], label=labels[:5], loss=nn.CrossEntropyLoss(reduction="none"))
     return path

@@ -77,6 +77,8 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
         GroupSum("2", ProbeRows("test"), ("sample",), None, "contribution", toward=1, k=3),
     ),
     "the largest sums": ("ask", GroupSum("0", Vectors(WIDE), ("dataset", "label"), k=2)),
+    "best by a probe's gradients": ("topk", "*", "traced/3,0", 4, None, None, "gradient"),
+    "sums by a probe's gradients": ("group_sum", ["0"], "traced", "label", "step > 0", "gradient"),
     "best by gradient": ("ask", GradientTopK((), GRADIENTS, 4)),
     "best by gradient in one layer, masked": ("topk", ["2"], GRADIENTS, 4, "label <> 1", None, "gradient"),
     "sums by gradient": ("group_sum", "*", GRADIENTS, "sample", None, "gradient"),

@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused(mlp):
     ask = mlp.memory.group_sum
     with pytest.raises(BadInput, match="asked with gradients of examples"):
         ask("*", np.ones((1, 5)), by="sample", score="gradient")
-    with pytest.raises(BadInput, match="asked with gradients of examples"):
+    with pytest.raises(NotFound, match="no probe 'test'"):
         mlp.memory.topk("*", "test/17", score="gradient")
     with pytest.raises(BadInput, match="takes no by"):
         mlp.memory.topk("*", mlp.asked, by="label", score="gradient")
