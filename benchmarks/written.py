@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.keys import LAYER, Source
+from benchmarks.keys import BLOCK, LAYER, Source
 from dualform.store.batch import Batch, Extent, Factor, LayerRows, ParameterGroup, StepLog
 from dualform.store.header import Header
 from dualform.store.layer import Layer, affine
@@ -42,6 +42,39 @@ def write_memory(path: Path, source: Source, slots: int, outputs: int = 0) -> No
         start += count
     if writer is not None:
         writer.close()
+
+
+def write_network(path: Path, slots: int, layers: int, width: int) -> None:
+    """A memory of several layers of one width each way: keys as behind a relu, values as in `write_memory`."""
+    rng, names = np.random.default_rng(10), [f"layer-{number}" for number in range(layers)]
+    weights = {name: f"{name}.weight" for name in names}
+    header = Header(
+        path,
+        layers=[Layer(name, "sample", width, width, affine(width, weights[name], None)) for name in names],
+        optimizer="SGD",
+        rule="sgd",
+        reason="",
+        initial={weight: np.zeros((width, width), dtype=np.float32) for weight in weights.values()},
+    )
+    writer = Writer(header)
+    for step, start in enumerate(range(0, slots, BLOCK)):
+        count = min(BLOCK, slots - start)
+        rows = {
+            name: [
+                LayerRows(
+                    0,
+                    np.maximum(rng.standard_normal((count, width), dtype=np.float32), 0),
+                    _values(rng, count, width),
+                )
+            ]
+            for name in names
+        }
+        factors = tuple(Factor(weight, 0, 1.0, 0.0) for weight in weights.values())
+        log = StepLog(step, True, step, (ParameterGroup(_SETTINGS),), factors)
+        sample = np.arange(start, start + count)
+        said = {"dataset": np.full(count, "generated", dtype=object), "label": sample % 10, "sample": sample}
+        writer.append(Batch(step, said, [Extent("sample", 0, count, None)], rows, logs=[log]))
+    writer.close()
 
 
 def _values(rng: np.random.Generator, count: int, width: int) -> NDArray[np.float32]:

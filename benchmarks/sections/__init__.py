@@ -25,6 +25,7 @@ REPEATED = {
     "canonical": "what canonical answers cost",
     "forms": "forms of the compiled loops",
     "contributions": "contributions along a direction",
+    "gradients": "dot products of gradients over several layers",
     "growth": "time and memory as the memory grows",
     "weights": "masked weights of the whole network",
     "adamw": "masked weights of networks trained under AdamW",

@@ -373,3 +373,37 @@ def test_momentum_counts_each_slot_with_what_its_steps_gradient_came_to(tmp_path
     found = memory.topk("last", query, 4, score="contribution", toward=2)
     assert found.ids.tolist() == oracle.best(terms.tolist(), ids.tolist(), 4)
     assert len(set(memory.coefficients("last", ids).tolist())) > 2
+
+
+class Grouped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(4, 6, 3, groups=2), nn.Linear(6, 3)
+
+    def forward(self, images):
+        return self.head(self.conv(images).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "int8"])
+@pytest.mark.parametrize("view", ["conv.0", "conv.1"])
+@pytest.mark.parametrize("toward", [2, "0-1", np.float32([0.5, -1, 2])])
+def test_a_group_of_channels_has_contributions_of_its_own(tmp_path, toward, view, backend):
+    torch.manual_seed(0)
+    model = Grouped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for _ in range(4):
+            with recorder.step(label=torch.arange(5)):
+                optimizer.zero_grad()
+                model(torch.randn(5, 4, 6, 6)).square().mean().backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "m", backend=backend) as memory:
+        width = memory.keys(view, [0]).shape[1]
+        query, ids = np.linspace(-1, 2, width, dtype=np.float32), np.arange(memory.info().slots["patch"])
+        rows = dualform.TopK("", [0.0], score="contribution", toward=toward).toward.rows(1, 3)
+        values, coefficients = memory.values(view, ids), memory.coefficients(view, ids)
+        terms = canonical_scores(memory.keys(view, ids), query) * (canonical_scores(values, rows[0]) * coefficients)
+        found = memory.topk(view, query, 5, score="contribution", toward=toward)
+        assert found.ids.tolist() == oracle.best((terms + 0.0).tolist(), ids.tolist(), 5)
+        with pytest.raises(BadInput, match="one for each group of its channels"):
+            memory.topk("conv", np.ones(2 * width), score="contribution", toward=toward)

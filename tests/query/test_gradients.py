@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import dualform
+from dualform import kernels
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.questions import ExampleGradients, LayerGradients
 from dualform.record.example_signals import Examples, SignalPasses
@@ -272,3 +273,112 @@ def test_passes_of_a_part_of_the_examples_take_their_labels(mlp):
     examples = Examples("some", *mlp.tests, loss)
     part = SignalPasses(mlp.model, [], {}, examples, 1, 9)
     assert (part.count, part.available) == (TESTS - 1, TESTS)
+
+
+class Deep(nn.Module):
+    """Three layers, the last of them without a bias, and more samples than a screen would keep."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 12), nn.Tanh())
+        self.head = nn.Linear(12, CLASSES, bias=False)
+
+    def forward(self, inputs):
+        return self.head(self.parts(inputs))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    torch.manual_seed(0)
+    model, path = Deep(), tmp_path_factory.mktemp("gradients") / "m"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    every = torch.randn(300, 20)
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for step in range(40):
+            index = torch.randint(0, 300, (100,))
+            with recorder.step(label=index % 5, sample=index):
+                optimizer.zero_grad()
+                loss(model(every[index] * (1 + step % 3)), index % CLASSES).mean().backward()
+                optimizer.step()
+    return model, path
+
+
+@pytest.mark.parametrize("where", [None, "label <> 1"])
+@pytest.mark.parametrize("layers", ["*", "head", ["parts.0", "head"]])
+def test_the_screen_finds_what_all_scores_say(deep, layers, where):
+    model, path = deep
+    with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
+        asked = scan.gradients(model, torch.randn(6, 20), torch.arange(6) % CLASSES, loss)
+        expected, found = (memory.topk(layers, asked, 5, where, score="gradient") for memory in (scan, screen))
+        assert found.ids.tobytes() == expected.ids.tobytes()
+        assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+        if kernels.library() is not None:
+            assert screen.tally.fallbacks == 0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_screen_leaves_to_the_scan_what_it_cannot_tell(name, tmp_path):
+    case = Case(name, tmp_path / "m")
+    last = "2" if name == "mlp" else "head"
+    with dualform.open(tmp_path / "m", backend="int8") as screen:
+        expected = case.memory.group_sum(last, case.asked, by="slot", score="gradient")
+        found = screen.topk(last, case.asked, 2, score="gradient")
+        slots = [key[0] for key in expected.groups]
+        for own, sums in zip(found.slots, expected.sums, strict=True):
+            assert own.tolist() == [slots[g] for g in np.lexsort((slots, -sums))[:2]]
+
+
+def test_examples_whose_error_signals_are_zero_or_beyond_float32_are_answered(deep):
+    _, path = deep
+    rng = np.random.default_rng(0)
+    keys, errors = rng.normal(size=(4, 20)), rng.normal(size=(4, 16))
+    errors[1], errors[2], keys[3] = 0, errors[2] * 1e-30, keys[3] * 1e25
+    asked = ExampleGradients(4, {"parts.0": LayerGradients(keys, errors, np.arange(4))})
+    with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
+        expected, found = (memory.topk("parts.0", asked, 5, score="gradient") for memory in (scan, screen))
+    assert found.ids.tobytes() == expected.ids.tobytes()
+    assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+
+
+class Sometimes(nn.Module):
+    """A second layer that only some steps run."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.seldom = nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
+
+    def forward(self, inputs, also=True):
+        found = self.always(inputs)
+        return found + self.seldom(inputs) if also else found
+
+
+@pytest.mark.parametrize("where", [None, "label = 1"])
+def test_slots_that_one_layer_lacks_have_the_others_part(tmp_path, where):
+    torch.manual_seed(0)
+    model = Sometimes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for step in range(12):
+            inputs, labels = torch.randn(50, 8), torch.randint(0, CLASSES, (50,))
+            with recorder.step(label=labels):
+                optimizer.zero_grad()
+                loss(model(inputs, step % 3 == 1), labels).mean().backward()
+                optimizer.step()
+    with (
+        dualform.open(tmp_path / "m", backend="numpy") as scan,
+        dualform.open(tmp_path / "m", backend="int8") as screen,
+    ):
+        asked = scan.gradients(model, torch.randn(3, 8), torch.arange(3), loss)
+        parts = [scan.group_sum(own, asked, "slot", where, "gradient") for own in ("always", "seldom")]
+        both = scan.group_sum("*", asked, "slot", where, "gradient")
+        sums = np.zeros((3, 600))
+        for part in parts:
+            sums[:, [slot for (slot,) in part.groups]] += part.sums
+        np.testing.assert_allclose(both.sums, sums[:, [slot for (slot,) in both.groups]], rtol=1e-12, atol=1e-15)
+        assert len(parts[1].groups) < len(parts[0].groups) == len(both.groups)
+        expected, found = (memory.topk("*", asked, 5, where, score="gradient") for memory in (scan, screen))
+        assert found.ids.tobytes() == expected.ids.tobytes()
+        assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+        slots = np.array([slot for (slot,) in both.groups])
+        for own, one in zip(found.slots, both.sums, strict=True):
+            assert own.tolist() == slots[np.lexsort((slots, -one))[:5]].tolist()

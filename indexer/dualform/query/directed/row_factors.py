@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dualform.query.directed.directed_values import DirectedValues
 from dualform.query.score.bound import norms
-from dualform.query.score.key_rows import KeyRows, measure_rows
+from dualform.query.score.key_rows import KeyRows, value_norms
 from dualform.query.search.code_products import code_products
 from dualform.query.search.codes import WIDEST, RowFactors, can_quantise
 from dualform.query.search.codes_cache import CodesCache
@@ -45,7 +45,7 @@ def row_factors(
     if not 0 < stored.width <= WIDEST or not can_quantise(directions).all():
         return None
     speaks = values.selection.entries if stored.order is None else stored.order[values.selection.entries]
-    lengths, greatest = value_norms(values, check), np.abs(values.coefficients).max()
+    lengths, greatest = value_norms(values.view, values.layer.name, check), np.abs(values.coefficients).max()
     longest = float(lengths[speaks].max(initial=0.0))
     if not (0 < longest < np.inf and greatest > 0):
         return None
@@ -62,20 +62,6 @@ def row_factors(
     return RowFactors(
         *(_of_rows(rows, own, best) for own, best in ((worth, np.maximum), (worth, np.minimum), (spread, np.maximum)))
     )
-
-
-def value_norms(values: DirectedValues, check: Check) -> NDArray[np.float64]:
-    """float64[H]: the norm of each stored value of the layer."""
-    rows = values.view.snapshot.values(values.layer.name)
-
-    def made() -> NDArray[np.float64]:
-        found = np.empty(sum(source.rows for source in rows.sources))
-        for source in rows.sources:
-            check()
-            measure_rows(source, slice(None), found[source.first_row : source.first_row + source.rows], check)
-        return found
-
-    return values.view.cache.get(("value norms", values.layer.name), made, check)
 
 
 def _known(rows: KeyRows, values: DirectedValues, check: Check) -> RowFactors:

@@ -6,7 +6,7 @@ Shapes: n examples, T slots of a space, G groups.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 
 import numpy as np
@@ -17,13 +17,17 @@ from dualform.answers.group_sums import largest
 from dualform.errors import BadInput
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, SUM_BYTES
 from dualform.query.gradients.scores import GradientScores, gradient_scores
+from dualform.query.gradients.screen import candidates
 from dualform.query.groups import Groups, group
 from dualform.query.score.canonical import as_float32
 from dualform.query.search.cells import best_of_cells
+from dualform.query.search.screen import Screen
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
 from dualform.questions.gradients import ExampleGradients, GradientSum, GradientTopK
 
+_ONE_IN = 4
+"""If more than one slot in so many were to be found, the screen would keep nearly all of them."""
 BYTES = 128 << 20
 """Of the scores of some examples that are held at once."""
 
@@ -46,12 +50,28 @@ def gradient_top_k(view: View, question: GradientTopK, examples: ExampleGradient
         count, COUNT_BYTES + HIT_BYTES * each, "Ask with at most {} examples at a time, or a smaller k.", "k"
     )
     ids, found = np.empty((count, each), dtype=np.int64), np.empty((count, each))
-    for part in parts(count, len(stays)):
-        for example, own in zip(part, scores.of(space, part, check), strict=True):
+    left, screened = [], _screened(scores, space, each, check)
+    for example, near in enumerate(screened or [None] * count):
+        if near is None:
+            left.append(example)
+        else:
+            ids[example], found[example] = _best(scores.of_slots(space, example, near, check), near, each)
+    for part in parts(len(left), len(stays)):
+        chosen = [left[place] for place in part]
+        for example, own in zip(chosen, scores.of(space, chosen, check), strict=True):
             ids[example], found[example] = _best(own[slots], slots, each)
+    view.tally.add(queries=count, fallbacks=0 if screened is None else len(left))
     counts = np.full((count, 1), each, dtype=np.int64)
     scan = view.scan(began, len(stays), len(slots), view.backend.name, space)
     return Hits(ids.ravel(), as_float32(found.ravel()), counts, None, (), scan, space)
+
+
+def _screened(scores: GradientScores, space: str, k: int, check: Check) -> Sequence[NDArray[np.int64] | None] | None:
+    """By example, the slots that can be among its k best; None where all have to be scored, or no screen could help."""
+    screen: Screen | None = getattr(scores.view.backend, "screen", None)
+    if screen is None or not screen.weighs or k * _ONE_IN > scores.view.snapshot.space(space).count:
+        return None
+    return candidates(scores, space, k, screen, check)
 
 
 def _best(

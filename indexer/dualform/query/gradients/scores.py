@@ -55,7 +55,7 @@ class GradientScores:
                 found[self._slots(name)] = True
         return found
 
-    def of(self, space: str, examples: range, check: Check) -> NDArray[np.float64]:
+    def of(self, space: str, examples: Sequence[int], check: Check) -> NDArray[np.float64]:
         """float64[examples, T]: 0 for slots that do not stay. Raises Inexact where one is not finite."""
         found = np.zeros((len(examples), self.view.snapshot.space(space).count))
         paired = pairings(self.layers)
@@ -70,13 +70,42 @@ class GradientScores:
                     own[slots[part]] += products.with_rows(paired[name], given)
         found += 0.0  # -0.0 becomes 0.0
         if not np.isfinite(found).all():
-            slot = int(np.flatnonzero(~np.isfinite(found).all(axis=0))[0])
-            raise Inexact(
-                f"slot {slot} of space {space!r} has keys or values that hold NaN or infinity.",
-                hint=f"The training diverged there; mask it out: slot < {slot}.",
-                field="where",
-            )
+            self._refuse(space, int(np.flatnonzero(~np.isfinite(found).all(axis=0))[0]))
         return found
+
+    def of_slots(self, space: str, example: int, slots: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
+        """float64[c]: the same of some slots that stay, int64[c] ascending, and one example."""
+        found, paired, rows = np.zeros(len(slots)), pairings(self.layers), self._rows_of(example)
+        for name, layer in self.layers.items():
+            if layer.space != space:
+                continue
+            check()
+            there, chosen = self._entries_of(name, slots)
+            keys, values = self.view.snapshot.keys(name), self.view.snapshot.values(name)
+            products = Products(Rows(keys.of_entries(chosen), values.take(chosen)))
+            found[there] += products.with_rows(paired[name], rows)
+        found += 0.0  # -0.0 becomes 0.0
+        if not np.isfinite(found).all():
+            self._refuse(space, int(slots[~np.isfinite(found)][0]))
+        return found
+
+    def _entries_of(self, layer: str, slots: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """bool[c]: which of some slots a layer has and the mask leaves; and their entries."""
+        selection, entries = self.selections[layer], self.view.snapshot.entries(layer)
+        own = entries.slots
+        if own is None:
+            there = selection.stays[slots]
+            return there, slots[there]
+        places = np.minimum(np.searchsorted(own, slots), len(own) - 1)
+        there = (own[places] == slots) & selection.stays[places]
+        return there, places[there]
+
+    def _refuse(self, space: str, slot: int) -> None:
+        raise Inexact(
+            f"slot {slot} of space {space!r} has keys or values that hold NaN or infinity.",
+            hint=f"The training diverged there; mask it out: slot < {slot}.",
+            field="where",
+        )
 
     def _slots(self, layer: str) -> NDArray[np.int64]:
         return self.view.snapshot.entries(layer).slots_of(self.selections[layer].entries)

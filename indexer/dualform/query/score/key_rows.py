@@ -113,6 +113,20 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
     return view.cache.get(("norms", layer, start, last), measure, check)
 
 
+def value_norms(view: View, layer: str, check: Check) -> NDArray[np.float64]:
+    """float64[H]: the norm of each stored value of a layer."""
+
+    def made() -> NDArray[np.float64]:
+        rows = view.snapshot.values(layer)
+        found = np.empty(sum(source.rows for source in rows.sources))
+        for source in rows.sources:
+            check()
+            measure_rows(source, slice(None), found[source.first_row : source.first_row + source.rows], check)
+        return found
+
+    return view.cache.get(("value norms", layer), made, check)
+
+
 def measure_rows(source: KeySource, columns: slice, found: NDArray[np.float64], check: Check) -> None:
     """Write the norm of some columns of each row of a source to float64[R]."""
     source = source.passing()  # the norms are kept, and codes are as a rule read instead of keys
