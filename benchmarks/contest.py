@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 import dualform
+from benchmarks import oracle
 from benchmarks.data import Data, load
 from benchmarks.peers import PEERS, Peer, closing, make
 from benchmarks.plan import Plan
@@ -74,6 +77,19 @@ def cell(name: str, ran: Ran, check: Check) -> Cell:
         return Cell(why_not=ran.why_not)
     wrong, remark = check(name, ran.answer)
     return Cell(ran.timing.seconds, ran.timing.best, ran.timing.repeats, wrong=wrong, remark=remark)
+
+
+def against(right: oracle.Best) -> Check:
+    """Of answers to a question about the best slots: ours promises to be exact, others give an index a query."""
+
+    def check(name: str, answer: Any) -> tuple[str, str]:
+        if ours(name):
+            return oracle.wrong_exactly(right, answer.slots, answer.scores), ""
+        found = [np.asarray(own) for own in answer]
+        others = sum(len(np.setdiff1d(own, slots)) > 0 for own, slots in zip(found, right.slots, strict=True))
+        return "", f"other slots than the exact ones for {others} of {len(found)} queries" if others else ""
+
+    return check
 
 
 def ours(name: str) -> bool:

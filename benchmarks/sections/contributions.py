@@ -86,14 +86,7 @@ def _top(
     }
     ran = race(contestants, plan.repeats, plan.patience)
 
-    def check(name: str, answer: Any) -> tuple[str, str]:
-        if contest.ours(name):
-            return oracle.wrong_exactly(right, answer.slots, answer.scores), ""
-        found = [np.asarray(own) for own in answer]
-        others = sum(len(np.setdiff1d(own, slots)) > 0 for own, slots in zip(found, right.slots, strict=True))
-        return "", f"other slots than the exact ones for {others} of {len(found)} queries" if others else ""
-
-    cells = {name: contest.cell(name, own, check) for name, own in ran.items()}
+    cells = {name: contest.cell(name, own, contest.against(right)) for name, own in ran.items()}
     return against_peers(f"top-{K} by contribution, {question}", question, cells, TOP)
 
 
