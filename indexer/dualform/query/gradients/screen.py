@@ -31,7 +31,9 @@ from dualform.questions.gradients import LayerGradients
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
 
-_BYTES = 256 << 20
+_BLOCK = 1 << 13
+"""Entries whose products are multiplied together at once."""
+_BYTES = 96 << 20
 """Of the products of some rows of examples that are held at once."""
 _TINY = 2.0**-100
 """Of products that are relative to the greatest that there may be: far above what float32 has no room for."""
@@ -51,13 +53,14 @@ class _Factor:
     order: NDArray[np.int64] | None
     """int64[H]: where each entry stands in them; None where it stands in its own place."""
 
-    def of(self, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """float64[H], twice: the products of a row, and how far off they may be."""
-        found = []
-        for array, beside in ((self.products, 0.0), (self.errors, _TINY)):
-            own = array[row] if self.order is None else array[row][self.order]
-            found.append((own.astype(np.float64) + beside) * self.scales[row])
-        return found[0], found[1]
+    def of(self, row: int, entries: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """float64 of some entries, twice: the products of a row, and how far off they may be."""
+        chosen = entries if self.order is None else self.order[entries]
+        products, errors = (array[row, chosen].astype(np.float64) for array in (self.products, self.errors))
+        products *= self.scales[row]
+        errors += _TINY
+        errors *= self.scales[row]
+        return products, errors
 
 
 def candidates(
@@ -98,7 +101,9 @@ def _judge(
     place: int,
 ) -> None:
     """Enter the candidates of one example of a part."""
-    middle, off = bounds.middle[place, stays], bounds.off[place, stays]
+    middle, off = bounds.middle[place], bounds.off[place]
+    if len(stays) < len(middle):
+        middle, off = middle[stays], off[stays]
     with np.errstate(invalid="ignore"):
         low = middle - off
         low[np.isnan(low)] = -np.inf
@@ -120,8 +125,8 @@ def _bounds(scores: GradientScores, space: str, examples: range, screen: Screen,
         if of_keys is None or of_values is None:
             return None
         own = view.snapshot.entries(name)
-        slots = slice(None) if own.all else own.slots_of(np.arange(own.count))
-        divide(range(len(examples)), partial(_add, bounds, rows, of_keys, of_values, len(layer.biases), slots))
+        added = partial(_add, bounds, rows, of_keys, of_values, len(layer.biases), own.slots, own.count)
+        divide(range(len(examples)), added)
     return bounds
 
 
@@ -131,21 +136,36 @@ def _add(
     of_keys: _Factor,
     of_values: _Factor,
     biases: int,
-    slots: NDArray[np.int64] | slice,
+    slots: NDArray[np.int64] | None,
+    entries: int,
     _worker: int,
     place: int,
 ) -> None:
-    """Add one layer's part to the score of one example."""
+    """Add one layer's part to the score of one example, some entries at a time, which the cache holds."""
     middle, off = bounds.middle[place], bounds.off[place]
+    own = rows.of(place).tolist()
     with np.errstate(invalid="ignore", over="ignore"):
-        for row in rows.of(place).tolist():
-            p, e_p = of_keys.of(row)
-            v, e_v = of_values.of(row)
-            p += biases
-            term = p * v
-            middle[slots] += term
-            error = np.abs(p) * e_v + (np.abs(v) + e_v) * e_p
-            off[slots] += error * _SLACK + np.abs(term) * _ROUNDING
+        for start in range(0, entries, _BLOCK):
+            part = slice(start, min(start + _BLOCK, entries))
+            chosen = part if slots is None else slots[part]
+            for row in own:
+                p, e_p = of_keys.of(row, part)
+                v, e_v = of_values.of(row, part)
+                p += biases
+                term = p * v
+                middle[chosen] += term
+                # |p'| e_v + (|v'| + e_v) e_p, in the arrays that are there
+                np.abs(v, out=v)
+                v += e_v
+                v *= e_p
+                np.abs(p, out=p)
+                p *= e_v
+                p += v
+                p *= _SLACK
+                off[chosen] += p
+                np.abs(term, out=term)
+                term *= _ROUNDING
+                off[chosen] += term
 
 
 def _factor(
@@ -157,11 +177,14 @@ def _factor(
     if not can_quantise(rows[~empty]).all() or not 0 < longest < np.inf:
         return None
     scales = longest * norms(rows)
+    of_row, of_query = np.ones(len(lengths), np.float32), (1.0 / scales[~empty]).astype(np.float32)
+    if not (np.isfinite(of_query) & (of_query > 0)).all():
+        return None
+    if not empty.any():
+        found = code_products(stored, screen.codes, rows, of_row, of_query, check)
+        return _Factor(*found, scales, stored.order)
     products, errors = np.zeros((2, len(rows), len(lengths)), dtype=np.float32)
     if not empty.all():
-        of_row, of_query = np.ones(len(lengths), np.float32), (1.0 / scales[~empty]).astype(np.float32)
-        if not (np.isfinite(of_query) & (of_query > 0)).all():
-            return None
         products[~empty], errors[~empty] = code_products(stored, screen.codes, rows[~empty], of_row, of_query, check)
     return _Factor(products, errors, scales, stored.order)
 
