@@ -201,6 +201,45 @@ def test_rows_that_examples_share_are_taken_one_example_at_a_time(tmp_path):
     assert found.layers["places"].examples.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_layers_without_gradients_are_named(tmp_path):
+    class Tapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.head = nn.Parameter(torch.randn(4, 5)), nn.Linear(4, CLASSES)
+
+        def forward(self, inputs):
+            return self.head(dualform.tap(inputs, self.weight, "own").tanh())
+
+    torch.manual_seed(0)
+    model = Tapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step():
+            loss(model(torch.randn(4, 5)), torch.zeros(4, dtype=torch.long)).sum().backward()
+            optimizer.step()
+        with pytest.warns(RuntimeWarning, match="probe 'test' has no gradients in 'own'"):
+            recorder.probe("test", torch.randn(2, 5), torch.tensor([0, 1]), loss=loss)
+    memory = dualform.open(tmp_path / "m")
+    with pytest.warns(RuntimeWarning, match="gradients has no gradients in 'own'"):
+        memory.gradients(model, torch.randn(2, 5), torch.tensor([0, 1]), loss)
+    with pytest.raises(NotFound, match="no gradients in 'own'"):
+        memory.topk(["head", "own"], "test", score="gradient")
+    both, alone = (memory.topk(layers, "test", 4, score="gradient") for layers in ("*", "head"))
+    assert both.flat_scores.tobytes() == alone.flat_scores.tobytes()
+
+
+def test_a_model_that_is_frozen_by_now_has_gradients_all_the_same(mlp):
+    weight = mlp.model[0].weight
+    weight.requires_grad_(False)
+    try:
+        found = mlp.memory.gradients(mlp.model, *mlp.tests, loss)
+        assert not weight.requires_grad
+    finally:
+        weight.requires_grad_()
+    for name, own in mlp.asked.layers.items():
+        assert found.layers[name].errors.tobytes() == own.errors.tobytes()
+
+
 def test_the_model_is_left_as_it_was(mlp):
     mlp.model.train()
     before = {name: own.clone() for name, own in mlp.model.state_dict().items()}

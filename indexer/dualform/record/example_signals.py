@@ -9,7 +9,7 @@ Shapes: n examples, r rows of a layer's calls, d_in and d_out of the layer.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -131,18 +131,21 @@ class SignalPasses:
                 tap.detach()
             self._taker = None
 
-    def signals(self, weights: Mapping[str, Tensor]) -> Signals:
-        """At `weights`, by their names in the state dict. Raises BadInput for a loss that is not one finite number an
-        example.
+    def signals(self, weights: Mapping[str, Tensor] | None = None) -> Signals:
+        """At `weights`, by their names in the state dict; at the model's own where there are none. Raises BadInput for
+        a loss that is not one finite number an example.
         """
         taker = self._taker
         assert taker is not None
-        parameters = {name for name, _ in self._model.named_parameters()}  # also of a model that is frozen by now
-        given = {
-            name: tensor.detach().requires_grad_(name in parameters and tensor.is_floating_point())
-            for name, tensor in weights.items()
-        }
-        with self._undisturbed(), self._tapped_with(given), torch.enable_grad():
+        parameters = dict(self._model.named_parameters())
+        given = None
+        if weights is not None:
+            given = {
+                name: tensor.detach().requires_grad_(name in parameters and tensor.is_floating_point())
+                for name, tensor in weights.items()
+            }
+        # A model that is frozen by now has gradients all the same.
+        with self._undisturbed(), self._tapped_with(given), _all_trained(parameters.values()), torch.enable_grad():
             taker.begin()
             losses = self._losses(given)
             if not losses.requires_grad:
@@ -151,7 +154,7 @@ class SignalPasses:
                     hint="Give a loss of the model's output that torch can differentiate.",
                     field="loss",
                 )
-            wanted = [tensor for tensor in given.values() if tensor.requires_grad]
+            wanted = [tensor for tensor in (given or parameters).values() if tensor.requires_grad]
             torch.autograd.grad(losses.sum(), wanted, allow_unused=True, retain_graph=not self._told_apart)
             found = self._collected(taker)
             if not self._told_apart:
@@ -191,8 +194,11 @@ class SignalPasses:
         found: Doubles = slope.detach().double().cpu().numpy()
         return found
 
-    def _losses(self, weights: Mapping[str, Tensor]) -> Tensor:
-        output = functional_call(self._model, dict(weights), tuple(self._places), dict(self._named))
+    def _losses(self, weights: Mapping[str, Tensor] | None) -> Tensor:
+        if weights is None:
+            output = self._model(*self._places, **self._named)
+        else:
+            output = functional_call(self._model, dict(weights), tuple(self._places), dict(self._named))
         losses, what = self._examples.loss(output, self._labels), self._examples.what
         if not isinstance(losses, Tensor) or losses.shape != (self.count,):
             said = f"{list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -222,8 +228,11 @@ class SignalPasses:
             yield
 
     @contextmanager
-    def _tapped_with(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    def _tapped_with(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
         """Some taps compute error signals from weights, as those of recurrent layers do."""
+        if weights is None:
+            yield
+            return
         names = {id(own): name for name, own in self._model.named_parameters()}
         held = [(tap, tap.parameters) for tap in self._taps]
         try:
@@ -254,21 +263,34 @@ class SignalPasses:
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
 
 
+@contextmanager
+def _all_trained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """All of floating point require gradients, as long as it takes."""
+    frozen = [own for own in parameters if own.is_floating_point() and not own.requires_grad]
+    try:
+        for own in frozen:
+            own.requires_grad_()
+        yield
+    finally:
+        for own in frozen:
+            own.requires_grad_(False)
+
+
 def example_gradients(
     model: nn.Module, taps: Sequence[Tap], batch_dims: Mapping[str, int], examples: Examples, batch_size: int
 ) -> ExampleGradients:
     """What the examples' losses send back to tapped layers, at the model's own weights, batch by batch.
 
-    Where rows of a layer are of several examples together, the examples run one by one. Raises as SignalPasses.
+    Where rows of a layer are of several examples together, the examples run one by one. Warns of layers, those of
+    `batch_dims`, that nothing comes back to. Raises as SignalPasses.
     """
 
     def passes(size: int) -> Iterator[tuple[int, Mapping[str, LayerSignals]]]:
         start, stop = 0, 1
         while start < stop:
             own = SignalPasses(model, taps, batch_dims, examples, start, start + size)
-            weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             with own.attached():
-                yield start, own.signals(weights).layers
+                yield start, own.signals().layers
             start, stop = start + own.count, own.available
 
     try:
@@ -286,6 +308,13 @@ def example_gradients(
             f"no gradient of the loss of {examples.what} reaches a layer that the memory has values of.",
             hint="Give a loss of the model's output, and the model that was recorded.",
             field="loss",
+        )
+    if missing := [name for name in batch_dims if name not in parts]:
+        warnings.warn(
+            f"{examples.what} has no gradients in {', '.join(map(repr, missing))}: none of its loss came to a call of "
+            "such a module. Sums over layers are without it.",
+            RuntimeWarning,
+            stacklevel=2,
         )
     arrays = ("keys", "errors", "examples")
     joined = {

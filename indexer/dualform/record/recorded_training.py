@@ -108,8 +108,8 @@ class RecordedTraining:
     def _gradients(self, examples: Examples, batch_size: int) -> ExampleGradients:
         """Of the recorded layers with values."""
         assert self.ongoing is not None
-        batch_dims, valued = self.ongoing.batch_dims(), {tap.name for tap in self._taps if tap.values}
-        taps = taps_named(self.plan.model, valued & batch_dims.keys())
+        batch_dims = self.ongoing.batch_dims()
+        taps = taps_named(self.plan.model, batch_dims.keys())
         return example_gradients(self.plan.model, list(taps.values()), batch_dims, examples, batch_size)
 
     def attach(self) -> None:

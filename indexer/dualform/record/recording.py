@@ -113,8 +113,8 @@ class Recording:
         self.batches.add_probe(replace(probe, queries=queries, steps=self.steps + self._midway))
 
     def batch_dims(self) -> dict[str, int]:
-        """By recorded layer, which axis of its keys is the batch."""
-        return {name: self._spaces.axis_of(name) for name in self._layers.names}
+        """By recorded layer with values, which axis of its keys is the batch."""
+        return {layer.name: self._spaces.axis_of(layer.name) for layer in self._layers.told if layer.values}
 
     def updating(self, number: int, record: StepRecord | None) -> None:
         """The gradients of an optimizer are what they will be, and the weights have not moved yet; `record`: the step

@@ -149,7 +149,7 @@ def gradient_scores(
             hint="Record the training with both, or name other layers.",
             field="layer",
         )
-    _check_fit(layers, examples)
+    _check_fit(layers, examples, named=bool(names))
     selections = {name: mask.selection(view, layer, where, check) for name, layer in layers.items()}
     if not any(selection.count for selection in selections.values()):
         first = next(iter(selections.values()))
@@ -157,12 +157,15 @@ def gradient_scores(
     return GradientScores(view, layers, selections, examples)
 
 
-def _check_fit(layers: Mapping[str, Layer], examples: ExampleGradients) -> None:
-    """Raises NotFound where no layer has a gradient of the examples, BadInput for other widths."""
+def _check_fit(layers: Mapping[str, Layer], examples: ExampleGradients, named: bool) -> None:
+    """Raises NotFound where no layer has a gradient of the examples, or one that was named has none; BadInput for other
+    widths.
+    """
     known = [name for name in layers if name in examples.layers]
-    if not known:
+    lacking = [name for name in layers if name not in examples.layers] if named else []
+    if not known or lacking:
         raise NotFound(
-            f"the examples have no gradients in {', '.join(map(repr, layers))}.",
+            f"the examples have no gradients in {', '.join(map(repr, lacking or layers))}.",
             hint=f"They have some in {', '.join(map(repr, examples.layers)) or 'no layer'}.",
             field="queries",
         )
