@@ -13,7 +13,8 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput
 from dualform.live.queries import BATCH, check_widths, tell_of_other_weights
 from dualform.questions import ExampleGradients
-from dualform.record.example_signals import Examples, Loss, example_gradients
+from dualform.record.example_gradients import example_gradients
+from dualform.record.example_signals import Examples, Loss
 from dualform.record.model_arguments import Inputs
 from dualform.record.module_taps import taps_named
 from dualform.record.wrappers import whole_model

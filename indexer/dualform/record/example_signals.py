@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
-from dualform.errors import BadInput, RecordingError
-from dualform.questions.gradients import ExampleGradients, LayerGradients
-from dualform.record.followed_rows import FollowedRows, Rows
+from dualform.errors import BadInput
 from dualform.record.model_arguments import Arguments, Inputs, device_of
 from dualform.record.probes import evaluating, uncompiled
+from dualform.record.signal_taker import SignalTaker
 from dualform.record.taps import Tap
 from dualform.rules.update_rule import Doubles
 
@@ -96,7 +95,7 @@ class SignalPasses:
         """n."""
         self._places, self._named = given.part(start, stop)
         self._labels = self._checked_labels(device)[start:stop]
-        self._taker: _Taker | None = None
+        self._taker: SignalTaker | None = None
         self._told_apart = False
         """Whether it was seen that each row of a layer is of one example."""
 
@@ -121,7 +120,7 @@ class SignalPasses:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        self._taker = _Taker()
+        self._taker = SignalTaker()
         try:
             for tap in self._taps:
                 tap.attach(self._taker)
@@ -243,7 +242,7 @@ class SignalPasses:
             for tap, parameters in held:
                 tap.parameters = parameters
 
-    def _collected(self, taker: _Taker) -> dict[str, LayerSignals]:
+    def _collected(self, taker: SignalTaker) -> dict[str, LayerSignals]:
         found = {}
         for tap in self._taps:
             parts = [self._rows(tap, key, error) for key, error in taker.of(tap)]
@@ -276,54 +275,6 @@ def _all_trained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             own.requires_grad_(False)
 
 
-def example_gradients(
-    model: nn.Module, taps: Sequence[Tap], batch_dims: Mapping[str, int], examples: Examples, batch_size: int
-) -> ExampleGradients:
-    """What the examples' losses send back to tapped layers, at the model's own weights, batch by batch.
-
-    Where rows of a layer are of several examples together, the examples run one by one. Warns of layers, those of
-    `batch_dims`, that nothing comes back to. Raises as SignalPasses.
-    """
-
-    def passes(size: int) -> Iterator[tuple[int, Mapping[str, LayerSignals]]]:
-        start, stop = 0, 1
-        while start < stop:
-            own = SignalPasses(model, taps, batch_dims, examples, start, start + size)
-            with own.attached():
-                yield start, own.signals().layers
-            start, stop = start + own.count, own.available
-
-    try:
-        found = list(passes(batch_size))
-    except SharedRows:
-        found = list(passes(1))
-    count, parts = 0, dict[str, list[LayerGradients]]()
-    for start, layers in found:
-        for name, own in layers.items():
-            count = max(count, start + int(own.examples.max(initial=-1)) + 1)
-            keys, errors = own.keys.astype(np.float32), own.errors.astype(np.float32)
-            parts.setdefault(name, []).append(LayerGradients(keys, errors, own.examples + start))
-    if not parts:
-        raise BadInput(
-            f"no gradient of the loss of {examples.what} reaches a layer that the memory has values of.",
-            hint="Give a loss of the model's output, and the model that was recorded.",
-            field="loss",
-        )
-    if missing := [name for name in batch_dims if name not in parts]:
-        warnings.warn(
-            f"{examples.what} has no gradients in {', '.join(map(repr, missing))}: none of its loss came to a call of "
-            "such a module. Sums over layers are without it.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    arrays = ("keys", "errors", "examples")
-    joined = {
-        name: LayerGradients(*(np.concatenate([getattr(part, array) for part in own]) for array in arrays))
-        for name, own in parts.items()
-    }
-    return ExampleGradients(count, joined)
-
-
 def _check_apart(
     once: Mapping[str, LayerSignals], again: Mapping[str, LayerSignals], factors: NDArray[np.float64]
 ) -> None:
@@ -342,50 +293,6 @@ def _shared(layer: str) -> SharedRows:
         hint="Take one example at a time.",
         field="inputs",
     )
-
-
-class _Taker:
-    """Whom taps report to while a pass runs (record/taps/tap.py, Listener)."""
-
-    follows = False
-    followed: FollowedRows | None = None
-
-    def __init__(self) -> None:
-        self.began = torch.zeros((), dtype=torch.int64)
-        self._calls = 0
-        self._found: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
-
-    def begin(self) -> None:
-        self._found = {}
-
-    def of(self, tap: Tap) -> list[tuple[Tensor, Tensor]]:
-        """Keys and error signals, call by call."""
-        return [own for _, own in sorted(self._found.get(tap.name, {}).items())]
-
-    def forward_mode(self) -> str | None:
-        return "step" if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else None
-
-    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
-        self._calls += 1
-        return self._calls - 1
-
-    def arrived(self, tap: Tap, raw: bool, began: int) -> int:
-        raise RecordingError(f"layer {tap.name!r} ran in compiled code, where its calls cannot be told apart.")
-
-    def called_without_gradient(self, tap: Tap, why: str) -> None:
-        """No error signal, and nothing that its slots brought."""
-
-    def unseen(self, tap: Tap) -> None:
-        raise RecordingError(f"layer {tap.name!r} ran under a transform of torch.func, which shows no single examples.")
-
-    def refused(self, tap: Tap, error: RecordingError) -> None:
-        raise error
-
-    def probed(self, tap: Tap, key: Tensor) -> None:
-        """No probe is taken."""
-
-    def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
-        self._found.setdefault(tap.name, {})[call] = (key, error)
 
 
 def tensors(arrays: Mapping[str, NDArray[Any]], model: nn.Module) -> dict[str, Tensor]:

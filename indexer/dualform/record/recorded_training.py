@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput, DualformError, RecordingError
 from dualform.questions.gradients import ExampleGradients
 from dualform.record.collector import Collector
-from dualform.record.example_signals import Examples, example_gradients
+from dualform.record.example_gradients import example_gradients
+from dualform.record.example_signals import Examples
 from dualform.record.found_layers import FoundLayers
 from dualform.record.metadata import Metadata
 from dualform.record.model_arguments import Inputs
