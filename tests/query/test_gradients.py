@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dualform
@@ -375,6 +376,43 @@ def test_examples_whose_error_signals_are_zero_or_beyond_float32_are_answered(de
     asked = ExampleGradients(4, {"parts.0": LayerGradients(keys, errors, np.arange(4))})
     with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
         expected, found = (memory.topk("parts.0", asked, 5, score="gradient") for memory in (scan, screen))
+    assert found.ids.tobytes() == expected.ids.tobytes()
+    assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
+
+
+@pytest.fixture(scope="module")
+def scanned_and_screened(deep):
+    _, path = deep
+    with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
+        yield scan, screen
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(-12, 12), min_size=4, max_size=4),
+    places=st.integers(0, 3),
+    rows=st.integers(1, 6),
+    k=st.integers(1, 20),
+)
+def test_the_screen_loses_no_slot_whatever_the_rows(scanned_and_screened, seed, sizes, places, rows, k):
+    """Of any sizes, some rows of zeros, and of a row's numbers only a few apart from zero."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(width, size):
+        found = rng.normal(size=(2 * rows, width)) * 10.0 ** (size / 2)
+        found[rng.random(2 * rows) < 0.2] = 0
+        if places:
+            found[:, places:] = 0
+        return found
+
+    examples = np.repeat([0, 1], rows)
+    layers = {
+        "parts.0": LayerGradients(drawn(20, sizes[0]), drawn(16, sizes[1]), examples),
+        "head": LayerGradients(drawn(12, sizes[2]), drawn(CLASSES, sizes[3]), examples),
+    }
+    asked = ExampleGradients(2, layers)
+    expected, found = (memory.topk("*", asked, k, score="gradient") for memory in scanned_and_screened)
     assert found.ids.tobytes() == expected.ids.tobytes()
     assert found.flat_scores.tobytes() == expected.flat_scores.tobytes()
 

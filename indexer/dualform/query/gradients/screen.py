@@ -6,6 +6,9 @@ codes say of either factor is off by a known bound (query/search/code_products.p
     |p v - p' v'|  <=  |p'| e_v + (|v'| + e_v) e_p
 
 Slots whose upper bound lies below the k-th greatest lower bound are beaten by k others, whatever the exact scores are.
+All of it is float32, and relative to the most that a score of the example could be: the sum over layers and rows of
+(|x| |q_j| + number of biases) |delta| |e_j|, with the longest key and value of the layer. So no number is above 1 but
+by its error, and what float32 rounds is known beforehand.
 
 Shapes: n examples, T slots of the space, R stored keys, r rows of an example, d of a key or value.
 """
@@ -26,8 +29,9 @@ from dualform.query.score.key_rows import key_norms, value_norms
 from dualform.query.search.code_products import code_products
 from dualform.query.search.codes import WIDEST, Codes, can_quantise
 from dualform.query.search.screen import Screen
-from dualform.query.view import Check
+from dualform.query.view import Check, View
 from dualform.questions.gradients import LayerGradients
+from dualform.store.entries import Entries
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
 
@@ -35,32 +39,45 @@ _BLOCK = 1 << 13
 """Entries whose products are multiplied together at once."""
 _BYTES = 96 << 20
 """Of the products of some rows of examples that are held at once."""
-_TINY = 2.0**-100
-"""Of products that are relative to the greatest that there may be: far above what float32 has no room for."""
-_ROUNDING, _SLACK = 2.0**-40, 1 + 2.0**-30
-"""Far above what float64 rounds of a term and of its bound."""
+_UNIT = 2.0**-23
+"""Twice what float32 may round of a number that is at most 1."""
+_NORMAL = float(np.finfo(np.float32).tiny)
+"""The smallest number that float32 has whole."""
+_STEPS = 8
+"""Operations of a row's term and of its bound, with those that made their factors."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Factor:
-    """What codes say of the products of all entries of a layer with some rows."""
+    """What codes say of the products of a layer's stored rows with some rows, each relative to a number of its own."""
 
     products: NDArray[np.float32]
     """float32[r, R]."""
     errors: NDArray[np.float32]
-    scales: NDArray[np.float64]
-    """float64[r]: by which both are to be multiplied."""
+    """float32[r, R]: how far off they may be."""
     order: NDArray[np.int64] | None
     """int64[H]: where each entry stands in them; None where it stands in its own place."""
 
-    def of(self, row: int, entries: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """float64 of some entries, twice: the products of a row, and how far off they may be."""
+    def of(self, row: int, entries: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """float32 of some entries, twice, to be written to."""
         chosen = entries if self.order is None else self.order[entries]
-        products, errors = (array[row, chosen].astype(np.float64) for array in (self.products, self.errors))
-        products *= self.scales[row]
-        errors += _TINY
-        errors *= self.scales[row]
-        return products, errors
+        return np.array(self.products[row, chosen]), np.array(self.errors[row, chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerPart:
+    """What a layer adds to the scores of some examples."""
+
+    layer: Layer
+    rows: LayerGradients
+    most_keys: NDArray[np.float64]
+    """float64[r]: the most that x . q_j + number of biases could be."""
+    most_values: NDArray[np.float64]
+    """float64[r]: the most that delta . e_j could be."""
+
+    @property
+    def most(self) -> NDArray[np.float64]:
+        return self.most_keys * self.most_values
 
 
 def candidates(
@@ -85,10 +102,10 @@ def candidates(
 
 @dataclass(frozen=True, eq=False)
 class _Bounds:
-    """float64[examples, T] each: scores as codes have them, and how far off they may be."""
+    """float32[examples, T] each, relative to the most that a score could be: as codes have it, and how far off."""
 
-    middle: NDArray[np.float64]
-    off: NDArray[np.float64]
+    middle: NDArray[np.float32]
+    off: NDArray[np.float32]
 
 
 def _judge(
@@ -112,48 +129,76 @@ def _judge(
 
 
 def _bounds(scores: GradientScores, space: str, examples: range, screen: Screen, check: Check) -> _Bounds | None:
-    view = scores.view
-    bounds = _Bounds(*np.zeros((2, len(examples), view.snapshot.space(space).count)))
+    """None where something leaves the range of codes or of float32."""
+    view, count = scores.view, len(examples)
+    bounds = _Bounds(*np.zeros((2, count, view.snapshot.space(space).count), dtype=np.float32))
+    most, terms, parts = np.zeros(count), np.zeros(count), list[_LayerPart]()
     for name, layer in scores.layers.items():
         given = scores.examples.layers.get(name)
         rows = None if given is None else given.chosen(examples)
         if rows is None:
             continue
-        keys, values = view.snapshot.keys(name), view.snapshot.values(name)
-        of_keys = _factor(keys, key_norms(view, name, check), rows.keys, screen, check)
-        of_values = _factor(values, value_norms(view, name, check), rows.errors, screen, check)
-        if of_keys is None or of_values is None:
+        longest_key = float(key_norms(view, name, check).max(initial=0.0))
+        longest_value = float(value_norms(view, name, check).max(initial=0.0))
+        most_keys = longest_key * norms(rows.keys) + len(layer.biases)
+        part = _LayerPart(layer, rows, most_keys, longest_value * norms(rows.errors))
+        most += np.bincount(rows.examples, part.most, count)
+        terms += np.bincount(rows.examples, minlength=count)
+        parts.append(part)
+    if not np.isfinite(most).all():
+        return None
+    for part in parts:
+        added = _added(part, most, view, screen, check)
+        if added is None:
             return None
-        own = view.snapshot.entries(name)
-        added = partial(_add, bounds, rows, of_keys, of_values, len(layer.biases), own.slots, own.count)
-        divide(range(len(examples)), added)
+        divide(range(count), partial(_add, bounds, *added))
+    rounding = ((_STEPS + terms) * _UNIT).astype(np.float32)[:, None]
+    bounds.off[...] += rounding * (1 + bounds.off)
     return bounds
+
+
+def _added(
+    part: _LayerPart, most: NDArray[np.float64], view: View, screen: Screen, check: Check
+) -> tuple[_LayerPart, NDArray[np.float32], _Factor, _Factor, Entries] | None:
+    """What `_add` takes of a layer; `most` float64[n]: the most that a score of each example could be."""
+    name, rows = part.layer.name, part.rows
+    # Rows that can bring nothing, those of zeros first of all, have no say.
+    speaks = part.most > 0
+    of_keys, of_values = np.zeros((2, len(speaks)))
+    np.divide(1.0, part.most_keys, out=of_keys, where=speaks)
+    np.divide(part.most_keys, most[rows.examples], out=of_values, where=speaks)
+    shift = (len(part.layer.biases) * of_keys).astype(np.float32)
+    keys = _factor(view.snapshot.keys(name), rows.keys, of_keys, screen, check)
+    values = _factor(view.snapshot.values(name), rows.errors, of_values, screen, check)
+    if keys is None or values is None:
+        return None
+    return part, shift, keys, values, view.snapshot.entries(name)
 
 
 def _add(
     bounds: _Bounds,
-    rows: LayerGradients,
+    layer: _LayerPart,
+    shift: NDArray[np.float32],
     of_keys: _Factor,
     of_values: _Factor,
-    biases: int,
-    slots: NDArray[np.int64] | None,
-    entries: int,
+    own: Entries,
     _worker: int,
     place: int,
 ) -> None:
-    """Add one layer's part to the score of one example, some entries at a time, which the cache holds."""
+    """Add one layer's part to the score of one example, some entries at a time, which the cache holds. `shift`
+    float32[r]: what the biases bring, relative as the products of keys are.
+    """
     middle, off = bounds.middle[place], bounds.off[place]
-    own = rows.of(place).tolist()
+    rows = layer.rows.of(place).tolist()
     with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, entries, _BLOCK):
-            part = slice(start, min(start + _BLOCK, entries))
-            chosen = part if slots is None else slots[part]
-            for row in own:
+        for start in range(0, own.count, _BLOCK):
+            part = slice(start, min(start + _BLOCK, own.count))
+            chosen = part if own.slots is None else own.slots[part]
+            for row in rows:
                 p, e_p = of_keys.of(row, part)
                 v, e_v = of_values.of(row, part)
-                p += biases
-                term = p * v
-                middle[chosen] += term
+                p += shift[row]
+                middle[chosen] += p * v
                 # |p'| e_v + (|v'| + e_v) e_p, in the arrays that are there
                 np.abs(v, out=v)
                 v += e_v
@@ -161,32 +206,26 @@ def _add(
                 np.abs(p, out=p)
                 p *= e_v
                 p += v
-                p *= _SLACK
                 off[chosen] += p
-                np.abs(term, out=term)
-                term *= _ROUNDING
-                off[chosen] += term
 
 
 def _factor(
-    stored: Rows, lengths: NDArray[np.float64], rows: NDArray[np.float32], screen: Screen, check: Check
+    stored: Rows, rows: NDArray[np.float32], factors: NDArray[np.float64], screen: Screen, check: Check
 ) -> _Factor | None:
-    """`lengths`: float64[R], the norms of the stored rows. None for rows that cannot be coded, of all zeros apart."""
-    empty = ~rows.any(axis=1)
-    longest = float(lengths.max(initial=0.0))
-    if not can_quantise(rows[~empty]).all() or not 0 < longest < np.inf:
+    """The products of stored rows and float32[r, d], times float64[r]. None for rows that cannot be coded; of rows of
+    zeros, and for factors of zero, products are zero.
+    """
+    asked = (factors != 0) & rows.any(axis=1)
+    count, of_query = stored.rows, factors.astype(np.float32)[asked]
+    if not can_quantise(rows[asked]).all() or not ((of_query >= _NORMAL) & (of_query < np.inf)).all():
         return None
-    scales = longest * norms(rows)
-    of_row, of_query = np.ones(len(lengths), np.float32), (1.0 / scales[~empty]).astype(np.float32)
-    if not (np.isfinite(of_query) & (of_query > 0)).all():
-        return None
-    if not empty.any():
-        found = code_products(stored, screen.codes, rows, of_row, of_query, check)
-        return _Factor(*found, scales, stored.order)
-    products, errors = np.zeros((2, len(rows), len(lengths)), dtype=np.float32)
-    if not empty.all():
-        products[~empty], errors[~empty] = code_products(stored, screen.codes, rows[~empty], of_row, of_query, check)
-    return _Factor(products, errors, scales, stored.order)
+    products, errors = np.zeros((2, len(rows), count), dtype=np.float32)
+    if asked.any():
+        found = code_products(stored, screen.codes, rows[asked], np.ones(count, np.float32), of_query, check)
+        if asked.all():
+            return _Factor(*found, stored.order)
+        products[asked], errors[asked] = found
+    return _Factor(products, errors, stored.order)
 
 
 def _parts(scores: GradientScores) -> Sequence[range]:
