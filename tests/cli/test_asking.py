@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from dualform.questions import Contribution, GroupSum, MaskCancellation, Output, ProbeRows, TopK, Toward
+from dualform.questions import (
+    Contribution,
+    GradientSum,
+    GradientTopK,
+    GroupSum,
+    MaskCancellation,
+    Output,
+    ProbeRows,
+    TopK,
+    Toward,
+)
 from tests.service import canned
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
@@ -105,6 +115,25 @@ def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
     sums = [question for question in engine.asked if isinstance(question, GroupSum)]
     assert [question.score for question in sums] == ["abs", "abs", "signed"]
     assert dualform(*asked, "--abs", "--json").json["score"] == "abs"
+
+
+@pytest.mark.parametrize(
+    ("said", "layers"), [("fc", ("fc",)), ("fc,fc.q", ("fc", "fc.q")), ("*", ())], ids=["one", "several", "all"]
+)
+def test_gradients_are_summed_over_the_layers_named(dualform, address, engine, said, layers):
+    asked = [address, "--layer", said, "--query", "test/1", "--score", "gradient"]
+    found = dualform("topk", *asked, "-k", 2, "--json").json
+    assert (found["score"], [hit["slot"] for hit in found["hits"]]) == ("gradient", [3, 1])
+    assert dualform("sums", *asked, "--by", "label", "--json").json["sums"] == [[1.5, -2.5]]
+    told = dualform("sums", *asked, "--by", "label")
+    assert f"{said.replace(',', ' + ')}: gradient scores by label" in told.out
+    test = ProbeRows("test", (1,))
+    assert [question for question in engine.asked if isinstance(question, GradientTopK)] == [
+        GradientTopK(layers, test, 2)
+    ]
+    assert {question for question in engine.asked if isinstance(question, GradientSum)} == {
+        GradientSum(layers, test, ("label",))
+    }
 
 
 @pytest.mark.parametrize("command", [["topk"], ["sums", "--by", "label"]], ids=["topk", "sums"])

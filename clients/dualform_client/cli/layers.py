@@ -1,4 +1,4 @@
-"""--layer: one layer, or several that a command asks one after the other."""
+"""--layer: one layer, or several that a command asks one after the other, or sums over."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from dualform.errors import BadInput, NotFound
 from dualform.methods import Answers
 from dualform.patterns import matches
+from dualform.questions.gradients import EVERY_LAYER, GRADIENT
 from dualform_client.cli.printing import print_json, print_note, print_table
 
 _OF_SEVERAL = ",*?["
@@ -33,12 +34,20 @@ class LayerAnswer:
 def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
     """Has a command, which answers for one layer of a memory or of two, asked of each layer that --layer names.
 
-    JSON is the record of the one layer, or {"layers": [{"layer": NAME, …}, …]} where --layer may name several.
+    Gradients are summed over all that it names, so that with their score the command is asked once, with a list of
+    names, or "*" for every layer that has some. JSON is the record of the one answer, or {"layers": [{"layer": NAME,
+    …}, …]} where --layer may name several that are asked one after the other.
     """
 
     @wraps(command)
     def asked(memory: Answers | tuple[Answers, ...], layer: str, as_json: bool, **rest: Any) -> None:
-        names = named_layers(memory[0] if isinstance(memory, tuple) else memory, layer)
+        of = memory[0] if isinstance(memory, tuple) else memory
+        if rest.get("score") == GRADIENT:
+            summed = layer if layer == EVERY_LAYER else named_layers(of, layer) or [layer]
+            answer = command(memory, summed, **rest)
+            print_json(answer.record) if as_json else _show(iter([answer]))
+            return
+        names = named_layers(of, layer)
         if not as_json:
             _show(command(memory, name, **rest) for name in names or [layer])
         elif names is None:

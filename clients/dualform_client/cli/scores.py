@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import Any
@@ -42,11 +42,13 @@ class Score:
             "allow_inexact": self.allow_inexact,
         }
 
-    def title(self) -> str:
+    def title(self, layer: str | Sequence[str]) -> str:
+        """Of an answer for one layer, or for several together."""
+        layers = layer if isinstance(layer, str) else " + ".join(layer)
         if self.toward is None:
-            return f"{self.name} scores"
+            return f"{layers}: {self.name} scores"
         at = "" if self.at_step is None else f" as of step {self.at_step}"
-        return f"contributions to output {self.toward.replace('-', ' less output ')}{at}"
+        return f"{layers}: contributions to output {self.toward.replace('-', ' less output ')}{at}"
 
     def record(self, grade: Grade | None) -> dict[str, Any]:
         """What JSON has of it."""
@@ -54,7 +56,7 @@ class Score:
             return {"score": self.name}
         return {"score": self.name, "toward": self.toward, "at_step": self.at_step, "grade": asdict(grade)}
 
-    def notes(self, layer: str, grade: Grade | None) -> list[str]:
+    def notes(self, layer: str | Sequence[str], grade: Grade | None) -> list[str]:
         return [] if grade is None or grade.exact else [f"{layer}: {describe_grade(grade, 0.0)}"]
 
 

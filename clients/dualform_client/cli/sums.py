@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -29,7 +29,7 @@ from dualform_client.cli.target import asks_target
 @json_option
 def sums(
     memory: Answers,
-    layer: str,
+    layer: str | Sequence[str],
     queries: Queries,
     by: tuple[str, ...],
     where: str | None,
@@ -38,7 +38,8 @@ def sums(
 ) -> LayerAnswer:
     """Add up attention by label, dataset, position or another column.
 
-    With --toward, what the slots brought to an output of the layer.
+    With --toward, what the slots brought to an output of the layer. With --score gradient, dot products of gradients
+    with those of a probe that was taken with a loss, over all layers that --layer names.
 
     \b
     Example:
@@ -46,7 +47,7 @@ def sums(
       dualform sums runs/demo --layer layer-2 --query test-digits/17 --by sample --toward 3 --top 10
     """
     answer = memory.group_sum(layer, queries, by, where, k=top, **score.asked)
-    title = f"{layer}: {score.title()} by {', '.join(by)}"
+    title = f"{score.title(layer)} by {', '.join(by)}"
     beside = {**score.record(answer.grade), "space": answer.space, **share(answer.scan)}
     notes = [*sample_notes(answer.scan), *score.notes(layer, answer.grade)]
     if answer.numbers is None:

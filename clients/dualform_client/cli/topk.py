@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -30,7 +30,7 @@ from dualform_client.cli.target import asks_target
 @json_option
 def topk(
     memory: Answers,
-    layer: str,
+    layer: str | Sequence[str],
     queries: Queries,
     k: int,
     where: str | None,
@@ -39,7 +39,8 @@ def topk(
 ) -> LayerAnswer:
     """List the training datapoints that a query attends to most.
 
-    With --toward, those that brought most to an output of the layer.
+    With --toward, those that brought most to an output of the layer. With --score gradient, those whose gradients
+    agree most with those of a probe that was taken with a loss, over all layers that --layer names.
 
     \b
     Example:
@@ -54,7 +55,7 @@ def topk(
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
     return LayerAnswer(
         {"hits": found, **score.record(hits.grade), "space": hits.space, **share(hits.scan)},
-        f"{layer}: {score.title()}, {took}",
+        f"{score.title(layer)}, {took}",
         columns,
         ([row[name] for name in columns] for row in rows),
         [*sample_notes(hits.scan), *score.notes(layer, hits.grade)],
