@@ -53,6 +53,7 @@ def test_the_readme_is_read_in_a_few_minutes():
 def test_every_example_is_about_fifteen_lines():
     assert EXAMPLES.keys() == {
         "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "toward", "gradients", "ledger",
+        "followed",
     }  # fmt: skip
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
@@ -84,7 +85,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     assert ledger.sums.shape == (20, 500)
     assert abs(ledger.residual).max() < 0.01 * abs(ledger.final - ledger.initial).max()
     run("estimate", **{"1000": "30", "train(dualform.Recorder)": ""})
-    run("replay")
+    assert run("followed", run("replay"))["ledger"].sums.shape == (2, 500)
     with dualform.open("runs/mine") as memory:
         server = Server(memory, ServiceConfig("127.0.0.1:0", sql=True))
         port = server.start()

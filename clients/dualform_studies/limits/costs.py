@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 
 from dualform import Recorder, Replay
-from dualform.answers import GroupSums, Hits
+from dualform.answers import GroupSums, Hits, Ledger
 from dualform.query.engine import Engine, open_memory
 from dualform.questions import GroupSum, TopK, Vectors
 from dualform_studies.images.data.datasets import Dataset, digits
@@ -69,7 +69,7 @@ class Trial:
                 recorder.probe(PROBE, torch.from_numpy(dataset.inputs(dataset.test)), label=dataset.test.labels)
         return seconds
 
-    def replay(self, folder: Path, questions: list[TopK | GroupSum]) -> list[Hits | GroupSums]:
+    def replay(self, folder: Path, questions: list[TopK | GroupSum]) -> list[Hits | GroupSums | Ledger]:
         """The answers of the training run again; `folder` holds it without keys."""
         network = build_network(self.recipe.widths(digits()), self.seed)
         optimizer = self.recipe.optimizer(network)
@@ -192,7 +192,7 @@ def compare_replay(trial: Trial, stored: Path, folder: Path) -> Report:
     }
 
 
-def _numbers(answer: Hits | GroupSums) -> tuple[bytes, ...]:
+def _numbers(answer: Hits | GroupSums | Ledger) -> tuple[bytes, ...]:
     """An answer's slots and scores, or its sums, to the last bit."""
     if isinstance(answer, Hits):
         return answer.ids.tobytes(), answer.flat_scores.tobytes()

@@ -18,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from dualform.answers import GroupKey, Ledger
+from dualform.answers import Ledger
 from dualform.errors import BadInput, Inexact, RecordingError
 from dualform.influence.adjoint_scores import AdjointScores
 from dualform.influence.block_scores import BlockScores, Row
+from dualform.influence.fits import check_room
 from dualform.influence.followed_blocks import BlockUpdate, FollowedBlock
+from dualform.influence.groups import groups_of_layers
 from dualform.influence.influence import Influence
 from dualform.influence.products import along, by_example, sides
 from dualform.influence.slot_window import SlotWindow
 from dualform.query.engine import CACHE_BYTES
-from dualform.query.groups import group_entries
 from dualform.query.score import backends
 from dualform.query.view import Check, View, never
 from dualform.query.weights import other_parameters
@@ -74,9 +75,10 @@ class _Walk:
         batch_dims = {name: layer.batch_dim for name, layer in self._layers.items()}
         self._passes = SignalPasses(model, list(taps.values()), batch_dims, influence.examples)
         self._blocks = [FollowedBlock(view, holders) for holders in _holders(view, self._layers)]
-        self._groups, self._counts, numbers = _groups(view, self._layers, tuple(influence.by), check)
+        self._groups, self._counts, numbers = groups_of_layers(view, self._layers, tuple(influence.by), check)
         windows = {name: SlotWindow(view, layer, numbers[name]) for name, layer in self._layers.items()}
         count = self._passes.count
+        check_room(len(self._groups), count, influence)
         self._sums = np.zeros((len(self._groups), count))
         self._scores = [
             (BlockScores if block.linear else AdjointScores)(block.holders, windows, self._sums, influence.tail)
@@ -105,7 +107,7 @@ class _Walk:
         return Ledger(
             self._influence.name,
             self._groups,
-            self._sums.T.copy(),
+            self._sums.T,
             self._counts,
             initial,
             loss,
@@ -242,27 +244,6 @@ def _holders(view: View, layers: Mapping[str, Layer]) -> list[list[tuple[Layer, 
         for place in layer.parameters:
             found.setdefault(place.block_name, []).append((layer, place, every))
     return list(found.values())
-
-
-def _groups(
-    view: View, layers: Mapping[str, Layer], by: tuple[str, ...], check: Check
-) -> tuple[tuple[GroupKey, ...], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """The groups of all layers' slots, how many slots each has in all of their spaces, and by layer the group of each
-    entry.
-    """
-    every = {name: mask.selection(view, layer, None, check) for name, layer in layers.items()}
-    own = {name: group_entries(view, layer, every[name], by, check) for name, layer in layers.items()}
-    keys = list(dict.fromkeys(key for groups in own.values() for key in groups.keys))
-    keys.sort(key=lambda key: [(value is None, value if value is not None else 0) for value in key])
-    number = {key: place for place, key in enumerate(keys)}
-    counts, numbers, counted = np.zeros(len(keys), dtype=np.int64), {}, set[str]()
-    for name, groups in own.items():
-        places = np.array([number[key] for key in groups.keys], dtype=np.int64)
-        numbers[name] = places[groups.numbers]
-        if layers[name].space not in counted:
-            counted.add(layers[name].space)
-            counts[places] += groups.counts
-    return tuple(keys), counts, numbers
 
 
 def _check_model(view: View, layers: Mapping[str, Layer], taps: Mapping[str, Any], model: nn.Module) -> None:

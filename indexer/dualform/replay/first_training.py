@@ -32,7 +32,7 @@ class FirstTraining:
         if any(layer.keys for layer in memory.layers.values()):
             raise BadInput(
                 f"{memory.path} holds its keys, so nothing needs to be run again.",
-                hint="Ask it: dualform.open(path).",
+                hint="Ask it: dualform.open(path), or dualform.ledger(path, model, influence).",
                 field="path",
             )
         if memory.forgotten:

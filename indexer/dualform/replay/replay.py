@@ -4,6 +4,8 @@ with dualform.Recorder(model, optimizer, "runs/lm", keys=False) as recorder: …
 questions = [dualform.TopK("lstm", queries), dualform.GroupSum("lstm", queries, by=("position",))]
 with dualform.Replay(model, optimizer, "runs/lm", questions) as replay: …           # again, with replay.step(…)
 hits, sums = replay.answers()
+
+An Influence among the questions is answered by a ledger (second_recording.py), which does take keys for as long.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from typing import TypeAlias
 from torch import nn
 from torch.optim import Optimizer
 
-from dualform.answers import GroupSums, Hits, Scan
+from dualform.answers import GroupSums, Hits, Ledger, Scan
 from dualform.errors import BadInput, NotFound, RecordingError
+from dualform.influence.influence import Influence
 from dualform.query.engine import CACHE_BYTES
 from dualform.query.resolved import resolve
 from dualform.query.score import backends
@@ -27,6 +30,7 @@ from dualform.record.taps import Tap
 from dualform.replay.first_training import FirstTraining
 from dualform.replay.running_best import RunningBest
 from dualform.replay.running_sums import RunningSums
+from dualform.replay.second_recording import SecondRecording
 from dualform.replay.sink import ReplaySink
 from dualform.replay.window import KeyBuffer
 from dualform.store.header import Header
@@ -34,12 +38,12 @@ from dualform.store.runs import opened
 
 WINDOW_BYTES = 128 << 20
 
-Question: TypeAlias = TopK | GroupSum
-Answer: TypeAlias = Hits | GroupSums
+Question: TypeAlias = TopK | GroupSum | Influence
+Answer: TypeAlias = Hits | GroupSums | Ledger
 
 
 class Replay(Recorder):
-    """Stands where the Recorder stood, in the same training run again from its start; stores nothing."""
+    """Stands where the Recorder stood, in the same training run again from its start; the memory stays as it is."""
 
     def __init__(
         self,
@@ -52,10 +56,13 @@ class Replay(Recorder):
         routed: str | Sequence[str] = (),
         taps: Sequence[Tap] = (),
         window_bytes: int = WINDOW_BYTES,
+        folder: str | PathLike[str] | None = None,
     ) -> None:
         """`path`: a memory recorded with keys=False. `questions`: TopK and GroupSum, their queries vectors or rows of
-        that memory's probes. `spaces`, `routed` and `taps`: what the Recorder was given, for they decide which slots
-        there are. `window_bytes`: of keys held at once, over all layers that are asked.
+        that memory's probes, and Influence, whose examples follow. `spaces`, `routed` and `taps`: what the Recorder was
+        given, for they decide which slots there are. `window_bytes`: of keys held at once, over all layers that are
+        asked. `folder`: where keys and values of the second training are written for influences, until these are
+        answered; a temporary one of the system's where None.
 
         Raises what an engine raises for a question, BadInput for a memory that cannot be replayed, and RecordingError
         for a model that has not its layers. While the training runs, `step` raises RecordingError, naming step and
@@ -65,7 +72,10 @@ class Replay(Recorder):
         self._first = FirstTraining(memory)
         backend = backends.choose("numpy")
         view = View(memory, backend, CACHE_BYTES)
-        self._running = [_running(view, question) for question in questions]
+        self._questions = list(questions)
+        self._running = [_running(view, asked) for asked in questions if not isinstance(asked, Influence)]
+        influences = [asked for asked in questions if isinstance(asked, Influence)]
+        self._again = SecondRecording(view, model, influences, folder) if influences else None
         resolved = [running.resolved for running in self._running]
         self._scan = Scan(memory.commits, backend=f"replay, {backend.name}")
         self._slots = [memory.entries(one.layer.name).count for one in resolved]
@@ -85,15 +95,16 @@ class Replay(Recorder):
             own = {tap.name for tap in taps}
             layers = [name for name in memory.layers if name not in own]
             super().__init__(
-                model, optimizer, path, layers, keys=False, spaces=spaces, routed=routed, taps=taps, quiet=True,
-                sink=self._open_replay,
+                model, optimizer, path, layers, keys=bool(influences), spaces=spaces, routed=routed, taps=taps,
+                quiet=True, sink=self._open_replay,
             )  # fmt: skip
         except NotFound as error:
             raise RecordingError(f"this is not the model that was recorded: {error.message}") from None
 
     def _open_replay(self, header: Header) -> ReplaySink:
         forms = {tap.name: tap.key_form for tap in self._training.plan.taps}
-        self._replayed = ReplaySink(header, self._first, self._buffers, forms)
+        writer = None if self._again is None else self._again.writer(header)
+        self._replayed = ReplaySink(header, self._first, self._buffers, forms, writer)
         return self._replayed
 
     def _tell_empty(self) -> None:
@@ -101,22 +112,27 @@ class Replay(Recorder):
 
     def answers(self) -> list[Answer]:
         """The answers, in the order of the questions: those of a memory that had stored the keys (running_best.py,
-        running_sums.py).
+        running_sums.py, second_recording.py).
 
-        Raises RecordingError before the training has been run again to its end.
+        Raises RecordingError before the training has been run again to its end, and of influences what
+        `dualform.ledger` raises.
         """
         if self._replayed is None or not self._replayed.complete:
             raise RecordingError(
                 "the training has not been run again to its end.",
                 hint="Ask after `with replay` was left in good order.",
             )
+        ledgers = iter(self._again.ledgers() if self._again is not None else [])
+        running = iter(zip(self._running, self._slots, strict=True))
         return [
-            running.answer(Scan(self._scan.snapshot, slots, backend=self._scan.backend))
-            for running, slots in zip(self._running, self._slots, strict=True)
+            next(ledgers) if isinstance(asked, Influence) else self._ran(*next(running)) for asked in self._questions
         ]
 
+    def _ran(self, running: RunningBest | RunningSums, slots: int) -> Hits | GroupSums:
+        return running.answer(Scan(self._scan.snapshot, slots, backend=self._scan.backend))
 
-def _running(view: View, question: Question) -> RunningBest | RunningSums:
+
+def _running(view: View, question: TopK | GroupSum) -> RunningBest | RunningSums:
     """The answer to a question, to grow with the training. Slots and their columns stand in the first run's tables, so
     mask and groups are settled before a key is seen. Raises what an engine raises, and BadInput for another kind.
     """
@@ -132,6 +148,6 @@ def _running(view: View, question: Question) -> RunningBest | RunningSums:
         return RunningSums(resolve(view, question))
     raise BadInput(
         f"a replay answers no {type(question).__name__}.",
-        hint="Ask TopK or GroupSum; outputs need a memory with keys and values.",
+        hint="Ask TopK, GroupSum or Influence; outputs need a memory with keys and values.",
         field="questions",
     )

@@ -1,4 +1,4 @@
-"""Where the batches of a training that is run again go: checked against the first run, asked, and let go."""
+"""Where the batches of a training that is run again go: checked against the first run, asked, and let go or written."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from dualform.replay.window import KeyBuffer
 from dualform.store.batch import Batch
 from dualform.store.header import Ending, Header
 from dualform.store.probes import ProbeArrays
+from dualform.store.writer import Writer
 
 
 class ReplaySink:
-    """Stands where the store's writer does, and writes nothing."""
+    """Stands where the store's writer does."""
 
     def __init__(
-        self, header: Header, first: FirstTraining, buffers: Sequence[KeyBuffer], forms: Mapping[str, KeyForm]
+        self,
+        header: Header,
+        first: FirstTraining,
+        buffers: Sequence[KeyBuffer],
+        forms: Mapping[str, KeyForm],
+        writer: Writer | None,
     ) -> None:
-        """`buffers`: of the layers and views that are asked; `forms`: how the keys of each layer lie.
+        """`buffers`: of the layers and views that are asked; `forms`: how the keys of each layer lie. `writer`: of a
+        second recording, where one is made; else nothing is written.
 
         Raises RecordingError where another training starts.
         """
         first.check_start(header)
-        self._first, self._buffers, self._forms = first, buffers, forms
+        self._first, self._buffers, self._forms, self._writer = first, buffers, forms, writer
         self.complete = False
         """Whether the whole training was run again."""
 
@@ -38,9 +45,11 @@ class ReplaySink:
                 for _, keys in self._forms[name].blocks(torch.from_numpy(rows.keys)):
                     for buffer in buffers:
                         buffer.append(keys.numpy())
+        if self._writer is not None:
+            self._writer.append(batch)
 
     def tick(self) -> None:
-        """Nothing falls due."""
+        """Nothing falls due: what is written need not outlive a crash."""
 
     def commit(self) -> None:
         """There is nothing to make durable."""
@@ -51,11 +60,16 @@ class ReplaySink:
     def close(self, ending: Ending) -> None:
         """Raises RecordingError where the second run stopped early."""
         if not ending.finished:
+            self.abandon()
             return
         self._first.check_end()
         for buffer in self._buffers:
             buffer.finish()
+        if self._writer is not None:
+            self._writer.close(ending)
         self.complete = True
 
     def abandon(self) -> None:
-        """There is nothing to let go of."""
+        """What a second recording wrote is of no use."""
+        if self._writer is not None:
+            self._writer.abandon()

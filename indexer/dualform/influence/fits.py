@@ -1,0 +1,41 @@
+"""Whether a ledger can be made: seen before a training is walked through, or run again."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dualform.errors import BadInput
+from dualform.influence.influence import Influence
+from dualform.record.example_signals import SignalPasses
+from dualform.store.byte_counts import readable
+from dualform.store.machine_memory import memory_bytes
+
+_NUMBER_BYTES = 8
+
+
+def count_examples(model: nn.Module, influence: Influence) -> int:
+    """How many examples an influence has, once their losses were computed at the model's own weights.
+
+    Raises BadInput for inputs, labels and a loss that do not fit one another or the model, and for a loss that is not
+    finite.
+    """
+    passes = SignalPasses(model, [], {}, influence.examples)
+    passes.losses({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    return passes.count
+
+
+def ledger_bytes(groups: int, examples: int) -> int:
+    """Of the sums of a ledger: a float64 for each group and example."""
+    return _NUMBER_BYTES * groups * examples
+
+
+def check_room(groups: int, examples: int, influence: Influence) -> None:
+    """Raises BadInput where the sums alone would take more than half of the machine's memory."""
+    needed, there = ledger_bytes(groups, examples), memory_bytes()
+    if 2 * needed > there:
+        raise BadInput(
+            f"influence {influence.name!r} has {examples:,} examples and {groups:,} groups of {', '.join(influence.by)}"
+            f": {readable(needed)} of sums, where the machine has {readable(there)} of memory.",
+            hint="Follow fewer examples at a time, or group by a column of fewer values.",
+            field="influence",
+        )
