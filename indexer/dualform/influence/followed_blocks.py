@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -49,14 +50,27 @@ class BlockUpdate:
     update: Update
     before: Doubles
     """The block before it."""
-    way: Doubles
-    """What it added."""
-    of_slots: Doubles
-    """The part of that which recorded gradients brought, those of earlier steps through the buffer among them."""
+    after: Doubles
+    gradients: Doubles | None
+    """What recorded gradients brought, those of earlier steps through the buffer among them; None for all of it."""
     coefficients: Doubles | None
     """float64[T]: `of_slots` is the sum of these times the outer products of each step. None where no number does."""
     gains: Gains | None
     """None where there are coefficients."""
+
+    @cached_property
+    def way(self) -> Doubles:
+        """What it added."""
+        return self.after - self.before
+
+    @property
+    def of_slots(self) -> Doubles:
+        """The part of its way that recorded gradients brought."""
+        return self.way if self.gradients is None else self.gradients
+
+    def at(self, place: float) -> Doubles:
+        """The block at a place of the way, from 0 to 1."""
+        return self.before + place * self.way if place else self.before
 
 
 class FollowedBlock:
@@ -81,12 +95,19 @@ class FollowedBlock:
             )
         self._state = State(*start_of(view, self.block))
         shared = [kind for kind in self._rules.first.buffers if kind in self._state.buffers]
+        self._standing = bool(shared)
+        """Whether something else than recorded gradients moves the block, too."""
         self._of_slots: Arrays = {kind: np.zeros_like(self._state.buffers[kind]) for kind in shared}
         self._steps = view.snapshot.steps
         self._weighed: Arrays = {kind: np.zeros(self._steps) for kind in shared}
         self._gradients = SlotGradients(view, holders, self._state.weight.shape)
         self._alone = rounding_gradients(view, self.block.block_name)
         self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
+        self._standing |= bool(self._alone.by_step) or any(map(_decays, self._updates.values()))
+        rounded = any(len(view.products(layer).step) for layer, _ in self.holders)
+        keeps = any(self._rules.at(step).keeps(update.settings) for step, update in self._updates.items())
+        self.at_once = not (rounded or keeps)
+        """Whether each slot moves the block in one update alone, by its own gradient to the bit."""
 
     @property
     def weight(self) -> Doubles:
@@ -99,21 +120,24 @@ class FollowedBlock:
         if update is None:
             return None
         rule, before = self._rules.at(step), self._state.weight
+        held = [kind for kind in rule.buffers if kind in self._state.buffers]
         gradient, _ = self._gradients.of(update.first_step, update.last_step, None, check)
         gradient = gradient * update.factor
-        whole = self._alone.put(step, gradient.copy())
+        whole = self._alone.put(step, gradient.copy()) if step in self._alone.by_step else gradient
         self._state, scale = updated(rule, self._state, whole, update.settings)
-        # Of a weight of zeros nothing decays: what is left is the gradients' own.
-        moved = rule.advance(State(np.zeros_like(before), self._of_slots), gradient, update.settings, scale)
+        of_slots = None
+        if self._standing:
+            # Of a weight of zeros nothing decays: what is left is the gradients' own.
+            moved = rule.advance(State(np.zeros_like(before), self._of_slots), gradient, update.settings, scale)
+            of_slots, self._of_slots = moved.weight, {**self._of_slots, **moved.buffers}
         coefficients, gains = None, None
         if self.linear:
             used = self._used(update)
             weighed = rule.advance(State(np.zeros_like(used), self._weighed), used, update.settings, scale)
             coefficients, self._weighed = weighed.weight, {**self._weighed, **weighed.buffers}
         else:
-            gains = _gains(rule, self._of_slots, before.shape, update, scale)
-        self._of_slots = {**self._of_slots, **moved.buffers}
-        return BlockUpdate(update, before, self._state.weight - before, moved.weight, coefficients, gains)
+            gains = _gains(rule, held, before.shape, update, scale)
+        return BlockUpdate(update, before, self._state.weight, of_slots, coefficients, gains)
 
     def _used(self, update: Update) -> Doubles:
         """float64[T]: how much of each step's gradient the update took in."""
@@ -122,12 +146,19 @@ class FollowedBlock:
         return used
 
 
+def _decays(update: Update) -> bool:
+    """Whether an update takes something of the weight itself away."""
+    return any(update.settings.get(name) for name in ("weight_decay", "lambd"))
+
+
 def _by_numbers(rule: UpdateRule) -> bool:
     """Whether a rule treats each number of a parameter on its own, and keeps one buffer of gradients at most."""
     return rule.commutes_with == "entries" and len(rule.buffers) <= 1
 
 
-def _gains(rule: UpdateRule, buffers: Arrays, shape: tuple[int, ...], update: Update, scale: Scale | None) -> Gains:
+def _gains(
+    rule: UpdateRule, buffers: Sequence[str], shape: tuple[int, ...], update: Update, scale: Scale | None
+) -> Gains:
     """By what the rule makes of ones in the place of a gradient, and of a buffer."""
     none, ones = np.zeros(shape), np.ones(shape)
     of_gradient = rule.advance(State(none, dict.fromkeys(buffers, none)), ones, update.settings, scale)

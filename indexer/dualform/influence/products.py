@@ -10,7 +10,7 @@ Shapes: m slots, r rows of examples, n examples.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,12 @@ class Sides(NamedTuple):
     """float64[g, rows, width]; None of a bias, where it would be 1."""
 
 
-def sides(layer: Layer, place: Parameter, keys: Doubles, errors: Doubles) -> Sides:
-    """The gradients of a layer's rows for a block in its place there."""
+def sides(layer: Layer, place: Parameter, keys: NDArray[Any], errors: NDArray[Any]) -> Sides:
+    """The gradients of a layer's rows for a block in its place there; `keys` and `errors` in float32 or float64."""
+    errors = errors.astype(np.float64, copy=False)
     if place in layer.biases:
         return Sides(errors[None], None)
+    keys = keys.astype(np.float64, copy=False)
     if layer.groups > 1:
         rows, parts = len(keys), layer.groups
         own = errors.reshape(rows, parts, -1).transpose(1, 0, 2)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.view import View
-from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
 _READ_AROUND = 4 << 20
@@ -19,10 +18,10 @@ _READ_AROUND = 4 << 20
 
 
 class SlotRows(NamedTuple):
-    keys: Doubles
-    """float64[m, d_in]."""
-    errors: Doubles
-    """float64[m, d_out]: as they were recorded."""
+    keys: NDArray[np.float32]
+    """float32[m, d_in]."""
+    errors: NDArray[np.float32]
+    """float32[m, d_out]: as they were recorded."""
     steps: NDArray[np.int64]
     """int64[m], ascending."""
     groups: NDArray[np.int64]
@@ -52,8 +51,8 @@ class SlotWindow:
 
     def _rows(self, start: int, stop: int) -> SlotRows:
         return SlotRows(
-            self._keys.entry_block(start, stop).astype(np.float64),
-            self._values.block(start, stop).astype(np.float64),
+            self._keys.entry_block(start, stop),
+            self._values.block(start, stop),
             self._steps[start:stop],
             self._groups[start:stop],
         )

@@ -91,18 +91,21 @@ class _Walk:
     def ledger(self) -> Ledger:
         others = self._others(0)
         with self._passes.attached():
-            initial = loss = self._passes.losses(self._tensors(others, {}, 0.0))
+            initial = self._passes.losses(self._tensors(others, {}, 0.0))
             for step in range(self._view.snapshot.steps):
                 self._check()
                 moved = {id(b): update for b in self._blocks if (update := b.advance(step, self._check)) is not None}
                 after = self._others(step + 1)
-                loss = self._update(moved, others, after, loss)
+                self._update(moved, others, after)
                 others = after
+            loss = self._passes.losses(self._tensors(others, {}, 0.0))
             ended = self._view.snapshot.ended
             final = tensors(self._view.stored_weights("final"), self._model)
             unexplained = self._passes.losses(final) - loss if ended else None
-        for scores in self._scores:
-            self._lines["truncated"] -= scores.finish()
+        for block, scores in zip(self._blocks, self._scores, strict=True):
+            entered = scores.finish()
+            if not block.at_once:
+                self._lines["truncated"] -= entered
         change = loss - initial - self._sums.sum(axis=0) - sum(self._lines.values())
         return Ledger(
             self._influence.name,
@@ -120,13 +123,9 @@ class _Walk:
         )
 
     def _update(
-        self,
-        moved: Mapping[int, BlockUpdate],
-        before: Mapping[str, NDArray[Any]],
-        after: Mapping[str, NDArray[Any]],
-        loss: Doubles,
-    ) -> Doubles:
-        """Enter one update; returns the losses behind it."""
+        self, moved: Mapping[int, BlockUpdate], before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Enter one update, of which nothing may have moved."""
         apart = {
             name
             for name, own in after.items()
@@ -144,15 +143,10 @@ class _Walk:
                     slope = self._passes.along(given, tensors(direction, self._model))
                     self._lines["other parameters"] += weight * slope
             self._enter(moved, passes)
-        if not (moved or apart):
-            return loss
-        moved_alone = {**before, **{name: after[name] for name in ways}}
-        reached = self._passes.losses(self._tensors(moved_alone, moved, 1.0))
-        if apart == ways.keys():
-            return reached
-        behind = self._passes.losses(self._tensors(after, moved, 1.0))
-        self._lines["buffers"] += behind - reached
-        return behind
+        if apart != ways.keys():
+            of_buffers = {**before, **{name: after[name] for name in ways}}
+            reached, behind = (self._passes.losses(self._tensors(own, moved, 1.0)) for own in (of_buffers, after))
+            self._lines["buffers"] += behind - reached
 
     def _enter(self, moved: Mapping[int, BlockUpdate], passes: Sequence[tuple[float, Signals]]) -> None:
         """Enter what recorded blocks did to the losses in one update; `passes`: at each place of its segment, with what
@@ -167,9 +161,11 @@ class _Walk:
                 for layer, place in block.holders
                 if (own := signals.layers.get(layer.name)) is not None
             ]
-            every, of_slots = (self._along(matrix, rows) for matrix in (update.way, update.of_slots))
-            self._lines["decay"] += every - of_slots
-            self._lines["truncated"] += of_slots - scores.add(update, rows)
+            if update.gradients is not None:
+                self._lines["decay"] += self._along(update.way - update.gradients, rows)
+            entered = scores.add(update, rows)
+            if not block.at_once:
+                self._lines["truncated"] += self._along(update.of_slots, rows) - entered
 
     def _along(self, matrix: Doubles, rows: Sequence[Row]) -> Doubles:
         """float64[n]: the dot products of a matrix with the examples' gradients."""
@@ -196,12 +192,16 @@ class _Walk:
         self, others: Mapping[str, NDArray[Any]], moved: Mapping[int, BlockUpdate], place: float
     ) -> dict[str, Any]:
         """The state dict at a place of an update's segment: 0.0 for where it began, 1.0 for its end."""
-        names = {block.block.name for block in self._blocks}
-        arrays = {name: np.array(own, dtype=np.float64) if name in names else own for name, own in others.items()}
+        arrays = dict(others)
         for block in self._blocks:
-            update = moved.get(id(block))
-            own = block.weight if update is None else update.before + place * update.way
-            block.block.stored_block_of(arrays[block.block.name])[...] = own
+            update, name = moved.get(id(block)), block.block.name
+            own = block.weight if update is None or place == 1.0 else update.at(place)
+            if own.size == others[name].size:
+                arrays[name] = own.reshape(others[name].shape)
+                continue
+            if arrays[name] is others[name]:
+                arrays[name] = np.array(others[name], dtype=np.float64)
+            block.block.stored_block_of(arrays[name])[...] = own
         aliases = {name: arrays[known] for name, known in self._view.snapshot.aliases.items() if known in arrays}
         return tensors({**arrays, **aliases}, self._model)
 

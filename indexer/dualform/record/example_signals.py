@@ -298,8 +298,10 @@ def _shared(layer: str) -> SharedRows:
 def tensors(arrays: Mapping[str, NDArray[Any]], model: nn.Module) -> dict[str, Tensor]:
     """Weights as the model holds them: in its types and on its devices, a tied one under its first name alone."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {
-        name: torch.from_numpy(np.array(array)).to(device=own[name].device, dtype=own[name].dtype)
-        for name, array in arrays.items()
-        if name in own
-    }
+    return {name: _tensor(array, own[name]) for name, array in arrays.items() if name in own}
+
+
+def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
+    """A copy."""
+    given = array if array.flags.writeable and array.flags.c_contiguous else np.array(array)
+    return torch.from_numpy(given).to(device=like.device, dtype=like.dtype, copy=given is array)

@@ -59,10 +59,14 @@ def as_of(view: View, at_step: int | None) -> OtherParameters:
 
 def _may_have_moved(view: View, final: Mapping[str, NDArray[Any]]) -> set[str]:
     """What does not end with the bits that it began with; all of it where the end is not known."""
-    initial = view.stored_weights("initial")
     if not view.snapshot.ended:
         return set(final)
-    return {name for name, own in final.items() if name not in initial or own.tobytes() != initial[name].tobytes()}
+    initial = view.stored_weights("initial")
+
+    def moved() -> set[str]:
+        return {name for name, own in final.items() if name not in initial or own.tobytes() != initial[name].tobytes()}
+
+    return view.cache.get(("moved by the end",), moved)
 
 
 def _listed(names: list[str]) -> str:
