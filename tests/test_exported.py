@@ -49,6 +49,7 @@ def test_exactly_these_names_are_offered():
         "__version__",
         "connect",
         "estimate",
+        "estimate_ledger",
         "forget",
         "ledger",
         "open",

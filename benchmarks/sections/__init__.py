@@ -26,6 +26,7 @@ REPEATED = {
     "forms": "forms of the compiled loops",
     "contributions": "contributions along a direction",
     "gradients": "dot products of gradients over several layers",
+    "ledger": "examples followed through a training",
     "growth": "time and memory as the memory grows",
     "weights": "masked weights of the whole network",
     "adamw": "masked weights of networks trained under AdamW",

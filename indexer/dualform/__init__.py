@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dualform.costs.estimate import Estimate as Estimate, estimate as estimate
     from dualform.errors import DualformError as DualformError
     from dualform.forgetting.forget import forget as forget
+    from dualform.influence.cost import estimate_ledger as estimate_ledger
     from dualform.influence.influence import Influence as Influence
     from dualform.influence.walk import ledger as ledger
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
@@ -69,6 +70,7 @@ _HOME = {
     "tap": ("dualform.record.taps.named", "tap"),
     "Influence": ("dualform.influence.influence", "Influence"),
     "ledger": ("dualform.influence.walk", "ledger"),
+    "estimate_ledger": ("dualform.influence.cost", "estimate_ledger"),
     "forget": ("dualform.forgetting.forget", "forget"),
     "open": ("dualform.query.engine", "open_memory"),
     "connect": ("dualform_client.target", "connect"),
@@ -155,6 +157,7 @@ __all__ = [
     "__version__",
     "connect",
     "estimate",
+    "estimate_ledger",
     "forget",
     "ledger",
     "open",

@@ -194,6 +194,22 @@ def test_nothing_of_the_model_or_of_the_random_states_changes(tmp_path):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("optimizer", [sgd(lr=0.05, momentum=0.5), lambda m: torch.optim.Adam(m.parameters(), 0.01)])
+def test_what_it_takes_is_told_beforehand(tmp_path, optimizer):
+    training = replace(KINDS["linear layers"], optimizer=optimizer)
+    training.record(tmp_path / "m", STEPS)
+    influence = training.influence(tail=0.1)
+    told = dualform.estimate_ledger(tmp_path / "m", training.make(), influence, tried=8)
+    found = dualform.ledger(tmp_path / "m", training.make(), influence)
+    assert (told.groups, told.examples, told.steps, told.tried) == (SAMPLES, EXAMPLES, STEPS, 8)
+    assert told.bytes == found.sums.nbytes == 8 * SAMPLES * EXAMPLES
+    assert told.held_bytes > 0
+    assert told.seconds > 0
+    assert str(told).startswith(f"{EXAMPLES} examples and {SAMPLES} groups through {STEPS} steps: about ")
+    with pytest.raises(BadInput, match="tried is 1"):
+        dualform.estimate_ledger(tmp_path / "m", training.make(), influence, tried=1)
+
+
 def test_the_largest_contributions_come_first_with_their_sign(tmp_path):
     training = KINDS["linear layers"]
     training.record(tmp_path / "m", STEPS)

@@ -67,6 +67,12 @@ class AdjointScores:
             return np.zeros(self._count)
         return self._carry_back(self._fading)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the updates that are held."""
+        of_rows = sum(row.keys.nbytes + row.errors.nbytes for held in self._held for row in held.rows)
+        return of_rows + sum(held.gains.nbytes for held in self._held)
+
     def finish(self) -> Doubles:
         """Enter what is still held; returns it, float64[n]."""
         return self._carry_back(len(self._held))

@@ -83,6 +83,11 @@ class BlockScores:
             self._added[step] = parts if known is None else [a + b for a, b in zip(known, parts, strict=True)]
         return entered
 
+    @property
+    def nbytes(self) -> int:
+        """Of sums E_t."""
+        return sum(part.nbytes for parts in self._added.values() for part in parts)
+
     def finish(self) -> Doubles:
         """Enter what is still added up; returns it, float64[n]."""
         return self._score(list(self._added))

@@ -42,6 +42,10 @@ class Gains:
     kept_gradient: Doubles
     kept_buffer: Doubles
 
+    @property
+    def nbytes(self) -> int:
+        return sum(own.nbytes for own in (self.of_gradient, self.of_buffer, self.kept_gradient, self.kept_buffer))
+
 
 @dataclass(frozen=True, eq=False)
 class BlockUpdate:

@@ -11,6 +11,7 @@ Shapes: n examples, G groups, T recorded steps, d_in and d_out of a layer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from os import PathLike
 from typing import Any
 
@@ -56,16 +57,23 @@ def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *,
     Inexact for layers that cannot be rebuilt or whose optimizer gives slots no coefficients, BadInput for another
     model, and for examples and a loss that do not fit, and RecordingError for a model that is being recorded.
     """
+    return walk(path, model, influence, allow_inexact=allow_inexact).ledger()
+
+
+def walk(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Walk:
+    """What `ledger` begins with. Raises as it does."""
     if any(id(own) in recorded_parameters() for own in model.parameters()):
         raise RecordingError(
             "a recorder is open on this model: the examples' passes would be taken for the training's.",
             hint="Leave `with recorder` first, or give a copy of the model.",
         )
     view = View(opened(path), backends.choose("numpy"), CACHE_BYTES)
-    return _Walk(view, whole_model(model), influence, allow_inexact, never).ledger()
+    return Walk(view, whole_model(model), influence, allow_inexact, never)
 
 
-class _Walk:
+class Walk:
+    """Goes through a training once, step by step."""
+
     def __init__(self, view: View, model: nn.Module, influence: Influence, allow_inexact: bool, check: Check) -> None:
         self._view, self._model, self._influence, self._check = view, model, influence, check
         self._layers = _followed_layers(view)
@@ -87,18 +95,43 @@ class _Walk:
         self._lines = {line: np.zeros(count) for line in LINES}
         self._parameters = {name for name, _ in model.named_parameters()}
         self._explained = _explained(view, self._blocks)
+        self._reached = self._others(0)
+        """What is of no block, as of the step that was reached."""
+        self.steps = view.snapshot.steps
+        """To be taken."""
+
+    @property
+    def sums(self) -> Doubles:
+        """float64[G, n]: so far."""
+        return self._sums
+
+    @property
+    def held_bytes(self) -> int:
+        """Of updates that slots are still followed through."""
+        return sum(scores.nbytes for scores in self._scores)
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Steps are taken within it."""
+        return self._passes.attached()
+
+    def losses(self) -> Doubles:
+        """float64[n], as of the step that was reached."""
+        return self._passes.losses(self._tensors(self._reached, {}, 0.0))
+
+    def advance(self, step: int) -> None:
+        """Take a step; called for each of them, in order."""
+        self._check()
+        moved = {id(b): update for b in self._blocks if (update := b.advance(step, self._check)) is not None}
+        before, self._reached = self._reached, self._others(step + 1)
+        self._update(moved, before, self._reached)
 
     def ledger(self) -> Ledger:
-        others = self._others(0)
-        with self._passes.attached():
-            initial = self._passes.losses(self._tensors(others, {}, 0.0))
-            for step in range(self._view.snapshot.steps):
-                self._check()
-                moved = {id(b): update for b in self._blocks if (update := b.advance(step, self._check)) is not None}
-                after = self._others(step + 1)
-                self._update(moved, others, after)
-                others = after
-            loss = self._passes.losses(self._tensors(others, {}, 0.0))
+        """Of all steps, of which none was taken before."""
+        with self.attached():
+            initial = self.losses()
+            for step in range(self.steps):
+                self.advance(step)
+            loss = self.losses()
             ended = self._view.snapshot.ended
             final = tensors(self._view.stored_weights("final"), self._model)
             unexplained = self._passes.losses(final) - loss if ended else None

@@ -1,0 +1,72 @@
+"""What a ledger will take, told from the first steps of the training that it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from os import PathLike
+from time import perf_counter
+
+from torch import nn
+
+from dualform.errors import BadInput
+from dualform.influence.influence import Influence
+from dualform.influence.walk import walk
+from dualform.store.byte_counts import readable
+
+TRIED = 200
+"""Steps: under momentum of 0.9 a slot is followed through 66, and those that come later are the ones that count."""
+
+
+@dataclass(frozen=True)
+class LedgerCost:
+    """Its text (`str`) is a sentence."""
+
+    groups: int
+    """Sums for each example: of samples, as many as the training had."""
+    examples: int
+    steps: int
+    tried: int
+    """Steps that were taken to tell."""
+    bytes: int
+    """Of the ledger: 8 for each group and example."""
+    held_bytes: int
+    """That are held at most meanwhile, of updates through which slots are still followed, as far as was tried."""
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.examples:,} examples and {self.groups:,} groups through {self.steps:,} steps: about "
+            f"{self.seconds:,.0f} s, {readable(self.bytes)} of sums and {readable(self.held_bytes)} held meanwhile, by "
+            f"the first {self.tried:,} steps."
+        )
+
+
+def estimate_ledger(
+    path: str | PathLike[str],
+    model: nn.Module,
+    influence: Influence,
+    *,
+    allow_inexact: bool = False,
+    tried: int = TRIED,
+) -> LedgerCost:
+    """What `ledger` would take of memory and time on this machine, by its first steps.
+
+    Raises as `ledger`, and BadInput where `tried` is no whole number from 2 on.
+    """
+    if isinstance(tried, bool) or not isinstance(tried, int) or tried < 2:
+        raise BadInput(f"tried is {tried!r}.", hint="Give a whole number from 2 on.", field="tried")
+    began = perf_counter()
+    own = walk(path, model, influence, allow_inexact=allow_inexact)
+    taken, held = min(tried, own.steps), 0
+    with own.attached():
+        ends = [perf_counter()]
+        for step in range(taken):
+            own.advance(step)
+            held = max(held, own.held_bytes)
+            ends.append(perf_counter())
+    # Slots go on moving weights for a while, so that steps cost more after the first of them.
+    later = [after - before for before, after in pairwise(ends)][taken // 2 :]
+    seconds = ends[-1] - began + (own.steps - taken) * (sum(later) / max(len(later), 1))
+    groups, examples = own.sums.shape
+    return LedgerCost(groups, examples, own.steps, taken, own.sums.nbytes, held, seconds)
