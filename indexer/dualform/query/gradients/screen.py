@@ -37,6 +37,8 @@ from dualform.store.rows import Rows
 
 _BLOCK = 1 << 13
 """Entries whose products are multiplied together at once."""
+_FEW = 64
+"""Slots of which the best is looked at for the floor."""
 _BYTES = 96 << 20
 """Of the products of some rows of examples that are held at once."""
 _UNIT = 2.0**-23
@@ -59,9 +61,9 @@ class _Factor:
     """int64[H]: where each entry stands in them; None where it stands in its own place."""
 
     def of(self, row: int, entries: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """float32 of some entries, twice, to be written to."""
+        """float32 of some entries, twice, to be written to: a row is of one example, which asks for it once."""
         chosen = entries if self.order is None else self.order[entries]
-        return np.array(self.products[row, chosen]), np.array(self.errors[row, chosen])
+        return self.products[row, chosen], self.errors[row, chosen]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +124,19 @@ def _judge(
     if len(stays) < len(middle):
         middle, off = middle[stays], off[stays]
     with np.errstate(invalid="ignore"):
-        low = middle - off
-        low[np.isnan(low)] = -np.inf
-        floor = np.partition(low, len(low) - k)[len(low) - k] if k < len(low) else -np.inf
+        floor = _floor(middle - off, k)
         found[part[place]] = stays[~(middle + off < floor)]  # what is not a number is kept
+
+
+def _floor(lows: NDArray[np.float32], k: int) -> np.float32:
+    """What at least k of float32[m] reach; -inf where there are fewer."""
+    lows[np.isnan(lows)] = -np.inf
+    # The best of each few are those of them all that count, but for neighbours.
+    whole = len(lows) // _FEW * _FEW
+    best = np.append(lows[:whole].reshape(-1, _FEW).max(axis=1), lows[whole:])
+    if k > len(best):
+        best = lows
+    return np.partition(best, len(best) - k)[len(best) - k] if k <= len(best) else np.float32(-np.inf)
 
 
 def _bounds(scores: GradientScores, space: str, examples: range, screen: Screen, check: Check) -> _Bounds | None:
