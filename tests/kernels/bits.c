@@ -64,6 +64,10 @@ int main(void) {
     print("sizes", sizes, sizeof sizes);
     dualform_weigh(at, wide[0], wide[1], N, D, sum, rows[0], rows[1], rows[2]);
     print("weighed rows", rows, sizeof rows);
+    static float middle[D], off[D];
+    dualform_add_pairs(keys[0], errors[0], keys[1], errors[1], 0.5f, D, middle, off);
+    print("pairs", middle, sizeof middle);
+    print("errors of pairs", off, sizeof off);
     const int64_t begins[4] = {0, 5, 6, N}, groups[3] = {0, 0, 1};
     const double times[3] = {2.0, 3.0, 1.0};
     const runs_t runs = {begins, groups, times, 3};

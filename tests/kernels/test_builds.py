@@ -48,7 +48,9 @@ def compiled(compiler: str, to: Path, *options: str, sources: list[Path] | None 
     return to
 
 
-LOOPS = [f"tests/kernels/{name}.py" for name in ("test_loops", "test_sums", "test_key_sums", "test_weighed")]
+LOOPS = [
+    f"tests/kernels/{name}.py" for name in ("test_loops", "test_sums", "test_key_sums", "test_weighed", "test_pairs")
+]
 ANSWERS = "tests/contract/test_forms.py"
 
 

@@ -204,6 +204,25 @@ def weigh(
     compiled().dualform_weigh(address(rows, np.uint64), weight, size, len(rows), len(room), room.ctypes.data, *sums)
 
 
+def add_pairs(
+    left: NDArray[np.float32],
+    left_errors: NDArray[np.float32],
+    right: NDArray[np.float32],
+    right_errors: NDArray[np.float32],
+    shift: float,
+    middle: NDArray[np.float32],
+    off: NDArray[np.float32],
+) -> None:
+    """Add to float32[m] `middle` the products of left + shift and right, and to `off` how far off they may be where
+    the factors are by their errors: |l| e_r + (|r| + e_r) e_l, but for what float32 rounds. All of float32[m].
+    """
+    arrays = (left, left_errors, right, right_errors)
+    given = (address(array, np.float32) for array in arrays)
+    sums = address(middle, np.float32), address(off, np.float32)
+    assert {len(array) for array in arrays} == {len(middle)} == {len(off)}
+    compiled().dualform_add_pairs(*given, shift, len(middle), *sums)
+
+
 def add_runs(
     rows: NDArray[np.uint64], starts: NDArray[np.int64], width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]:

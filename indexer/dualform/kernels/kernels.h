@@ -7,6 +7,7 @@
    sums.c         sums of absolute scores by group
    key_sums.c     sums of keys by group
    weighed.c      sums of rows, each with a weight
+   pairs.c        sums of products whose factors are known up to an error
    projections.c  sums along directions, that the recorder takes at every step
    entries.c      single entries of gradients, likewise
    distances.c    of the weights from what the record makes of them, likewise

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from ctypes import POINTER, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from dualform.errors import BadInput
 from dualform.kernels.arguments import AdamUpdate, Candidates, CodeProducts, KeyCodes, QueryCodes, Runs, Scores
 
-ABI = 21
+ABI = 22
 """As dualform_abi() in codes.c: what was built from other sources is not called."""
 FORMS = ("portable", "avx2", "avx512vnni")
 """As in kernels.h, each for processors that run the former ones, too."""
@@ -58,6 +58,7 @@ def _typed(loops: ctypes.CDLL) -> ctypes.CDLL:
         "sizes": (address, address, count, count, address),
         "sum_runs": (POINTER(Runs), POINTER(Scores), address, address),
         "weigh": (address, address, address, count, count, *[address] * 4),
+        "add_pairs": (*[address] * 4, c_float, count, address, address),
         "add_runs": (address, address, count, count, address, address, address),
         "project": (*rows, address, address),
         "project_all": (address, count, address),

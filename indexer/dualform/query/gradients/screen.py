@@ -22,6 +22,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform import kernels
 from dualform.kernels.workers import divide
 from dualform.query.gradients.scores import GradientScores
 from dualform.query.score.bound import norms
@@ -35,8 +36,8 @@ from dualform.store.entries import Entries
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
 
-_BLOCK = 1 << 13
-"""Entries whose products are multiplied together at once."""
+_BLOCK = 1 << 15
+"""Entries whose products are added up at once: of the rows of an example, while the cache holds the sums."""
 _FEW = 64
 """Slots of which the best is looked at for the floor."""
 _BYTES = 96 << 20
@@ -61,7 +62,7 @@ class _Factor:
     """int64[H]: where each entry stands in them; None where it stands in its own place."""
 
     def of(self, row: int, entries: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """float32 of some entries, twice, to be written to: a row is of one example, which asks for it once."""
+        """float32 of some entries, twice."""
         chosen = entries if self.order is None else self.order[entries]
         return self.products[row, chosen], self.errors[row, chosen]
 
@@ -201,23 +202,14 @@ def _add(
     """
     middle, off = bounds.middle[place], bounds.off[place]
     rows = layer.rows.of(place).tolist()
-    with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, own.count, _BLOCK):
-            part = slice(start, min(start + _BLOCK, own.count))
-            chosen = part if own.slots is None else own.slots[part]
-            for row in rows:
-                p, e_p = of_keys.of(row, part)
-                v, e_v = of_values.of(row, part)
-                p += shift[row]
-                middle[chosen] += p * v
-                # |p'| e_v + (|v'| + e_v) e_p, in the arrays that are there
-                np.abs(v, out=v)
-                v += e_v
-                v *= e_p
-                np.abs(p, out=p)
-                p *= e_v
-                p += v
-                off[chosen] += p
+    for start in range(0, own.count, _BLOCK):
+        part = slice(start, min(start + _BLOCK, own.count))
+        sums = (middle[part], off[part]) if own.slots is None else np.zeros((2, part.stop - start), np.float32)
+        for row in rows:
+            kernels.add_pairs(*of_keys.of(row, part), *of_values.of(row, part), float(shift[row]), *sums)
+        if own.slots is not None:
+            middle[own.slots[part]] += sums[0]
+            off[own.slots[part]] += sums[1]
 
 
 def _factor(
