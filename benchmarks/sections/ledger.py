@@ -25,7 +25,7 @@ from benchmarks.timing import race
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.data.download import load_dataset
 
-WIDTH, BATCH, STEPS, FOLLOWED = 800, 128, 400, 100
+WIDTH, BATCH, STEPS, FOLLOWED = 800, 128, 200, 100
 TRAINING = "the training itself"
 RESIDUAL, OF_GRADIENTS = 0.01, 1e-5
 
@@ -57,8 +57,9 @@ def run(plan: Plan) -> Section:
     section.notes.append(
         f"A network of two hidden layers of {WIDTH} on MNIST, {steps} steps of {BATCH} images; examples are the first "
         "test images, followed by sample. The ledger is made from the record, beside the same training without a "
-        "recorder, on all cores. Of a residual its size over that of the change of the loss, the median of 100 "
-        "examples; that of first order has all curvature in it. A GRU has no gradients, for its layer has no values."
+        "recorder, on all cores. Of a residual its size over that of the change of the loss, the median of "
+        f"{FOLLOWED} examples; that of first order has all curvature in it. A GRU has no gradients, for its layer "
+        "has no values."
     )
     return section
 
@@ -111,7 +112,7 @@ def _row(
         OURS: partial(dualform.ledger, path, model, influence),
         TRAINING: training.run,
     }
-    ran = race(contestants, plan.repeats, 6 * plan.patience)
+    ran = race(contestants, min(3, plan.repeats), 2 * plan.patience)
     ours, beside = (cell(who, ran[who], lambda _, __: ("", "")) for who in (OURS, TRAINING))
     if examples == FOLLOWED:
         found = ran[OURS].answer

@@ -333,7 +333,8 @@ class Answers(_Methods, ABC):
         with. `loss` gives a number for each example of what the model returns and the labels, as
         cross_entropy(…, reduction="none") does.
 
-        See dualform.live.gradients.
+        Raises BadInput for a model that is not the recorded one, labels that do not fit and a loss that is not one
+        finite number an example. More in dualform.live.gradients.
         """
         from dualform.live.gradients import gradients
 

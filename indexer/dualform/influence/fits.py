@@ -10,7 +10,8 @@ from dualform.record.example_signals import SignalPasses
 from dualform.store.byte_counts import readable
 from dualform.store.machine_memory import memory_bytes
 
-_NUMBER_BYTES = 8
+_SUM_BYTES = 8
+"""Of a ledger's float64, one for each group and example."""
 
 
 def count_examples(model: nn.Module, influence: Influence) -> int:
@@ -24,14 +25,9 @@ def count_examples(model: nn.Module, influence: Influence) -> int:
     return passes.count
 
 
-def ledger_bytes(groups: int, examples: int) -> int:
-    """Of the sums of a ledger: a float64 for each group and example."""
-    return _NUMBER_BYTES * groups * examples
-
-
 def check_room(groups: int, examples: int, influence: Influence) -> None:
     """Raises BadInput where the sums alone would take more than half of the machine's memory."""
-    needed, there = ledger_bytes(groups, examples), memory_bytes()
+    needed, there = _SUM_BYTES * groups * examples, memory_bytes()
     if 2 * needed > there:
         raise BadInput(
             f"influence {influence.name!r} has {examples:,} examples and {groups:,} groups of {', '.join(influence.by)}"

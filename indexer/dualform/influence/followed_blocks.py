@@ -12,13 +12,14 @@ Shapes: T recorded steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from dualform.errors import Inexact
+from dualform.influence.slot_window import SlotWindow
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
@@ -80,8 +81,9 @@ class BlockUpdate:
 class FollowedBlock:
     """A block that all slots move."""
 
-    def __init__(self, view: View, holders: Sequence[Holder]) -> None:
-        """`holders`: the layers that hold it, each with its place there and every slot of it. Raises Inexact for a rule
+    def __init__(self, view: View, holders: Sequence[Holder], windows: Mapping[str, SlotWindow]) -> None:
+        """`holders`: the layers that hold it, each with its place there and every slot of it; `windows`: by layer, what
+        its slots are read through. Raises Inexact for a rule
         that takes the numbers of a parameter together, or rounds them.
         """
         self.holders: list[tuple[Layer, Parameter]] = [(layer, place) for layer, place, _ in holders]
@@ -104,7 +106,7 @@ class FollowedBlock:
         self._of_slots: Arrays = {kind: np.zeros_like(self._state.buffers[kind]) for kind in shared}
         self._steps = view.snapshot.steps
         self._weighed: Arrays = {kind: np.zeros(self._steps) for kind in shared}
-        self._gradients = SlotGradients(view, holders, self._state.weight.shape)
+        self._gradients = SlotGradients(view, holders, self._state.weight.shape, windows)
         self._alone = rounding_gradients(view, self.block.block_name)
         self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
         self._standing |= bool(self._alone.by_step) or any(map(_decays, self._updates.values()))

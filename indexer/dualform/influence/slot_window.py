@@ -1,4 +1,4 @@
-"""The slots of a layer that still move the weights: keys, error signals and groups.
+"""Keys and error signals of a layer's slots, read once for all that a walk does with them.
 
 Shapes: m slots, d_in and d_out of the layer.
 """
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from dualform.query.view import View
 from dualform.store.layer import Layer
+from dualform.store.rows import Keys, Rows
 
-_READ_AROUND = 4 << 20
-"""Numbers of keys and error signals that are read before and behind those that are asked for."""
+_READ_AHEAD = 4 << 20
+"""Numbers that are read behind those that are asked for, and a quarter of them before."""
 
 
 class SlotRows(NamedTuple):
@@ -29,30 +30,38 @@ class SlotRows(NamedTuple):
 
 
 class SlotWindow:
-    """Of one layer, asked for step by step; holds what was read last."""
+    """Of one layer, asked for step by step; holds what was read last. It has the rows by entry, as Keys and Rows do."""
 
     def __init__(self, view: View, layer: Layer, groups: NDArray[np.int64]) -> None:
         """`groups`: int64[H], the group of each entry."""
-        self._keys, self._values = view.snapshot.keys(layer.name), view.snapshot.values(layer.name)
+        self._keys: Keys = view.snapshot.keys(layer.name)
+        self._values: Rows = view.snapshot.values(layer.name)
         self._steps, self._groups = view.slot_steps(layer), groups
-        self._around = _READ_AROUND // (layer.d_in + layer.d_out)
+        self._ahead = _READ_AHEAD // (layer.d_in + layer.d_out)
         self._start = self._stop = 0
-        self._read = self._rows(0, 0)
+        self._held = self._keys.entry_block(0, 0), self._values.block(0, 0)
 
     def between(self, first_step: int, last_step: int) -> SlotRows:
         """Those of some steps, both included; there may be none."""
         start, stop = np.searchsorted(self._steps, [first_step, last_step + 1]).tolist()
+        return SlotRows(
+            self.entry_block(start, stop), self.block(start, stop), self._steps[start:stop], self._groups[start:stop]
+        )
+
+    def entry_block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32[stop - start, d_in]: the keys of some entries."""
+        return self._read(start, stop)[0][start - self._start : stop - self._start]
+
+    def block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32[stop - start, d_out]: their error signals."""
+        return self._read(start, stop)[1][start - self._start : stop - self._start]
+
+    def _read(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         if start < self._start or stop > self._stop:
             # Blocks of one layer ask for steps in turn, some for earlier ones than others.
-            self._start, self._stop = max(start - self._around, 0), min(stop + self._around, len(self._steps))
-            self._read = self._rows(self._start, self._stop)
-        own, read = slice(start - self._start, stop - self._start), self._read
-        return SlotRows(read.keys[own], read.errors[own], read.steps[own], read.groups[own])
-
-    def _rows(self, start: int, stop: int) -> SlotRows:
-        return SlotRows(
-            self._keys.entry_block(start, stop),
-            self._values.block(start, stop),
-            self._steps[start:stop],
-            self._groups[start:stop],
-        )
+            self._start, self._stop = max(start - self._ahead // 4, 0), min(stop + self._ahead, len(self._steps))
+            self._held = (
+                self._keys.entry_block(self._start, self._stop),
+                self._values.block(self._start, self._stop),
+            )
+        return self._held

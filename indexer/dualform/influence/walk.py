@@ -1,4 +1,5 @@
-"""A training walked through from its record, with examples in tow: what each update did to their losses, and whose.
+"""A training is walked through from its record: what each update did to the losses of some examples, and which slots
+brought it.
 
 At each update the examples go forward and backward at the weights as they were (record/example_signals.py); the dot
 products of their gradients with what each slot brought to the update are summed by group:
@@ -54,14 +55,16 @@ def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *,
 
     `model`: the network that was recorded, or one like it. `allow_inexact`: also of layers that the record does not
     explain well enough; the ledger is then that of the training as it was rebuilt. Raises what `dualform.open` raises,
-    Inexact for layers that cannot be rebuilt or whose optimizer gives slots no coefficients, BadInput for another
-    model, and for examples and a loss that do not fit, and RecordingError for a model that is being recorded.
+    Inexact for layers that cannot be rebuilt, rules that take the numbers of a parameter together, weights of half
+    precision, memories without keys or values, and forgotten samples; BadInput for another model, for examples and a
+    loss that do not fit, and for sums that the machine has no memory for; RecordingError for a model that is being
+    recorded.
     """
     return walk(path, model, influence, allow_inexact=allow_inexact).ledger()
 
 
 def walk(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Walk:
-    """What `ledger` begins with. Raises as it does."""
+    """The walk of a memory's training, before its first step. Raises as `ledger`."""
     if any(id(own) in recorded_parameters() for own in model.parameters()):
         raise RecordingError(
             "a recorder is open on this model: the examples' passes would be taken for the training's.",
@@ -82,9 +85,9 @@ class Walk:
         _check_model(view, self._layers, taps, model)
         batch_dims = {name: layer.batch_dim for name, layer in self._layers.items()}
         self._passes = SignalPasses(model, list(taps.values()), batch_dims, influence.examples)
-        self._blocks = [FollowedBlock(view, holders) for holders in _holders(view, self._layers)]
         self._groups, self._counts, numbers = groups_of_layers(view, self._layers, tuple(influence.by), check)
         windows = {name: SlotWindow(view, layer, numbers[name]) for name, layer in self._layers.items()}
+        self._blocks = [FollowedBlock(view, holders, windows) for holders in _holders(view, self._layers)]
         count = self._passes.count
         check_room(len(self._groups), count, influence)
         self._sums = np.zeros((len(self._groups), count))
@@ -139,20 +142,19 @@ class Walk:
             entered = scores.finish()
             if not block.at_once:
                 self._lines["truncated"] -= entered
-        change = loss - initial - self._sums.sum(axis=0) - sum(self._lines.values())
         return Ledger(
-            self._influence.name,
-            self._groups,
-            self._sums.T,
-            self._counts,
-            initial,
-            loss,
-            self._lines,
-            change,
-            tuple(self._influence.by),
-            self._influence.method,
-            unexplained,
-            self._grades,
+            name=self._influence.name,
+            groups=self._groups,
+            sums=self._sums.T,
+            counts=self._counts,
+            initial=initial,
+            final=loss,
+            lines=self._lines,
+            residual=loss - initial - self._sums.sum(axis=0) - sum(self._lines.values()),
+            by=tuple(self._influence.by),
+            method=self._influence.method,
+            unexplained=unexplained,
+            grades=self._grades,
         )
 
     def _update(

@@ -36,7 +36,8 @@ def gradients(
     gradients that are added to no parameter, and is left as it was. Where rows of a layer are of several examples
     together, as those of a table of places, the examples run one by one. Warns where the model's weights are not those
     that the training ended with. Raises BadInput for a model that is not the recorded one, labels that do not fit, and
-    a loss that is not one finite number an example.
+    a loss that is not one finite number an example; RecordingError where a layer runs in compiled code or under a
+    transform of torch.func, which show no single examples.
     """
     model = whole_model(model)
     layers = {layer.name: layer for layer in info.layers if layer.values}
@@ -52,5 +53,5 @@ def gradients(
     batch_dims = {name: layer.batch_dim for name, layer in layers.items()}
 
     found = example_gradients(model, list(taps.values()), batch_dims, examples, batch_size)
-    tell_of_other_weights(model, info)
+    tell_of_other_weights(model, info, "the gradients are those at its own weights")
     return found

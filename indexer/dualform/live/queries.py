@@ -55,7 +55,7 @@ def queries(
             hint="Give the model that was recorded, with the names that its layers had.",
             field="model",
         )
-    tell_of_other_weights(model, info)
+    tell_of_other_weights(model, info, "the queries are what its layers take as it is")
     return {name: Vectors(own) for layer, rows in found.items() for name, own in _with_views(layers[layer], rows)}
 
 
@@ -113,15 +113,14 @@ def check_widths(taps: Iterable[Tap], layers: Mapping[str, LayerInfo]) -> None:
             )
 
 
-def tell_of_other_weights(model: nn.Module, info: MemoryInfo) -> None:
-    """Warns where some are not those that the training ended with."""
+def tell_of_other_weights(model: nn.Module, info: MemoryInfo, what: str) -> None:
+    """Warns where some are not those that the training ended with. `what`: a clause on what was taken then."""
     own = state_of(model) if info.final else {}
     other = [name for name, array in own.items() if info.final.get(name) not in (None, digest_of(array))]
     if other:
         shown = ", ".join(other[:4]) + (f" and {len(other) - 4} more" if len(other) > 4 else "")
         warnings.warn(
-            f"the model's weights are not those that the training ended with ({shown}): the queries are what its "
-            "layers take as it is.",
+            f"the model's weights are not those that the training ended with ({shown}): {what}.",
             RuntimeWarning,
             stacklevel=4,
         )

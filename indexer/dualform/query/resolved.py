@@ -40,7 +40,7 @@ class Resolved(Generic[Q]):
     queries: NDArray[np.float32]
     """float32[n, d_in], finite."""
     selection: Selection
-    """The entries that the mask leaves, at least one; of contributions, those that speak."""
+    """The entries that the mask leaves, at least one; of contributions, those whose gradient an update used."""
     groups: Groups | None
     """None if the question has no `by`."""
     directed: DirectedValues | None = None

@@ -106,7 +106,7 @@ class GradientTopK(Question[Hits]):
     layers: tuple[str, ...]
     """Names, over which dot products are summed; empty for all that have keys and values."""
     examples: ExampleGradients | ProbeRows
-    """Or those of a probe that was taken with a loss, by their numbers; None for all of them."""
+    """Their gradients, or rows of a probe that was taken with a loss: its examples by number, or all of them."""
     k: int = 10
     where: str | None = None
 

@@ -81,7 +81,7 @@ def _check_disk(memory: Snapshot, folder: Path) -> None:
     if needed > free:
         raise BadInput(
             f"to follow influences the replay writes keys and values, up to {readable(needed)}, and {folder} has "
-            f" {readable(free)} free.",
+            f"{readable(free)} free.",
             hint="Name a folder with room: Replay(…, folder=…).",
             field="folder",
         )

@@ -1,6 +1,6 @@
 """The best slots by their contributions along a direction.
 
-Shapes: n queries, m entries that speak, d of a key, c candidates.
+Shapes: n queries, m entries whose gradient an update used, d of a key, c candidates.
 
 The screen of keys leaves out rows all of whose entries k others beat, by the codes of the keys and by what the values
 are worth (row_factors.py). What it cannot decide is scanned: every product of keys in float32, with its bound, times

@@ -2,7 +2,7 @@
 
     c_t(q, u)  =  (x_t . q) v_t(u)        v_t(u)  =  a_t (delta_t . u)        u: the direction
 
-Shapes: m entries that speak, n queries, d_out outputs of the layer.
+Shapes: m entries whose gradient an update used, n queries, d_out outputs of the layer.
 
 Both factors are canonical: (delta_t . u) is summed in the order of canonical.py, and rounded before the coefficient
 a_t of the slot's step multiplies it. A direction that is one output, or one less another, has the bits of the vector
@@ -58,7 +58,7 @@ class DirectedValues:
         return self.view.cache.get(key, lambda: self._made(None, check), check)
 
     def of_entries(self, queries: NDArray[np.int64], entries: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
-        """float64[c]: the same of some entries that speak, int64[c], each for the direction of its query."""
+        """float64[c]: the same of some of the m entries, int64[c], each for the direction of its query."""
         own = np.searchsorted(self.selection.entries, entries)
         if self.toward.vectors is None:
             return self.of(0, check)[own]
@@ -118,7 +118,7 @@ def directed_values(
     grade = require(view, layer.stored, toward.at_step, toward.allow_inexact, check)
     refuse_without_values(view, layer.stored, _REMEDY)
 
-    def made() -> _Speaking:
+    def made() -> _UsedEntries:
         slots = slot_values(view, layer, selection, toward.at_step, grade, check, _REMEDY)
         used = replace(selection, source=None)
         if len(slots.entries) < selection.count:
@@ -127,21 +127,21 @@ def directed_values(
             # No SQL reads like this, so no mask has this identity. Layers are updated when their optimizers are.
             identity = f"used of {layer.name!r} before step {toward.at_step}: {selection.identity}"
             used = Selection(identity, stays, stored=False)
-        return _Speaking(used, slots.coefficients)
+        return _UsedEntries(used, slots.coefficients)
 
-    key = ("speaking", layer.name, selection.identity, toward.at_step, toward.allow_inexact)
-    speaking = view.cache.get(key, made, check)
-    if not speaking.selection.count:
+    key = ("used entries", layer.name, selection.identity, toward.at_step, toward.allow_inexact)
+    used_entries = view.cache.get(key, made, check)
+    if not used_entries.selection.count:
         raise EmptyMask(
             f"no update before step {toward.at_step} used the gradient of a slot that is left.",
             hint="Ask as of a later step.",
             field="at_step",
         )
-    return DirectedValues(view, layer, speaking.selection, toward, grade, speaking.coefficients)
+    return DirectedValues(view, layer, used_entries.selection, toward, grade, used_entries.coefficients)
 
 
 @dataclass(frozen=True, eq=False)
-class _Speaking:
+class _UsedEntries:
     """Entries with their coefficients, float64[m]."""
 
     selection: Selection

@@ -1,6 +1,6 @@
 """What the screen of keys multiplies a row's inner product by: the worth of its entries' values, in float32.
 
-Shapes: n queries, m entries that speak, H entries of the layer, R stored rows.
+Shapes: n queries, m entries whose gradient an update used, H entries of the layer, R stored rows.
 
 Where all queries have one direction, that worth is known. Along vectors of their own it is what the codes of the values
 say of it (query/search/code_products.py), and how far off that may be goes along as the spread. Either is divided by
@@ -44,13 +44,13 @@ def row_factors(
     stored = values.view.snapshot.values(values.layer.name)
     if not 0 < stored.width <= WIDEST or not can_quantise(directions).all():
         return None
-    speaks = values.selection.entries if stored.order is None else stored.order[values.selection.entries]
+    used = values.selection.entries if stored.order is None else stored.order[values.selection.entries]
     lengths, greatest = value_norms(values.view, values.layer.name, check), np.abs(values.coefficients).max()
-    longest = float(lengths[speaks].max(initial=0.0))
+    longest = float(lengths[used].max(initial=0.0))
     if not (0 < longest < np.inf and greatest > 0):
         return None
     of_row = np.zeros(len(lengths), dtype=np.float32)
-    of_row[speaks] = values.coefficients / greatest
+    of_row[used] = values.coefficients / greatest
     of_query = (1.0 / (longest * norms(directions))).astype(np.float32)
     if not (np.isfinite(of_query) & (of_query > 0)).all():
         return None
@@ -77,7 +77,7 @@ def _known(rows: KeyRows, values: DirectedValues, check: Check) -> RowFactors:
 
 
 def _of_rows(rows: KeyRows, of_entry: NDArray[np.float32], best: np.ufunc) -> NDArray[np.float32]:
-    """float32[n, R] of float32[n, H]: of the entries of each row that speak, the one that `best` takes; else 0."""
+    """float32[n, R] of float32[n, H]: of the entries of each row that are used, the one that `best` takes; else 0."""
     found = np.zeros((len(of_entry), rows.keys.rows), dtype=np.float32)
     there = np.flatnonzero(rows.starts[1:] > rows.starts[:-1])
     if len(there):

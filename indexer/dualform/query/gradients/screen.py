@@ -132,7 +132,7 @@ def _judge(
 def _floor(lows: NDArray[np.float32], k: int) -> np.float32:
     """What at least k of float32[m] reach; -inf where there are fewer."""
     lows[np.isnan(lows)] = -np.inf
-    # The best of each few are those of them all that count, but for neighbours.
+    # The k-th greatest of the maxima of short runs is at most the k-th greatest of all.
     whole = len(lows) // _FEW * _FEW
     best = np.append(lows[:whole].reshape(-1, _FEW).max(axis=1), lows[whole:])
     if k > len(best):
@@ -174,11 +174,11 @@ def _added(
 ) -> tuple[_LayerPart, NDArray[np.float32], _Factor, _Factor, Entries] | None:
     """What `_add` takes of a layer; `most` float64[n]: the most that a score of each example could be."""
     name, rows = part.layer.name, part.rows
-    # Rows that can bring nothing, those of zeros first of all, have no say.
-    speaks = part.most > 0
-    of_keys, of_values = np.zeros((2, len(speaks)))
-    np.divide(1.0, part.most_keys, out=of_keys, where=speaks)
-    np.divide(part.most_keys, most[rows.examples], out=of_values, where=speaks)
+    # Rows whose products are all zero, those of zeros first of all, are left out.
+    counts = part.most > 0
+    of_keys, of_values = np.zeros((2, len(counts)))
+    np.divide(1.0, part.most_keys, out=of_keys, where=counts)
+    np.divide(part.most_keys, most[rows.examples], out=of_values, where=counts)
     shift = (len(part.layer.biases) * of_keys).astype(np.float32)
     keys = _factor(view.snapshot.keys(name), rows.keys, of_keys, screen, check)
     values = _factor(view.snapshot.values(name), rows.errors, of_values, screen, check)

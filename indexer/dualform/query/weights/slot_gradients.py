@@ -9,10 +9,10 @@ Shapes: d_out and columns of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +30,30 @@ Holder: TypeAlias = tuple[Layer, Parameter, Selection]
 """A layer that holds a block, the block's place in it, and the slots of it that stay."""
 
 
+class HeldSlots(Protocol):
+    """A layer's slots, for whoever goes through them by entries more than once."""
+
+    def block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32[stop - start, d_out]: values."""
+
+    def entry_block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32[stop - start, d_in]: keys."""
+
+
 class SlotGradients:
     """Of one block, as it is stored: the sum of the terms of every layer that holds it."""
 
-    def __init__(self, view: View, holders: Sequence[Holder], shape: tuple[int, ...]) -> None:
-        """`shape`: of the block."""
+    def __init__(
+        self,
+        view: View,
+        holders: Sequence[Holder],
+        shape: tuple[int, ...],
+        read: Mapping[str, HeldSlots] | None = None,
+    ) -> None:
+        """`shape`: of the block. `read`: by layer, what its keys and values are read through; the store where None."""
         self._shape = shape
         self._whole, self._remaining = _Sum(shape), _Sum(shape)
-        self._terms = [_LayerTerms(view, *holder) for holder in holders]
+        self._terms = [_LayerTerms(view, *holder, None if read is None else read[holder[0].name]) for holder in holders]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
 
@@ -135,11 +151,14 @@ class _Product:
 class _LayerTerms:
     """Of one layer."""
 
-    def __init__(self, view: View, layer: Layer, place: Parameter, selection: Selection) -> None:
+    def __init__(
+        self, view: View, layer: Layer, place: Parameter, selection: Selection, read: HeldSlots | None
+    ) -> None:
         self._steps, self._stays = view.slot_steps(layer), selection.stays
         self._products = view.products(layer)
-        self._values = view.snapshot.values(layer.name)
-        self._keys = None if place in layer.biases else view.snapshot.keys(layer.name)
+        self._values = view.snapshot.values(layer.name) if read is None else read
+        keys = view.snapshot.keys(layer.name) if read is None else read
+        self._keys = None if place in layer.biases else keys
         self._columns, self._transposed, self._groups = slice(place.start, place.stop), place.transposed, layer.groups
         self._size = block_size(max(layer.d_in, layer.d_out))
         self._scratch: dict[str, Doubles] = {}
